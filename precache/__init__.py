@@ -1,0 +1,108 @@
+"""Decode once, off the training node; train from memory-mapped tensors.
+
+Importing this package loads neither torch nor Ray nor a decoder; each name is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from precache.dataset import CachedDataset
+    from precache.errors import (
+        BuildError,
+        DamageError,
+        PipelineError,
+        PrecacheError,
+        SourceError,
+        StorageError,
+        StoreError,
+        UsageError,
+    )
+    from precache.jobs import build
+    from precache.loader import Loader
+    from precache.pipeline import (
+        CenterCrop,
+        Decode,
+        Field,
+        Function,
+        HorizontalFlip,
+        Pipeline,
+        RandomResizedCrop,
+        Resize,
+        ToDType,
+    )
+    from precache.store import Version, open_version as open
+    from precache.verify import verify
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "precache.dataset": ["CachedDataset"],
+    "precache.errors": [
+        "BuildError",
+        "DamageError",
+        "PipelineError",
+        "PrecacheError",
+        "SourceError",
+        "StorageError",
+        "StoreError",
+        "UsageError",
+    ],
+    "precache.jobs": ["build"],
+    "precache.loader": ["Loader"],
+    "precache.pipeline": [
+        "CenterCrop",
+        "Decode",
+        "Field",
+        "Function",
+        "HorizontalFlip",
+        "Pipeline",
+        "RandomResizedCrop",
+        "Resize",
+        "ToDType",
+    ],
+    "precache.store": ["Version", "open"],
+    "precache.verify": ["verify"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_ELSEWHERE = {"open": "open_version"}
+
+__all__ = [
+    "BuildError",
+    "CachedDataset",
+    "CenterCrop",
+    "DamageError",
+    "Decode",
+    "Field",
+    "Function",
+    "HorizontalFlip",
+    "Loader",
+    "Pipeline",
+    "PipelineError",
+    "PrecacheError",
+    "RandomResizedCrop",
+    "Resize",
+    "SourceError",
+    "StorageError",
+    "StoreError",
+    "ToDType",
+    "UsageError",
+    "Version",
+    "build",
+    "open",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'precache' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), _ELSEWHERE.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

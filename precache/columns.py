@@ -1,0 +1,75 @@
+"""The columns of a version that a consumer reads: large ones from shards, small ones in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from precache.errors import UsageError
+from precache.sampler import ValidRows
+from precache.shards import ArrayReader
+from precache.store import SMALL_ROW_NBYTES, Version, open_version
+
+FieldNames = Sequence[str] | Mapping[str, str] | None
+
+
+class Columns:
+    """Batches of chosen fields, by row.
+
+    Attributes
+    ----------
+    version
+        Whose rows they are.
+    shapes
+        Name -> (row shape, dtype), `row` (int64) last.
+    """
+
+    def __init__(self, uri: str, fields: FieldNames = None, verify: str = "first") -> None:
+        mapping = fields if isinstance(fields, Mapping) else None
+        self.version = open_version(uri, mapping)
+        names = self._choose(fields)
+        self.valid = ValidRows(self.version.rows, self.version.hole_rows)
+        self.readers: dict[str, ArrayReader] = {}
+        self.small: dict[str, np.ndarray] = {}
+        self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name in names:
+            _, array = self.version.arrays[name]
+            if array.row_nbytes <= SMALL_ROW_NBYTES:
+                self.small[name] = self._load(name, verify)
+            else:
+                self.readers[name] = ArrayReader(self.version, name, verify)
+            dtype = self.small[name].dtype.name if name in self.small else array.dtype
+            self.shapes[name] = (array.row_shape, dtype)
+        self.shapes["row"] = ((), "int64")
+
+    def _choose(self, fields: FieldNames) -> list[str]:
+        known = list(self.version.arrays)
+        names = known if fields is None else list(fields)
+        for name in names:
+            if name not in self.version.arrays:
+                raise UsageError(
+                    f"{self.version.path} has no field {name!r}; it has {', '.join(known)}"
+                )
+        return names
+
+    def _load(self, name: str, verify: str) -> np.ndarray:
+        if name == "label" and not self.version.foreign:
+            return self.version.labels.astype(np.int64)
+        reader = ArrayReader(self.version, name, verify)
+        values = np.empty((self.version.rows, *reader.array.row_shape), reader.array.dtype)
+        reader.read(np.arange(self.version.rows), values)
+        return values.astype(np.int64) if name == "label" else values
+
+    @property
+    def plain(self) -> bool:
+        """Whether every large field is stored as it is, so that reading is copying."""
+        return all(reader.array.decoder.plain for reader in self.readers.values())
+
+    def read(self, rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True) -> None:
+        """Fill ``out[name]`` (n, ...) for every name of `shapes` with the given rows."""
+        for name, reader in self.readers.items():
+            reader.read(rows, out[name], undo=undo)
+        for name, values in self.small.items():
+            np.take(values, rows, axis=0, out=out[name], mode="clip")
+        out["row"][:] = rows

@@ -1,0 +1,81 @@
+"""`CachedDataset`: a cached version as a map-style torch `Dataset`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from precache.columns import Columns, FieldNames
+from precache.store import Keys, Version
+
+
+class CachedDataset(Dataset[dict[str, torch.Tensor]]):
+    """The valid rows of a version, for any `DataLoader`, with fork and spawn workers.
+
+    Parameters
+    ----------
+    uri
+        A store, ``STORE@prefix``, or a Zarr group together with a mapping as `fields`.
+    fields
+        Names to read, by default all; or name -> path of an array in a group that other software
+        wrote.
+    verify
+        When CRC32C checksums are checked: ``first``, ``always`` or ``off``.
+
+    Notes
+    -----
+    Index i is the i-th row that is not a hole, in row order. A pickle holds the version's path,
+    not its data. `Loader` is the faster way to read batches.
+    """
+
+    def __init__(
+        self, uri: str | os.PathLike[str], *, fields: FieldNames = None, verify: str = "first"
+    ) -> None:
+        self._open(os.fspath(uri), fields, verify)
+
+    def _open(self, uri: str, fields: FieldNames, verify: str) -> None:
+        self._fields = dict(fields) if isinstance(fields, Mapping) else fields
+        self._verify = verify
+        self._columns = Columns(uri, fields, verify)
+
+    @property
+    def version(self) -> Version:
+        return self._columns.version
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The samples' keys, by index."""
+        return Keys(self.version, self._columns.valid(np.arange(len(self))))
+
+    def __len__(self) -> int:
+        return len(self._columns.valid)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Field -> tensor of one row without a batch axis, and `row` (int64)."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """The samples at `indices`, read together."""
+        count = len(self)
+        ranks = np.asarray(indices, np.int64).reshape(-1)
+        if len(ranks) and not (-count <= ranks.min() and ranks.max() < count):
+            raise IndexError(f"an index of {list(indices)} is outside of the {count} samples")
+        rows = self._columns.valid(ranks % count if count else ranks)
+        batch = {
+            name: np.empty((len(rows), *shape), dtype)
+            for name, (shape, dtype) in self._columns.shapes.items()
+        }
+        self._columns.read(rows, batch)
+        tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
+        return [{name: t[i] for name, t in tensors.items()} for i in range(len(rows))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"uri": self.version.path, "fields": self._fields, "verify": self._verify}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._open(**state)

@@ -1,0 +1,63 @@
+"""The errors that precache raises on purpose.
+
+::
+
+    PrecacheError
+    ├── UsageError              what was asked for cannot be: exit status 2
+    │   ├── PipelineError       a recipe that does not hold together
+    │   ├── SourceError         a source that is missing, empty or unusable
+    │   └── StoreError          no such store or version, or one this release cannot read
+    ├── BuildError              a job that failed or ended incomplete: exit status 1
+    ├── StorageError            reading or writing bytes failed (disk full, permission, …)
+    │   └── FetchError          one raw sample could not be fetched
+    ├── SampleError             one sample cannot be turned into a row; it becomes a hole
+    └── DamageError             stored bytes are not what was written
+
+Every message names the offending value and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class PrecacheError(Exception):
+    """Base of every error raised on purpose; `exit_status` is what the command line returns."""
+
+    exit_status = 1
+
+
+class UsageError(PrecacheError):
+    """What was asked for cannot be done as asked."""
+
+    exit_status = 2
+
+
+class PipelineError(UsageError):
+    """A pipeline with an unknown op, a wrong parameter, or ops that do not fit together."""
+
+
+class SourceError(UsageError):
+    """A source that is missing, empty or unusable."""
+
+
+class StoreError(UsageError):
+    """A store or version that does not exist or that this release cannot read."""
+
+
+class BuildError(PrecacheError):
+    """A build that failed or ended incomplete; running it again continues."""
+
+
+class StorageError(PrecacheError):
+    """Reading or writing bytes failed."""
+
+
+class FetchError(StorageError):
+    """One raw sample could not be fetched; the shard stays undone and is tried again."""
+
+
+class SampleError(PrecacheError):
+    """One sample cannot be turned into a row, whatever is tried: it becomes a hole."""
+
+
+class DamageError(PrecacheError):
+    """Stored bytes fail their checksum or are cut short; shard and key are named."""

@@ -1,0 +1,102 @@
+"""The face of `workers` for Python callers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from precache.errors import UsageError
+from precache.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from workers.build import BuildResult
+
+
+def build(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    *,
+    address: str = "local",
+    labels: str | os.PathLike[str] | None = None,
+    classes: str | os.PathLike[str] | None = None,
+    keep_order: bool = False,
+    shard_samples: int | None = None,
+    on_error: str = "skip",
+    max_failures: int | None = None,
+    accept_missing: bool = False,
+    check_space: bool = True,
+    cpus: int | None = None,
+    progress: bool = False,
+) -> BuildResult:
+    """Decode a source once into a cached version, or finish one that was begun.
+
+    Parameters
+    ----------
+    source
+        A folder of images, or ``python:module:factory`` for a torch map-style `Dataset`.
+    store
+        Folder of the store; made if missing.
+    pipeline
+        A `Pipeline`, or the path of a TOML file; by default images as they are.
+    address
+        ``local`` (a Ray of our own on this machine), ``serial`` (this process, no Ray), ``auto``
+        or ``ray://host:port`` (a running cluster).
+    labels
+        CSV file of (key, label) that overrides the folders' labels.
+    classes
+        Store or file whose class map is used, so that train and validation agree.
+    keep_order
+        Lay rows down in the listing's order instead of a fixed shuffle.
+    shard_samples
+        Rows a shard; by default what makes about 128 MiB raw, and at least 16 shards.
+    on_error
+        ``skip``: a sample that cannot be decoded becomes a hole; ``raise``: the first one ends the
+        build.
+    max_failures
+        Holes beyond which the build stops; by default 1% of the samples, at least 5.
+    accept_missing
+        Make holes of samples that cannot be fetched, too.
+    check_space
+        Refuse to begin where the disk is too small by estimate.
+    cpus
+        CPUs that a local Ray may use; by default all.
+    progress
+        Show progress on standard error.
+
+    Raises
+    ------
+    UsageError
+        The request cannot be met; nothing was written.
+    BuildError, StorageError
+        The build is incomplete; the same call continues it.
+    """
+    try:
+        from workers.build import Request, run_build
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"building needs {error.name}: pip install 'precache[workers]'"
+        ) from None
+    recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    request = Request(
+        os.fspath(source),
+        os.fspath(store),
+        recipe,
+        address,
+        None if labels is None else os.fspath(labels),
+        None if classes is None else os.fspath(classes),
+        keep_order,
+        shard_samples,
+        on_error,
+        max_failures,
+        accept_missing,
+        check_space,
+        cpus,
+        tuple(path or os.getcwd() for path in sys.path),
+    )
+    return run_build(request, progress)
+
+
+def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:
+    return Pipeline.image() if path is None else Pipeline.from_toml(os.fspath(path))

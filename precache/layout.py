@@ -1,0 +1,105 @@
+"""Pure arithmetic of a version: rows, shards, chunks, and the index that ends a shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+
+from precache.errors import DamageError
+
+TARGET_SHARD_BYTES = 128 << 20
+TARGET_CHUNK_BYTES = 64 << 10
+MIN_SHARDS = 16
+MISSING = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the rows of one field lie.
+
+    `rows` rows in shards of `rows_per_shard`, each cut into chunks of `rows_per_chunk`; the latter
+    divides the former.
+    """
+
+    rows: int
+    rows_per_shard: int
+    rows_per_chunk: int
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.rows_per_shard, self.rows_per_chunk) < 1:
+            raise ValueError(f"{self} has an empty part")
+        if self.rows_per_shard % self.rows_per_chunk:
+            raise ValueError(f"{self}: chunks do not tile a shard")
+
+    @property
+    def shards(self) -> int:
+        return -(-self.rows // self.rows_per_shard)
+
+    @property
+    def chunks_per_shard(self) -> int:
+        return self.rows_per_shard // self.rows_per_chunk
+
+    def shard_rows(self, shard: int) -> range:
+        """Rows of `shard`; the last shard may be short."""
+        start = shard * self.rows_per_shard
+        return range(start, min(start + self.rows_per_shard, self.rows))
+
+
+def rows_per_chunk(row_nbytes: int) -> int:
+    """Rows that share a chunk: a power of two, about 64 KiB together; 1 for a large row."""
+    return max(1, 1 << int(math.log2(max(1, TARGET_CHUNK_BYTES // max(1, row_nbytes)))))
+
+
+def rows_per_shard(rows: int, row_nbytes: Sequence[int], wanted: int | None = None) -> int:
+    """Rows of a shard, the same for every field.
+
+    Parameters
+    ----------
+    rows
+        Rows of the version.
+    row_nbytes
+        Decoded bytes of one row, field by field.
+    wanted
+        The user's own number; rounded up to whole chunks.
+
+    Notes
+    -----
+    The largest field's shard aims at 128 MiB raw, and a small set still makes 16 shards, so that
+    several workers share the work.
+    """
+    step = max(rows_per_chunk(n) for n in row_nbytes)
+    if wanted is None:
+        wanted = min(TARGET_SHARD_BYTES // max(1, *row_nbytes), -(-rows // MIN_SHARDS))
+    return max(1, -(-wanted // step)) * step
+
+
+def encode_index(offsets: np.ndarray, lengths: np.ndarray) -> bytes:
+    """Bytes of a shard index: (offset, length) pairs as little-endian u64, then CRC32C.
+
+    Format: Zarr v3 `sharding_indexed` with ``index_codecs=[bytes(little), crc32c]``.
+    """
+    index = np.stack([offsets, lengths], axis=1).astype("<u8").tobytes()
+    return index + google_crc32c.value(index).to_bytes(4, "little")
+
+
+def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
+    """(chunks, 2) uint64 offsets and lengths from the bytes of a shard index.
+
+    Raises
+    ------
+    DamageError
+        The bytes are short or fail their CRC32C.
+    """
+    body, stored = bytes(tail[: chunks * 16]), bytes(tail[chunks * 16 : chunks * 16 + 4])
+    if len(stored) != 4 or google_crc32c.value(body) != int.from_bytes(stored, "little"):
+        raise DamageError("the shard index fails its CRC32C")
+    return np.frombuffer(body, "<u8").reshape(chunks, 2).astype(np.uint64, copy=False)
+
+
+def align(offset: int, to: int = 64) -> int:
+    """The next multiple of `to` at or after `offset`."""
+    return -(-offset // to) * to

@@ -1,0 +1,72 @@
+"""Receipts: the record that a shard is done, scratch of a build until it is committed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ShardObject:
+    """One stored object: bytes on disk, CRC32C of all of them, bytes before compression."""
+
+    size: int
+    crc32c: int
+    raw_nbytes: int
+
+
+@dataclass(frozen=True)
+class ChannelSums:
+    """Sums over the valid rows of one image field, by channel; `count` is pixels a channel."""
+
+    count: int
+    total: list[float]
+    squares: list[float]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one shard task made.
+
+    Attributes
+    ----------
+    shard
+        Its number.
+    objects
+        One for each field.
+    holes
+        Row number -> why.
+    content
+        XXH3-128 (hex) of each raw sample in row order, empty where it could not be fetched.
+    labels
+        In row order, where the source tells a label only with the sample.
+    sums
+        For each image field.
+    seconds
+        Wall time by stage: fetch (waiting for it), ops, encode, put.
+    cpu_seconds, import_seconds
+        CPU time of the worker process during the task, and before it for imports.
+    """
+
+    shard: int
+    objects: dict[str, ShardObject]
+    holes: dict[int, str]
+    content: list[str]
+    sums: dict[str, ChannelSums]
+    seconds: dict[str, float]
+    cpu_seconds: float
+    import_seconds: float = 0.0
+    labels: list[int] | None = field(default=None)
+
+    def to_json(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Receipt:
+        """Read what `to_json` wrote; ValueError, KeyError or TypeError where it is not that."""
+        raw = json.loads(data)
+        raw["objects"] = {k: ShardObject(**v) for k, v in raw["objects"].items()}
+        raw["sums"] = {k: ChannelSums(**v) for k, v in raw["sums"].items()}
+        raw["holes"] = {int(row): reason for row, reason in raw["holes"].items()}
+        return cls(**raw)

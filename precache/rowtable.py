@@ -1,0 +1,115 @@
+"""The row table: which sample each row is, frozen before the first task of a build runs."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from precache.errors import StoreError
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Row number -> sample, column by column.
+
+    Attributes
+    ----------
+    keys
+        The samples' stable names.
+    sizes, mtimes
+        Bytes and modification time in nanoseconds, -1 where the source has none; int64.
+    etags
+        What identifies the content where the source offers it, else empty.
+    labels
+        Class numbers, -1 for none; int64.
+    classes
+        Class names by number.
+    """
+
+    keys: Sequence[str]
+    sizes: np.ndarray
+    mtimes: np.ndarray
+    etags: Sequence[str]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
+        """The table of the given rows, in that order."""
+        rows = np.asarray(rows)
+        return RowTable(
+            [self.keys[i] for i in rows.tolist()],
+            self.sizes[rows],
+            self.mtimes[rows],
+            [self.etags[i] for i in rows.tolist()],
+            self.labels[rows],
+            self.classes,
+        )
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over keys, identities, labels and class names."""
+        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        columns = self.sizes.tolist(), self.mtimes.tolist(), self.labels.tolist()
+        for start in range(0, len(self), 4096):
+            part = slice(start, start + 4096)
+            rows = zip(self.keys[part], self.etags[part], *(c[part] for c in columns), strict=True)
+            digest.update(json.dumps(list(rows)).encode())
+        return digest.hexdigest()
+
+    def to_parquet(
+        self,
+        reasons: Sequence[str] | None = None,
+        content: Sequence[str] | None = None,
+    ) -> bytes:
+        """One Parquet file.
+
+        Parameters
+        ----------
+        reasons
+            Why each row is a hole, empty where it is none; left out while building.
+        content
+            XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
+        """
+        import pyarrow as pa  # only nodes that build have it
+        import pyarrow.parquet as pq
+
+        columns = {
+            "key": pa.array(self.keys, pa.string()),
+            "size": pa.array(self.sizes),
+            "mtime_ns": pa.array(self.mtimes),
+            "etag": pa.array(self.etags, pa.string()),
+            "label": pa.array(self.labels),
+        }
+        if reasons is not None and content is not None:
+            columns["hole"] = pa.array(reasons, pa.string())
+            columns["content"] = pa.array(content, pa.string())
+        table = pa.table(columns).replace_schema_metadata({"classes": json.dumps(self.classes)})
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd")
+        return sink.getvalue()
+
+    @classmethod
+    def from_parquet(cls, data: bytes, where: str) -> RowTable:
+        """Read what `to_parquet` wrote."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(io.BytesIO(data))
+            return cls(
+                table["key"].to_pylist(),
+                table["size"].to_numpy(),
+                table["mtime_ns"].to_numpy(),
+                table["etag"].to_pylist(),
+                table["label"].to_numpy(),
+                tuple(json.loads(table.schema.metadata[b"classes"])),
+            )
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{where} is no row table: {error}") from None

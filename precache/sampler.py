@@ -1,0 +1,109 @@
+"""The order of an epoch, as a function: position -> row, in constant memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+_ROUNDS = 6
+_U64 = np.uint64
+
+
+def _mix(x: np.ndarray, key: np.uint64) -> np.ndarray:
+    """SplitMix64's finalizer (Steele et al., OOPSLA 2014) over x + key; wraps modulo 2**64."""
+    x = x + key
+    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return x ^ (x >> _U64(31))
+
+
+class Permutation:
+    """A keyed pseudo-random bijection of ``range(n)``, evaluated at any position.
+
+    A balanced Feistel network over the smallest even number of bits that holds `n`, with cycle
+    walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): constant memory
+    for any `n`, and the same on every platform and release.
+    """
+
+    def __init__(self, n: int, *key: int | str) -> None:
+        self.n = n
+        self._half = _U64(max(1, -(-max(1, (n - 1).bit_length()) // 2)))
+        self._mask = _U64((1 << int(self._half)) - 1)
+        text = "\x1f".join(map(str, key)).encode()
+        digest = hashlib.blake2b(text, digest_size=8 * _ROUNDS, person=b"precache-order").digest()
+        self._keys = [_U64(k) for k in np.frombuffer(digest, "<u8")]
+
+    def _encrypt(self, x: np.ndarray) -> np.ndarray:
+        left, right = x >> self._half, x & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right, key) & self._mask)
+        return (left << self._half) | right
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Images of `positions` (any shape, each in ``range(n)``) as int64."""
+        values = self._encrypt(np.asarray(positions).astype(_U64))
+        outside = values >= self.n
+        while outside.any():
+            values[outside] = self._encrypt(values[outside])
+            outside = values >= self.n
+        return values.astype(np.int64)
+
+
+class ValidRows:
+    """The rows that are not holes, by rank; memory grows with the holes alone.
+
+    Parameters
+    ----------
+    rows
+        Rows of the version, holes included.
+    holes
+        Their row numbers, ascending.
+    """
+
+    def __init__(self, rows: int, holes: np.ndarray) -> None:
+        self._before = np.asarray(holes, np.int64) - np.arange(len(holes), dtype=np.int64)
+        self._count = rows - len(holes)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __call__(self, ranks: np.ndarray) -> np.ndarray:
+        """Row numbers (int64) of the valid rows with the given ranks."""
+        ranks = np.asarray(ranks, np.int64)
+        return ranks + np.searchsorted(self._before, ranks, side="right")
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which rows an epoch reads, batch by batch.
+
+    `sequence` is a fixed order of row numbers (int64) that replaces row order, for
+    ``order="key"``.
+    """
+
+    valid: ValidRows
+    batch_size: int
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    sequence: np.ndarray | None = None
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        whole, rest = divmod(len(self.valid), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def permutation(self, epoch: int) -> Permutation:
+        """The epoch's shuffle: position -> rank among the valid rows."""
+        return Permutation(len(self.valid), "full", self.seed, epoch)
+
+    def rows(self, epoch: int, batch: int) -> np.ndarray:
+        """Row numbers (int64) of batch number `batch` of `epoch`."""
+        start = batch * self.batch_size
+        ranks = np.arange(start, min(start + self.batch_size, len(self.valid)), dtype=np.int64)
+        if self.shuffle:
+            ranks = self.permutation(epoch)(ranks)
+        return self.valid(ranks) if self.sequence is None else self.sequence[ranks]

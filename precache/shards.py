@@ -1,0 +1,355 @@
+"""Whole shards: write one, map one, and read rows of it into the caller's buffer."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import torch
+
+from precache.codecs import Encode, crc32c_holds, undo_image
+from precache.errors import DamageError, StorageError, StoreError
+from precache.layout import MISSING, decode_index, encode_index
+from precache.metadata import Array, Piece
+from precache.receipts import ShardObject
+from precache.storage import Buffer
+from precache.store import Version
+
+UNDO_ROWS = 64
+"""Rows whose image filter is undone together: enough to amortise a call for each line."""
+
+VECTOR_ROW_NBYTES = 16 << 10
+"""Plain rows below this size are gathered by one call a shard instead of one a row."""
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+class ShardWriter:
+    """Collects the rows of one shard of one field, chunk by chunk, in compressed form.
+
+    Parameters
+    ----------
+    chunk_shape
+        (rows, ...) of a chunk; the last chunk is padded with zeros.
+    chunks
+        Of a whole shard; those never written are missing in the index.
+    """
+
+    def __init__(
+        self, chunk_shape: tuple[int, ...], dtype: str, chunks: int, encode: Encode
+    ) -> None:
+        self._chunk = np.zeros(chunk_shape, np.dtype(dtype).newbyteorder("<"))
+        self._filled = 0
+        self._encode = encode
+        self._parts: list[bytes] = []
+        self._chunks = chunks
+
+    @property
+    def row(self) -> np.ndarray:
+        """Where the next row goes; fill it, then `advance`."""
+        view: np.ndarray = self._chunk[self._filled]
+        return view
+
+    def advance(self) -> None:
+        """The next row is in its place."""
+        self._filled += 1
+        if self._filled == len(self._chunk):
+            self._flush()
+
+    def _flush(self) -> None:
+        self._chunk[self._filled :] = 0
+        self._parts.append(self._encode(self._chunk))
+        self._filled = 0
+
+    def finish(self) -> tuple[list[Buffer], ShardObject]:
+        """The object's bytes in parts, index last, and what the receipt says of it."""
+        if self._filled:
+            self._flush()
+        lengths = np.full(self._chunks, MISSING, np.uint64)
+        offsets = lengths.copy()
+        lengths[: len(self._parts)] = [len(part) for part in self._parts]
+        ends = np.cumsum(lengths[: len(self._parts)], dtype=np.uint64)
+        offsets[: len(self._parts)] = ends - lengths[: len(self._parts)]
+        parts: list[Buffer] = [*self._parts, encode_index(offsets, lengths)]
+        checksum = functools.reduce(google_crc32c.extend, parts, 0)
+        size = sum(map(len, parts))
+        return parts, ShardObject(size, checksum, len(self._parts) * self._chunk.nbytes)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Object:
+    """One mapped object.
+
+    Attributes
+    ----------
+    data
+        All its bytes.
+    index
+        (chunks, 2) offsets and lengths.
+    rows
+        (chunks, rows, bytes of a row) view of plain chunks that lie at equal distances, or None.
+    """
+
+    data: memoryview
+    index: np.ndarray
+    rows: np.ndarray | None
+
+
+def map_file(path: Path) -> np.ndarray:
+    """The bytes of a file as a memory map that holds no descriptor (uint8)."""
+    size = os.stat(path).st_size
+    if size == 0:
+        return np.empty(0, np.uint8)
+    storage = torch.UntypedStorage.from_file(str(path), False, size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+
+
+class ArrayReader:
+    """Reads rows of one array of a version from memory maps. Safe to use from several threads.
+
+    Parameters
+    ----------
+    verify
+        ``first``: the CRC32C of a chunk is checked the first time this process reads it;
+        ``always``; ``off``. zstd frames always check their own content checksum.
+    """
+
+    def __init__(self, version: Version, name: str, verify: str = "first") -> None:
+        if verify not in ("first", "always", "off"):
+            raise ValueError(f"verify is {verify!r}; choose first, always or off")
+        folder, self.array = version.arrays[name]
+        self.name = name
+        self._version = version
+        self._root = version.folder.path(folder)
+        self._pieces = self.array.pieces()
+        self._objects: dict[tuple[int, ...], _Object | None] = {}
+        self._expected = version.shard_table(name) if name in version.fields else None
+        self._verify = verify
+        chunks = math.prod(self.array.chunks_per_object)
+        self._checked = np.full((self.array.objects, chunks), verify == "off")
+
+    @property
+    def filtered(self) -> bool:
+        """Whether rows read with ``undo=False`` are still filtered."""
+        return self.array.decoder.filtered
+
+    def read(self, rows: np.ndarray, out: np.ndarray, *, undo: bool = True) -> None:
+        """Read rows in the given order.
+
+        Parameters
+        ----------
+        rows
+            (n,) row numbers.
+        out
+            (n, ...) C-contiguous, of the array's dtype.
+        undo
+            Whether the image filter is undone.
+
+        Raises
+        ------
+        DamageError
+            Stored bytes are missing or wrong; names the file and the key.
+        """
+        if len(rows) == 0:
+            return
+        numbers, inside = np.divmod(rows, self.array.object_shape[0])
+        if len(self._pieces) > 1 or not self._read_plain(rows, numbers, inside, out):
+            if len(self._pieces) == 1 and self.array.chunk_shape[0] == 1:
+                self._read_single(rows, numbers, inside, out)
+            else:
+                self._read_chunked(rows, out)
+        if undo and self.filtered:
+            for start in range(0, len(out), UNDO_ROWS):
+                undo_image(out[start : start + UNDO_ROWS])
+
+    def _read_plain(
+        self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
+    ) -> bool:
+        """Copy rows that are stored as they are; False, and nothing done, where some are not."""
+        if not self.array.decoder.plain:
+            return False
+        tail = self._pieces[0].object_tail
+        present, first = np.unique(numbers, return_index=True)
+        views = {}
+        for number, position in zip(present.tolist(), first.tolist(), strict=True):
+            found = self._object(number, tail, int(rows[position]))
+            if found is None or found.rows is None:
+                return False
+            views[number] = found.rows
+        chunks, within = np.divmod(inside, self.array.chunk_shape[0])
+        self._check_plain(rows, numbers, chunks)
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        if self.array.row_nbytes >= VECTOR_ROW_NBYTES:
+            places = zip(numbers.tolist(), chunks.tolist(), within.tolist(), strict=True)
+            for target, (number, chunk, row) in zip(flat, places, strict=True):
+                target[:] = views[number][chunk, row]
+        else:
+            for number, view in views.items():
+                here = np.flatnonzero(numbers == number)
+                flat[here] = view[chunks[here], within[here]]
+        return True
+
+    def _check_plain(self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray) -> None:
+        if self._verify == "off" or not self.array.decoder.codecs:
+            return
+        if self._verify == "first":
+            new = np.flatnonzero(~self._checked[numbers, chunks])
+        else:
+            new = np.arange(len(rows))
+        tail = self._pieces[0].object_tail
+        for position in new.tolist():
+            number, chunk, row = int(numbers[position]), int(chunks[position]), int(rows[position])
+            if self._verify == "first" and self._checked[number, chunk]:
+                continue
+            data = self._chunk(number, tail, chunk, row)
+            if data is None or not crc32c_holds(data):
+                raise self._damage(number, tail, row, "its CRC32C does not hold")
+            self._checked[number, chunk] = True
+
+    def _read_single(
+        self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray, out: np.ndarray
+    ) -> None:
+        """One chunk a row, the row whole: decode straight into `out`."""
+        decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
+        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
+        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
+        for position, (row, number, chunk, check) in enumerate(zip(*columns, strict=True)):
+            data = self._chunk(number, tail, chunk, row)
+            if data is None:
+                out[position] = self.array.fill_value
+                continue
+            try:
+                decode(data, out[position : position + 1], verify=check)
+            except DamageError as error:
+                raise self._damage(number, tail, row, str(error)) from None
+        self._checked[numbers, chunks] = True
+
+    def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Several rows a chunk or several chunks a row: decode each chunk once, copy from it."""
+        chunk_rows = self.array.chunk_shape[0]
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        starts = np.flatnonzero(np.diff(ordered // chunk_rows, prepend=-1)).tolist()
+        scratch = np.empty(self.array.chunk_shape, self.array.dtype)
+        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+            group, positions = ordered[start:stop], order[start:stop]
+            within = group % chunk_rows
+            for piece in self._pieces:
+                self._decode_piece(int(group[0]), piece, scratch)
+                out[(positions, *piece.row)] = scratch[(within, *piece.chunk)]
+
+    def _decode_piece(self, row: int, piece: Piece, scratch: np.ndarray) -> None:
+        number, inside = divmod(row, self.array.object_shape[0])
+        beyond = math.prod(self.array.chunks_per_object[1:])
+        chunk = inside // self.array.chunk_shape[0] * beyond + piece.chunk_tail
+        data = self._chunk(number, piece.object_tail, chunk, row)
+        if data is None:
+            scratch[...] = self.array.fill_value
+            return
+        try:
+            self.array.decoder.decode(data, scratch, verify=self._verify != "off")
+        except DamageError as error:
+            raise self._damage(number, piece.object_tail, row, str(error)) from None
+
+    def _chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
+        """Stored bytes of a chunk; None where it is missing, as only foreign ones may be."""
+        found = self._object(number, tail, row)
+        if found is None:
+            return None
+        offset, length = found.index[chunk].tolist()
+        if offset == length == MISSING and self._expected is None:
+            return None
+        if offset + length > len(found.data):
+            raise self._damage(number, tail, row, "its index points outside of it")
+        return found.data[offset : offset + length]
+
+    def _object(self, number: int, tail: tuple[int, ...], row: int) -> _Object | None:
+        key = (number, *tail)
+        try:
+            return self._objects[key]
+        except KeyError:
+            return self._objects.setdefault(key, self._map(number, tail, row))
+
+    def _map(self, number: int, tail: tuple[int, ...], row: int) -> _Object | None:
+        path = self._root / self.array.object_name(number, tail)
+        try:
+            data = map_file(path)
+        except FileNotFoundError:
+            if self._expected is None and self._version.folder.exists():
+                return None
+            raise self._missing(number, tail, row) from None
+        except (OSError, RuntimeError) as error:
+            raise StorageError(f"cannot map {path}: {error}") from None
+        if self._expected is not None and len(data) != int(self._expected[number, 0]):
+            sizes = f"{len(data)} bytes where {int(self._expected[number, 0])} were written"
+            raise self._damage(number, tail, row, f"it has {sizes}")
+        try:
+            index = self._index(data)
+        except DamageError as error:
+            raise self._damage(number, tail, row, str(error)) from None
+        return _Object(memoryview(data), index, self._plain_rows(data, index))
+
+    def _index(self, data: np.ndarray) -> np.ndarray:
+        if self.array.index_at_start is None:
+            return np.array([[0, len(data)]], np.uint64)
+        chunks = math.prod(self.array.chunks_per_object)
+        size = chunks * 16 + 4 * self.array.index_checksum
+        if len(data) < size:
+            raise DamageError("it is shorter than its index")
+        tail = data[:size] if self.array.index_at_start else data[-size:]
+        if not self.array.index_checksum:
+            return np.frombuffer(tail.tobytes(), "<u8").reshape(chunks, 2)
+        return decode_index(memoryview(tail), chunks)
+
+    def _plain_rows(self, data: np.ndarray, index: np.ndarray) -> np.ndarray | None:
+        if not self.array.decoder.plain or len(self._pieces) > 1:
+            return None
+        chunk_rows, row_nbytes = self.array.chunk_shape[0], self.array.row_nbytes
+        pitch = chunk_rows * row_nbytes + 4 * len(self.array.decoder.codecs)
+        written = index[index[:, 0] != MISSING]
+        expected = np.arange(len(written), dtype=np.uint64) * np.uint64(pitch) + index[0, 0]
+        regular = np.array_equal(written[:, 0], expected) and (written[:, 1] == pitch).all()
+        if not len(written) or not regular or (index[: len(written)] != written).any():
+            return None
+        start = int(index[0, 0])
+        if start + len(written) * pitch > len(data):
+            return None
+        shape = (len(written), chunk_rows, row_nbytes)
+        return np.lib.stride_tricks.as_strided(data[start:], shape, (pitch, row_nbytes, 1))
+
+    def _missing(self, number: int, tail: tuple[int, ...], row: int) -> Exception:
+        if not self._version.folder.exists():
+            return StoreError(
+                f"the version at {self._version.path} was removed while it was read; "
+                "open the store's current version"
+            )
+        return self._damage(number, tail, row, "it is missing")
+
+    def _damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
+        path = self._root / self.array.object_name(number, tail)
+        return DamageError(
+            f"shard {path} is damaged at row {row} ({self._version.describe(row)}): {reason}; "
+            "delete the file and run the same precache build command again to repair it"
+        )
+
+    def objects(self) -> Iterator[tuple[int, Path]]:
+        """Number along axis 0 and path of each stored object that precache wrote."""
+        for number in range(self.array.objects):
+            yield number, self._root / self.array.object_name(number)
+
+
+def open_readers(
+    version: Version, names: Sequence[str], verify: str = "first"
+) -> dict[str, ArrayReader]:
+    """A reader for each of the named arrays."""
+    return {name: ArrayReader(version, name, verify) for name in names}

@@ -1,0 +1,167 @@
+"""Slots: reusable host buffers that one batch is decoded into, and how they leave.
+
+On the CPU a batch is the slot itself: it comes back when the last tensor that shares its memory
+dies. On CUDA a slot is page-locked, copied once on a side stream, and comes back after that copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import torch
+
+from precache.layout import align
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One field of a slot: row shape and dtype, and where it starts in a slot."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+    def nbytes(self, rows: int) -> int:
+        return rows * math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Where the fields of a batch lie in a slot, each at a multiple of 64 bytes."""
+
+    columns: Mapping[str, Column]
+    nbytes: int
+
+    @classmethod
+    def of(cls, fields: Mapping[str, tuple[tuple[int, ...], str]], batch_size: int) -> SlotLayout:
+        """Lay out (row shape, dtype) by name for batches of up to `batch_size` rows."""
+        columns, offset = {}, 0
+        for name, (shape, dtype) in fields.items():
+            columns[name] = Column(shape, np.dtype(dtype), offset)
+            offset = align(offset + columns[name].nbytes(batch_size))
+        return cls(columns, offset)
+
+    def arrays(self, slot: np.ndarray, rows: int) -> dict[str, np.ndarray]:
+        """Field -> (rows, ...) view of the slot's memory."""
+        return {
+            name: slot[c.offset : c.offset + c.nbytes(rows)]
+            .view(c.dtype)
+            .reshape(rows, *c.shape)
+            for name, c in self.columns.items()
+        }
+
+    def tensors(self, memory: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
+        """Field -> (rows, ...) tensor that shares the uint8 tensor `memory`."""
+        return {
+            name: memory[c.offset : c.offset + c.nbytes(rows)]
+            .view(_torch_dtype(c.dtype))
+            .view(rows, *c.shape)
+            for name, c in self.columns.items()
+        }
+
+
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+class SlotPool:
+    """Slots of one size. An empty pool makes a fresh one, and says so once.
+
+    Parameters
+    ----------
+    keep
+        Slots made before the log speaks of it.
+    pinned
+        Page-lock them, for asynchronous copies to a CUDA device.
+    """
+
+    def __init__(self, nbytes: int, keep: int, pinned: bool = False) -> None:
+        self.nbytes = nbytes
+        self._keep = keep
+        self._pinned = pinned
+        self._made = 0
+        self._free: SimpleQueue[np.ndarray] = SimpleQueue()
+        self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
+        self._copies_lock = threading.Lock()
+
+    def acquire(self) -> np.ndarray:
+        """A slot (uint8) that nobody reads."""
+        self._collect_copies()
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            return self._allocate()
+
+    def release(self, slot: np.ndarray) -> None:
+        """Give a slot back; takes no lock, so that a finalizer may call it."""
+        self._free.put(slot)
+
+    def lend(self, slot: np.ndarray) -> torch.Tensor:
+        """The slot as a uint8 tensor; it comes back when the last tensor over it dies."""
+        view = slot[:]
+        weakref.finalize(view, self._free.put, slot).atexit = False
+        return torch.from_numpy(view)
+
+    def release_after(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
+        """Give a slot back once the device has passed `event`."""
+        with self._copies_lock:
+            self._copies.append((event, slot))
+
+    def _collect_copies(self) -> None:
+        with self._copies_lock:
+            while self._copies and self._copies[0][0].query():
+                self._free.put(self._copies.popleft()[1])
+
+    def _allocate(self) -> np.ndarray:
+        self._made += 1
+        if self._made == self._keep + 1:
+            log.warning(
+                "more than %d batches of %.1f MB are held at once; each further one is fresh memory",
+                self._keep,
+                self.nbytes / 1e6,
+            )
+        if self._pinned:
+            return torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        memory = np.empty(self.nbytes + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + self.nbytes]
+
+
+class DeviceCopier:
+    """Copies slots to a CUDA device on a side stream, one asynchronous copy a batch."""
+
+    def __init__(self, pool: SlotPool, device: torch.device) -> None:
+        self._pool = pool
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def copy(self, slot: np.ndarray) -> torch.Tensor:
+        """The slot's bytes on the device, ready for the caller's current stream."""
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            memory = torch.from_numpy(slot).to(self._device, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._pool.release_after(event, slot)
+        current.wait_event(event)
+        memory.record_stream(current)
+        return memory
+
+
+def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:
+    """`undo_image` as tensor operations: (N, C, H, W) uint8 on any device -> the same, new."""
+    plain = torch.cumsum(rows, 2, dtype=torch.uint8)
+    if plain.shape[1] == 3:
+        plain[:, 0] += plain[:, 1]
+        plain[:, 2] += plain[:, 1]
+    return plain

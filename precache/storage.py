@@ -1,0 +1,188 @@
+"""The one boundary to where bytes live: read, put atomically, create only, list.
+
+Names are POSIX paths relative to a folder. What the file system raises leaves here as
+`StorageError`, with the path and the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsspec.core import split_protocol
+
+from precache.errors import StorageError, UsageError
+
+Buffer = bytes | bytearray | memoryview
+
+
+def local_path(uri: str | os.PathLike[str]) -> Path:
+    """The path that a path or ``file://`` URI names.
+
+    Raises
+    ------
+    UsageError
+        For another protocol.
+    """
+    protocol, path = split_protocol(os.fspath(uri))
+    if protocol not in (None, "file", "local"):
+        raise UsageError(f"{uri}: {protocol}:// is not supported; give a local path or file://")
+    return Path(path).expanduser()
+
+
+@contextlib.contextmanager
+def _translated(path: Path, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = {
+            errno.ENOSPC: "; free some space and run the same command again: it continues",
+            errno.EDQUOT: "; the quota is used up: free some space and run the same command again",
+            errno.EACCES: "; check its owner and mode",
+            errno.EROFS: "; choose a folder that can be written",
+            errno.EMFILE: "; raise `ulimit -n`",
+        }.get(error.errno or 0, "")
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot {doing} {path}: {reason}{hint}") from error
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One file below a folder: POSIX name, size in bytes, modification time in nanoseconds."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder on a local disk."""
+
+    root: Path
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def exists(self, name: str = "") -> bool:
+        return self.path(name).exists()
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object, or None where there is none."""
+        try:
+            return self.path(name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read(self, name: str) -> bytes:
+        """The whole object."""
+        with _translated(self.path(name), "read"):
+            return self.path(name).read_bytes()
+
+    def names(self, name: str = "") -> list[str]:
+        """Names directly below `name`, sorted; none where it does not exist."""
+        try:
+            with os.scandir(self.path(name)) as entries:
+                return sorted(entry.name for entry in entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError:
+            with _translated(self.path(name), "list"):
+                raise
+
+    def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
+        """Write an object whole or not at all, durable when this returns.
+
+        Parameters
+        ----------
+        parts
+            Its bytes, one buffer after another.
+        scratch
+            Folder for the temporary file, on the same file system; the object's own by default.
+        """
+        target = self.path(name)
+        with _translated(target, "write"), self._temporary(target, scratch) as temporary:
+            _write_durably(temporary, parts)
+            os.replace(temporary, target)
+            _sync_folder(target.parent)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that must not exist yet; False where it does."""
+        target = self.path(name)
+        with _translated(target, "write"), self._temporary(target, None) as temporary:
+            _write_durably(temporary, [data])
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            _sync_folder(target.parent)
+            return True
+
+    @contextlib.contextmanager
+    def _temporary(self, target: Path, scratch: str | None) -> Iterator[Path]:
+        folder = target.parent if scratch is None else self.path(scratch)
+        for each in {folder, target.parent}:
+            each.mkdir(parents=True, exist_ok=True)
+        path = folder / f".{target.name}.{uuid.uuid4().hex}.tmp"
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Remove an object or a folder and all below it; nothing where there is none."""
+        path = self.path(name)
+        with _translated(path, "remove"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def free_bytes(self) -> int:
+        """Space left where the folder is, or will be."""
+        path = self.root.absolute()
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+
+    def walk(self) -> Iterator[FileInfo]:
+        """Every regular file below the folder, links followed, in no particular order."""
+        seen: set[tuple[int, int]] = set()
+        stack = [""]
+        while stack:
+            prefix = stack.pop()
+            with _translated(self.path(prefix), "list"), os.scandir(self.path(prefix)) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        status = entry.stat()
+                        if (status.st_dev, status.st_ino) not in seen:
+                            seen.add((status.st_dev, status.st_ino))
+                            stack.append(f"{prefix}{entry.name}/")
+                    elif entry.is_file():
+                        status = entry.stat()
+                        yield FileInfo(prefix + entry.name, status.st_size, status.st_mtime_ns)
+
+
+def open_folder(uri: str | os.PathLike[str]) -> Folder:
+    """The folder that a path or URI names; it need not exist."""
+    return Folder(local_path(uri))
+
+
+def _write_durably(path: Path, parts: Iterable[Buffer]) -> None:
+    with open(path, "xb", buffering=0) as file:
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,422 @@
+"""Stores and their versions: the commit log, metadata, and the small arrays of every row."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numcodecs.vlen import VLenUTF8
+from numcodecs import zstd
+
+from precache import metadata
+from precache.codecs import codec_metadata
+from precache.errors import DamageError, StoreError
+from precache.pipeline import Pipeline, ZstdCodec
+from precache.storage import Folder, open_folder
+
+FORMAT = 1
+"""Of the store; a reader refuses a higher one by name."""
+
+ROOT = "zarr.json"
+BUILD = "_build"
+KEYS_PER_CHUNK = 1 << 16
+ROWS_PER_CHUNK = 1 << 20
+SMALL_ROW_NBYTES = 64
+"""Arrays with rows up to this size are held in memory whole."""
+
+_VERSION_ID = re.compile("[0-9a-f]{16,64}")
+
+
+# --- the commit log -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One entry of the log; the highest number is current."""
+
+    number: int
+    version: str
+    parent: str | None
+    time: float
+
+
+def read_commits(store: Folder) -> list[Commit]:
+    """The log, oldest first."""
+    commits = []
+    for name in store.names("commits"):
+        if not (name.endswith(".json") and name[:-5].isdigit()):
+            continue
+        entry = metadata.parse_json(store.read(f"commits/{name}"), f"commits/{name}")
+        version, when = entry.get("version"), entry.get("time")
+        if not (isinstance(version, str) and _VERSION_ID.fullmatch(version) and when is not None):
+            raise StoreError(f"{store.path('commits')}/{name} is no commit: {entry}")
+        commits.append(Commit(int(name[:-5]), version, entry.get("parent"), when))
+    return commits
+
+
+def append_commit(store: Folder, version: str) -> Commit:
+    """Make `version` current; of two committers one gets the number, the other the next."""
+    while True:
+        log = read_commits(store)
+        parent = log[-1].version if log else None
+        if parent == version:
+            return log[-1]
+        commit = Commit(log[-1].number + 1 if log else 1, version, parent, time.time())
+        entry = {"version": version, "parent": parent, "time": commit.time}
+        if store.create(f"commits/{commit.number:06d}.json", json.dumps(entry).encode()):
+            return commit
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    """One field of a version: row shape, dtype and codec, with bytes of all rows."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    raw_nbytes: int
+    stored_nbytes: int
+
+
+class Keys(Sequence[str]):
+    """The keys of a version's rows, read a chunk at a time."""
+
+    def __init__(self, version: Version, rows: np.ndarray | None = None) -> None:
+        self._version = version
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._version.rows if self._rows is None else len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        row = position if self._rows is None else int(self._rows[position])
+        chunk = self._version.key_chunk(row // KEYS_PER_CHUNK)
+        return str(chunk[row % KEYS_PER_CHUNK])
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+
+class Version:
+    """One immutable version of a store, or arrays of a Zarr group that other software wrote.
+
+    Attributes
+    ----------
+    id
+        The version's id, or for a foreign group a hash of its arrays' metadata.
+    path
+        Of its folder.
+    rows
+        Rows, holes included.
+    arrays
+        Name -> (path below the folder, array) of what a loader can read, labels included.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        version_id: str,
+        attributes: Mapping[str, Any],
+        arrays: Mapping[str, tuple[str, metadata.Array]],
+        rows: int,
+    ) -> None:
+        self.folder = folder
+        self.id = version_id
+        self.path = str(folder.root)
+        self.attributes = attributes
+        self.arrays = dict(arrays)
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
+
+    @property
+    def foreign(self) -> bool:
+        """Whether other software wrote it: no keys, no holes, no statistics."""
+        return not self.attributes
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """What the pipeline declared, by name."""
+        if self.foreign:
+            return {name: _foreign_field(array) for name, (_, array) in self.arrays.items()}
+        return {
+            name: FieldInfo(tuple(f["shape"]), f["dtype"], f["codec"], f["raw"], f["stored"])
+            for name, f in self.attributes["fields"].items()
+        }
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.attributes.get("classes", ()))
+
+    @property
+    def mean(self) -> dict[str, list[float]]:
+        """Image field -> mean of each channel over all valid rows, in stored units."""
+        return dict(self.attributes.get("mean", {}))
+
+    @property
+    def std(self) -> dict[str, list[float]]:
+        """Image field -> standard deviation of each channel over all pixels of valid rows."""
+        return dict(self.attributes.get("std", {}))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        if self.foreign:
+            raise StoreError(f"{self.path} was written by other software and has no pipeline")
+        return Pipeline.from_dict(self.attributes["pipeline"])
+
+    @functools.cached_property
+    def valid(self) -> np.ndarray:
+        """(rows,) bool: False for holes."""
+        if self.foreign:
+            return np.ones(self.rows, np.bool_)
+        return self._small("valid")
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:
+        """(rows,) integers, -1 for none."""
+        if self.foreign:
+            raise StoreError(f"{self.path} was written by other software; name its labels as field")
+        return self._small("label")
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Keys by row."""
+        return Keys(self)
+
+    @property
+    def holes(self) -> dict[int, tuple[str, str]]:
+        """Row -> (key, why it is a hole)."""
+        if self.foreign:
+            return {}
+        data = metadata.parse_json(self.folder.read("holes.json"), f"{self.path}/holes.json")
+        return {int(row): (key, reason) for row, (key, reason) in data.items()}
+
+    @property
+    def hole_rows(self) -> np.ndarray:
+        """Row numbers of the holes, ascending, int64."""
+        return np.flatnonzero(~self.valid)
+
+    def shard_table(self, field: str) -> np.ndarray | None:
+        """(shards, 2) uint64 sizes and CRC32C of a field's objects; None for a foreign array."""
+        return None if self.foreign else self._small(f"shards/{field}")
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
+    def key_chunk(self, number: int) -> np.ndarray:
+        """Keys of rows ``number * 65536`` and on."""
+        if self.foreign:
+            raise StoreError(f"{self.path} was written by other software and has no keys")
+        return decode_strings(self.folder.read(f"key/c/{number}"), f"{self.path}/key/c/{number}")
+
+    def describe(self, row: int) -> str:
+        """A row's key for an error text, or its number where keys cannot be read."""
+        try:
+            return f"key {self.keys[row]!r}"
+        except Exception:  # an error text must not fail for want of a key
+            return f"row {row}"
+
+    def _small(self, name: str) -> np.ndarray:
+        array = read_array_document(self.folder, name)
+        return read_small(self.folder, name, array)
+
+
+def _foreign_field(array: metadata.Array) -> FieldInfo:
+    raw = array.row_nbytes * array.shape[0]
+    codec = "+".join(array.decoder.codecs) or "raw"
+    return FieldInfo(array.row_shape, array.dtype, codec, raw, 0)
+
+
+def split_uri(uri: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """``STORE@3f2a`` -> (``STORE``, ``3f2a``); a path that exists as it stands has no version."""
+    text = os.fspath(uri)
+    base, at, prefix = text.rpartition("@")
+    if not at or not base or "/" in prefix or open_folder(text).exists():
+        return text, None
+    return base, prefix
+
+
+def open_version(
+    uri: str | os.PathLike[str], fields: Mapping[str, str] | None = None
+) -> Version:
+    """Open the current version of a store, or the one that ``STORE@prefix`` names.
+
+    Parameters
+    ----------
+    uri
+        A store, one of its versions' folders, or any Zarr v3 group together with `fields`.
+    fields
+        Name -> path of an array in the group, for a group that other software wrote.
+
+    Raises
+    ------
+    StoreError
+        No store there, no such version, or a format newer than this release.
+    """
+    base, prefix = split_uri(uri)
+    folder = open_folder(base)
+    if fields is not None:
+        return _open_foreign(folder, fields)
+    if folder.exists(ROOT):
+        return _open_own(folder)
+    return _open_own(Folder(folder.path(_pick(folder, base, prefix))))
+
+
+def _pick(store: Folder, base: str, prefix: str | None) -> str:
+    log = read_commits(store)
+    if not log:
+        if not store.exists():
+            raise StoreError(f"there is no store at {base}; build one: precache build SOURCE {base}")
+        raise StoreError(f"{base} is not a store: it has no commits; {_hint(store, base)}")
+    if prefix is None:
+        return log[-1].version
+    known = list(dict.fromkeys(commit.version for commit in reversed(log)))
+    found = [v for v in known if prefix and v.startswith(prefix)]
+    if len(found) != 1:
+        what = "fits more than one version" if found else "fits no version"
+        raise StoreError(
+            f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known)
+        )
+    return found[0]
+
+
+def _hint(store: Folder, base: str) -> str:
+    if any(store.exists(f"{name}/{BUILD}") for name in store.names()):
+        return "a build was started here: run the same precache build command to finish it"
+    return "give the folder that precache build wrote"
+
+
+def _open_own(folder: Folder) -> Version:
+    if not folder.exists(ROOT):
+        raise StoreError(f"the version at {folder.root} is gone; open the store's current version")
+    root = metadata.parse_json(folder.read(ROOT), f"{folder.root}/{ROOT}")
+    attributes = root.get("attributes", {}).get("precache")
+    if not isinstance(attributes, dict):
+        raise StoreError(
+            f"{folder.root} is a Zarr group that precache did not write; "
+            "name its arrays, for example fields={'image': 'path/in/group'}"
+        )
+    if attributes.get("format") != FORMAT:
+        raise StoreError(
+            f"{folder.root} has store format {attributes.get('format')}, and this release of "
+            f"precache reads format {FORMAT}; update precache"
+        )
+    try:
+        names = [*attributes["fields"], "label"]
+        arrays = {name: (name, read_array_document(folder, name)) for name in names}
+        return Version(folder, attributes["version"], attributes, arrays, attributes["rows"])
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{folder.root}/{ROOT} lacks {error}") from None
+
+
+def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
+    if not fields:
+        raise StoreError("fields names no array")
+    if not folder.exists():
+        raise StoreError(f"there is no Zarr group at {folder.root}")
+    arrays = {name: (path, read_array_document(folder, path)) for name, path in fields.items()}
+    rows = {array.shape[0] for _, array in arrays.values()}
+    if len(rows) > 1:
+        lengths = ", ".join(f"{name}: {array.shape[0]}" for name, (_, array) in arrays.items())
+        raise StoreError(f"the arrays of {folder.root} differ in rows: {lengths}")
+    text = "\n".join(f"{name} {array}" for name, array in sorted(arrays.items()))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Version(folder, digest[:32], {}, arrays, rows.pop())
+
+
+def read_array_document(folder: Folder, name: str) -> metadata.Array:
+    """An array's metadata."""
+    where = f"{folder.path(name)}/zarr.json"
+    if not folder.exists(f"{name}/zarr.json"):
+        raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}")
+    return metadata.parse_array(
+        metadata.parse_json(folder.read(f"{name}/zarr.json"), where), where
+    )
+
+
+# --- small arrays -------------------------------------------------------------------------------
+
+
+def read_small(folder: Folder, name: str, array: metadata.Array) -> np.ndarray:
+    """A whole unsharded array, chunked along axis 0 only, from one read for each chunk."""
+    values = np.full(array.shape, array.fill_value, array.dtype)
+    step = array.object_shape[0]
+    for number in range(array.objects):
+        chunk = np.empty(array.chunk_shape, array.dtype)
+        object_name = f"{name}/{array.object_name(number)}"
+        try:
+            array.decoder.decode(memoryview(folder.read(object_name)), chunk)
+        except DamageError as error:
+            raise DamageError(f"{folder.path(object_name)} is damaged: {error}") from None
+        part = values[number * step : (number + 1) * step]
+        part[...] = chunk[: len(part)]
+    return values
+
+
+def small_array(
+    values: np.ndarray, dimension_names: Sequence[str], fill_value: Any = 0
+) -> dict[str, bytes]:
+    """Name below the array's folder -> bytes of a zstd-compressed array."""
+    rows = max(1, min(len(values), ROWS_PER_CHUNK))
+    chunk_shape = (rows, *values.shape[1:])
+    dtype = values.dtype.name
+    document = metadata.array_document(
+        values.shape,
+        dtype,
+        chunk_shape,
+        codec_metadata(ZstdCodec(), "uint8"),
+        fill_value=fill_value,
+        dimension_names=dimension_names,
+    )
+    files = {"zarr.json": json.dumps(document).encode()}
+    tail = "/0" * (values.ndim - 1)
+    for number, start in enumerate(range(0, len(values), rows)):
+        chunk = np.full(chunk_shape, fill_value, values.dtype)
+        part = values[start : start + rows]
+        chunk[: len(part)] = part
+        files[f"c/{number}{tail}"] = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))
+    return files
+
+
+def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:
+    """Name below the array's folder -> bytes of a Zarr `string` array (codec `vlen-utf8`)."""
+    rows = max(1, min(len(values), KEYS_PER_CHUNK))
+    codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
+    document = metadata.array_document(
+        (len(values),), "string", (rows,), codecs, fill_value="", dimension_names=[dimension_name]
+    )
+    files = {"zarr.json": json.dumps(document).encode()}
+    for number, start in enumerate(range(0, len(values), rows)):
+        part = [*values[start : start + rows]]
+        chunk = np.array(part + [""] * (rows - len(part)), object)
+        files[f"c/{number}"] = _compress(VLenUTF8().encode(chunk))
+    return files
+
+
+def decode_strings(data: bytes, where: str) -> np.ndarray:
+    """An object array of str from one chunk of a `string_array`."""
+    try:
+        return np.asarray(VLenUTF8().decode(zstd.decompress(data)))
+    except (RuntimeError, ValueError) as error:
+        raise DamageError(f"{where} is damaged: {error}") from None
+
+
+def _compress(data: Any) -> bytes:
+    return bytes(zstd.compress(data, 3, True))

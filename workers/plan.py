@@ -1,0 +1,96 @@
+"""Planning: pipeline + listing + receipts -> the version and the shard tasks still to do. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from precache.pipeline import (
+    Decode,
+    Function,
+    Pipeline,
+    RandomResizedCrop,
+    Resize,
+    canonical_json,
+)
+from precache.receipts import Receipt
+from precache.rowtable import RowTable
+from precache.sampler import Permutation
+from workers.sources import module_hash
+
+ROW_ORDER_SEED = 0
+
+
+def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
+    """The listing in the order of its rows: a fixed shuffle, so that any run of rows mixes classes.
+
+    Parameters
+    ----------
+    keep_order
+        Keep the order of the listing instead.
+    """
+    if keep_order:
+        return listing
+    return listing.take(Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing))))
+
+
+def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int) -> str:
+    """The id of the version that a recipe, a row table and rows per shard make."""
+    parts = canonical_json([fingerprint, rows_digest, rows_per_shard])
+    return hashlib.sha256(parts).hexdigest()[:32]
+
+
+def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
+    """Versions of the decoders, resizers and functions that decide this pipeline's pixels."""
+    ops = [op for field in pipeline.fields.values() for op in field.ops]
+    libraries = []
+    if any(isinstance(op, Decode) for op in ops):
+        libraries += ["simplejpeg", "pillow"]
+    if any(isinstance(op, Resize | RandomResizedCrop) for op in ops):
+        libraries.append("torch")
+    versions = {name: importlib.metadata.version(name).split("+")[0] for name in libraries}
+    for op in ops:
+        if isinstance(op, Function):
+            versions[op.function] = op.version or module_hash(op.function)
+    return versions
+
+
+def shards_to_do(
+    shards: int, receipts: Mapping[int, Receipt], sizes: Mapping[tuple[str, int], int | None]
+) -> list[int]:
+    """Shards without a receipt, or whose objects are not as large as it says.
+
+    Parameters
+    ----------
+    sizes
+        (field, shard) -> bytes of the stored object, None where there is none.
+    """
+    todo = []
+    for shard in range(shards):
+        receipt = receipts.get(shard)
+        if receipt is None or any(
+            sizes.get((name, shard)) != made.size for name, made in receipt.objects.items()
+        ):
+            todo.append(shard)
+    return todo
+
+
+def default_max_failures(rows: int) -> int:
+    """Samples that may fail before a build stops: 1%, and at least 5."""
+    return max(5, rows // 100)
+
+
+def sample_for_probe(table: RowTable, count: int) -> list[int]:
+    """Rows to learn shapes and sizes from: the listing's first by key, then an even spread."""
+    first = min(range(len(table)), key=table.keys.__getitem__)
+    spread = np.linspace(0, len(table) - 1, min(count, len(table))).astype(int).tolist()
+    return list(dict.fromkeys([first, *spread]))
+
+
+def failures(receipts: Iterable[Receipt], keys: Sequence[str]) -> list[tuple[str, str]]:
+    """(key, reason) of every hole, by row."""
+    holes = {row: why for receipt in receipts for row, why in receipt.holes.items()}
+    return [(keys[row], holes[row]) for row in sorted(holes)]

@@ -1,0 +1,76 @@
+"""What a person sees of a build while it runs, on standard error."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f} images/s" if task.speed else "")
+
+
+class BuildProgress:
+    """A line for the listing, then a bar of images with their rate and the time left."""
+
+    def __init__(self, shown: bool) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+            disable=not shown,
+            transient=False,
+        )
+        self._task = self._progress.add_task("Listing", total=None, note="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._progress.print(text, highlight=False)
+
+    def listed(self, found: int) -> None:
+        self._progress.update(self._task, completed=found)
+
+    def phase(self, name: str) -> None:
+        """What goes on, where it cannot be counted."""
+        self._progress.update(self._task, description=name)
+
+    def begin(self, done: int, total: int) -> None:
+        """The images of a build, some of them made before."""
+        self._progress.reset(
+            self._task, description="Building", completed=done, total=total, start=True
+        )
+
+    def advance(self, images: int, failed: int) -> None:
+        note = f"{failed} failed" if failed else ""
+        self._progress.update(self._task, advance=images, note=note)

@@ -1,0 +1,369 @@
+"""One shard, made whole: fetch -> ops -> encode -> put. Idempotent, and no Ray in it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from precache.codecs import encoder
+from precache.errors import FetchError, SampleError
+from precache.layout import rows_per_chunk
+from precache.pipeline import ImageCodec, Pipeline, row_nbytes
+from precache.prefetch import prefetch
+from precache.receipts import ChannelSums, Receipt, ShardObject
+from precache.shards import ShardWriter
+from precache.storage import Buffer, Folder
+from precache.store import BUILD
+from workers.ops import FieldRecipe
+from workers.sources import Sample, Source
+
+FETCH_BYTES = 4 << 20
+FETCH_SAMPLES = 16
+"""A fetch is a run of samples up to either limit; three are in the making at a time."""
+
+FETCH_THREADS = 2
+_STAGES = ("fetch", "ops", "encode", "put")
+_tasks_before = itertools.count()
+"""Shards this process has made: what it burnt before the first one went into imports."""
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Shape and dtype of one stored row of a field."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return row_nbytes(self.shape, self.dtype)
+
+    @property
+    def rows_per_chunk(self) -> int:
+        return rows_per_chunk(self.nbytes)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all shards of a build share."""
+
+    source: Source
+    pipeline: Pipeline
+    import_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to make: the samples of its rows, in order.
+
+    Attributes
+    ----------
+    folder
+        Of the version.
+    accept_missing
+        Make a hole of a sample that cannot be fetched.
+    """
+
+    job: Job
+    folder: Folder
+    shapes: Mapping[str, RowShape]
+    rows_per_shard: int
+    shard: int
+    keys: Sequence[str]
+    sizes: Sequence[int]
+    accept_missing: bool = False
+
+    @property
+    def first_row(self) -> int:
+        return self.shard * self.rows_per_shard
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """A few samples to learn row shapes and compressed sizes from."""
+
+    job: Job
+    keys: Sequence[str]
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a few samples told: shapes by field, and mean stored bytes of a row over all fields."""
+
+    shapes: Mapping[str, RowShape]
+    stored_per_row: float
+
+
+def object_name(field_name: str, shard: int, ndim: int) -> str:
+    """Name of a shard's object below the version's folder."""
+    return f"{field_name}/c/{shard}" + "/0" * ndim
+
+
+def receipt_name(shard: int) -> str:
+    """Name of a shard's receipt below the version's folder."""
+    return f"{BUILD}/receipts/{shard:08d}.json"
+
+
+# --- the stages ---------------------------------------------------------------------------------
+
+
+class _Clock:
+    """Wall time by stage."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(_STAGES, 0.0)
+        self._since = time.perf_counter()
+
+    def charge(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._since
+        self._since = now
+
+
+def _runs(keys: Sequence[str], sizes: Sequence[int]) -> Iterator[list[tuple[str, int]]]:
+    run: list[tuple[str, int]] = []
+    weight = 0
+    for key, size in zip(keys, sizes, strict=True):
+        if run and (weight + size > FETCH_BYTES or len(run) == FETCH_SAMPLES):
+            yield run
+            run, weight = [], 0
+        run.append((key, size))
+        weight += max(0, size)
+    if run:
+        yield run
+
+
+def _fetch_ahead(
+    source: Source, keys: Sequence[str], sizes: Sequence[int]
+) -> Iterator[tuple[str, Sample | FetchError]]:
+    """Samples in order, the next ones being fetched while the caller works."""
+
+    def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Sample | FetchError]]:
+        fetched: list[tuple[str, Sample | FetchError]] = []
+        for key, size in run:
+            try:
+                fetched.append((key, source.fetch(key, size)))
+            except FetchError as error:
+                fetched.append((key, error))
+        return fetched
+
+    runs = prefetch(fetch_run, _runs(keys, sizes), FETCH_THREADS, FETCH_THREADS + 1)
+    with contextlib.closing(runs):
+        for run in runs:
+            yield from run
+
+
+class _Sums:
+    """Channel sums of one image field."""
+
+    def __init__(self, channels: int) -> None:
+        self.count = 0
+        self.total = np.zeros(channels)
+        self.squares = np.zeros(channels)
+
+    def add(self, row: np.ndarray) -> None:
+        pixels = torch.from_numpy(row.reshape(len(row), -1)).to(torch.float32)
+        self.count += pixels.shape[1]
+        self.total += pixels.sum(1).double().numpy()
+        self.squares += pixels.square_().sum(1).double().numpy()
+
+    def result(self) -> ChannelSums:
+        return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
+
+
+@dataclass
+class _FieldOutput:
+    """Where the rows of one field go."""
+
+    recipe: FieldRecipe
+    shape: RowShape
+    writer: ShardWriter
+    sums: _Sums | None
+
+    def make(self, sample: Sample, key: str) -> None:
+        """Compute the row into the writer's next place."""
+        row = self.recipe(sample, key)
+        _check_row(self.recipe.name, row, self.shape)
+        np.copyto(self.writer.row, row)
+
+    def keep(self) -> None:
+        """Take the row that `make` left there."""
+        if self.sums is not None:
+            self.sums.add(self.writer.row)
+        self.writer.advance()
+
+    def leave_hole(self) -> None:
+        """A row of zeros in place of a sample that has none."""
+        self.writer.row[...] = 0
+        self.writer.advance()
+
+
+def _check_row(name: str, row: np.ndarray, shape: RowShape) -> None:
+    if row.shape != shape.shape or row.dtype.name != shape.dtype:
+        raise SampleError(
+            f"its {name} is {row.dtype.name} {row.shape}, and the rows of this store are "
+            f"{shape.dtype} {shape.shape}; add a resize and a crop"
+        )
+
+
+def _recipes(job: Job) -> dict[str, FieldRecipe]:
+    for path in job.import_path:
+        if path not in sys.path:
+            sys.path.append(path)
+    return {
+        name: FieldRecipe(name, each, job.pipeline.seed)
+        for name, each in job.pipeline.fields.items()
+    }
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Parallelism is one task a core; torch's own threads would only get in its way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _output(task: ShardTask, name: str, recipe: FieldRecipe) -> _FieldOutput:
+    shape, codec = task.shapes[name], task.job.pipeline.fields[name].codec
+    assert codec is not None
+    chunks = task.rows_per_shard // shape.rows_per_chunk
+    writer = ShardWriter(
+        (shape.rows_per_chunk, *shape.shape), shape.dtype, chunks, encoder(codec, shape.dtype)
+    )
+    image = task.job.pipeline.fields[name].decodes and len(shape.shape) == 3
+    return _FieldOutput(recipe, shape, writer, _Sums(shape.shape[0]) if image else None)
+
+
+def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str | None:
+    """Compute every field of a sample; the reason where it has to be a hole."""
+    try:
+        for each in outputs:
+            each.make(sample, key)
+    except SampleError as error:
+        return str(error)
+    except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+# --- tasks --------------------------------------------------------------------------------------
+
+
+def run_shard(task: ShardTask) -> Receipt:
+    """Make one shard of every field, put its objects, then its receipt.
+
+    Raises
+    ------
+    FetchError
+        Samples that could not be fetched, by key; nothing was put.
+    StorageError
+        An object could not be written.
+    """
+    started = time.process_time()
+    clock = _Clock()
+    outputs = [_output(task, name, recipe) for name, recipe in _recipes(task.job).items()]
+    holes: dict[int, str] = {}
+    content: list[str] = []
+    labels: list[int] = []
+    unfetched: list[FetchError] = []
+    with _one_thread():
+        samples = _fetch_ahead(task.job.source, task.keys, task.sizes)
+        for row, (key, sample) in enumerate(samples, task.first_row):
+            clock.charge("fetch")
+            if isinstance(sample, FetchError):
+                unfetched.append(sample)
+                reason: str | None = f"could not be fetched: {sample}"
+                sample = Sample({})
+            else:
+                reason = make_row(outputs, sample, key)
+            clock.charge("ops")
+            content.append(sample.content)
+            labels.append(-1 if sample.label is None else sample.label)
+            for each in outputs:
+                each.leave_hole() if reason else each.keep()
+            if reason:
+                holes[row] = reason
+            clock.charge("encode")
+    if unfetched and not task.accept_missing:
+        raise _unfetched(task.shard, unfetched)
+    objects = {each.recipe.name: _put(task, each) for each in outputs}
+    clock.charge("put")
+    sums = {each.recipe.name: each.sums.result() for each in outputs if each.sums is not None}
+    receipt = Receipt(
+        task.shard,
+        objects,
+        holes,
+        content,
+        sums,
+        clock.seconds,
+        time.process_time() - started,
+        started if next(_tasks_before) == 0 else 0.0,
+        labels=labels if task.job.source.labels_with_samples else None,
+    )
+    task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=f"{BUILD}/tmp")
+    return receipt
+
+
+def _put(task: ShardTask, output: _FieldOutput) -> ShardObject:
+    parts: list[Buffer]
+    parts, made = output.writer.finish()
+    name = object_name(output.recipe.name, task.shard, len(output.shape.shape))
+    task.folder.put(name, parts, scratch=f"{BUILD}/tmp")
+    return made
+
+
+def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
+    shown = "; ".join(map(str, errors[:5]))
+    more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
+    return FetchError(f"shard {shard}: {len(errors)} samples could not be fetched: {shown}{more}")
+
+
+def run_probe(task: ProbeTask) -> Probe:
+    """Learn row shapes from the first sample that decodes, and stored bytes from all given.
+
+    Raises
+    ------
+    SampleError
+        None of them decodes.
+    """
+    recipes = _recipes(task.job)
+    shapes: dict[str, RowShape] = {}
+    stored = np.zeros(0)
+    reasons = []
+    with _one_thread():
+        for key, sample in _fetch_ahead(task.job.source, task.keys, task.sizes):
+            if isinstance(sample, FetchError):
+                reasons.append(str(sample))
+                continue
+            try:
+                rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
+            except Exception as error:  # the build itself will say which samples are holes
+                reasons.append(f"{key}: {error}")
+                continue
+            shapes = shapes or {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
+            stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
+    if not shapes:
+        raise SampleError(f"none of the first {len(task.keys)} samples has a row: {reasons[0]}")
+    return Probe(shapes, float(stored.mean()))
+
+
+def _stored_nbytes(job: Job, name: str, row: np.ndarray) -> float:
+    codec = job.pipeline.fields[name].codec
+    assert codec is not None
+    rows = rows_per_chunk(row.nbytes)
+    chunk = np.repeat(np.ascontiguousarray(row)[None], rows, axis=0)
+    if isinstance(codec, ImageCodec) or rows == 1:
+        return len(encoder(codec, row.dtype.name)(chunk[:1])) + 16.0
+    return float(row.nbytes + 16)

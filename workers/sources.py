@@ -1,0 +1,321 @@
+"""Sources: where samples are listed and fetched."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from precache.errors import FetchError, PipelineError, SourceError, StorageError, StoreError
+from precache.rowtable import RowTable
+from precache.storage import FileInfo, Folder, open_folder
+from precache.store import open_version
+
+IMAGE_SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff".split()
+)
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One raw sample: what its fields start from, its label where only it knows, its content hash.
+
+    `inputs` maps names to bytes, arrays or Pillow images; the first is the default input.
+    """
+
+    inputs: Mapping[str | int, Any]
+    label: int | None = None
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a source holds, sorted by key; `ignored` files are not images by suffix."""
+
+    table: RowTable
+    ignored: int = 0
+
+
+class Source(Protocol):
+    """Lists samples and fetches them; travels to the workers as a pickle."""
+
+    labels_with_samples: bool
+
+    def list(self, tick: Tick) -> Listing:
+        """Every sample; `tick` is told how many were found so far."""
+
+    def fetch(self, key: str, size: int) -> Sample:
+        """One sample; `size` is what the listing said, -1 for unknown."""
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """Image files below a folder; the class is the first folder of the path, none where flat."""
+
+    folder: Folder
+    labels_with_samples: bool = False
+
+    def list(self, tick: Tick) -> Listing:
+        if not self.folder.root.is_dir():
+            what = "is not a folder" if self.folder.exists() else "does not exist"
+            raise SourceError(f"the source {self.folder.root} {what}; give a folder of images")
+        files: list[FileInfo] = []
+        ignored = 0
+        for file in self.folder.walk():
+            if PurePosixPath(file.name).suffix.lower() in IMAGE_SUFFIXES:
+                files.append(file)
+                if len(files) % 1000 == 0:
+                    tick(len(files))
+            else:
+                ignored += 1
+        if not files:
+            raise SourceError(
+                f"the source {self.folder.root} has no image ({ignored} other files); "
+                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+            )
+        tick(len(files))
+        files.sort(key=lambda file: file.name)
+        return Listing(_folder_table(files), ignored)
+
+    def fetch(self, key: str, size: int) -> Sample:
+        try:
+            data = self.folder.read(key)
+        except StorageError as error:
+            raise FetchError(str(error)) from None
+        if size not in (-1, len(data)):
+            raise FetchError(
+                f"{self.folder.path(key)} has {len(data)} bytes and had {size} when it was listed; "
+                "build again to list it anew"
+            )
+        return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+
+
+def _folder_table(files: Sequence[FileInfo]) -> RowTable:
+    names = [file.name.split("/", 1)[0] if "/" in file.name else None for file in files]
+    classes = tuple(sorted({name for name in names if name is not None}))
+    numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
+    return RowTable(
+        [file.name for file in files],
+        np.array([file.size for file in files], np.int64),
+        np.array([file.mtime_ns for file in files], np.int64),
+        [""] * len(files),
+        np.array([numbers.get(name, -1) for name in names], np.int64),
+        classes,
+    )
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A torch map-style `Dataset` that ``module:factory()`` makes.
+
+    Keys are indices. Its samples are tuples (input, label) or dicts with a `label`; `targets` and
+    `classes`, as torchvision names them, are used where it has them. The source counts as changed
+    when the factory's module does.
+    """
+
+    factory: str
+    labels_with_samples: bool = True
+
+    def list(self, tick: Tick) -> Listing:
+        dataset = _dataset(self.factory)
+        try:
+            count = len(dataset)
+        except TypeError:
+            raise SourceError(f"{self.factory} gives a dataset without a length") from None
+        if not count:
+            raise SourceError(f"the dataset of {self.factory} is empty")
+        tick(count)
+        targets = getattr(dataset, "targets", None)
+        labels = np.full(count, -1, np.int64) if targets is None else _integers(targets)
+        unknown = np.full(count, -1, np.int64)
+        classes = tuple(map(str, getattr(dataset, "classes", ())))
+        keys = [str(i) for i in range(count)]
+        etag = module_hash(self.factory)
+        return Listing(RowTable(keys, unknown, unknown, [etag] * count, labels, classes))
+
+    def fetch(self, key: str, size: int) -> Sample:
+        try:
+            item = _dataset(self.factory)[int(key)]
+        except Exception as error:
+            raise FetchError(f"sample {key} of {self.factory}: {error!r}") from error
+        return _dataset_sample(item)
+
+
+_DATASETS: dict[str, Any] = {}
+
+
+def _dataset(factory: str) -> Any:
+    if factory not in _DATASETS:
+        _DATASETS[factory] = load_object(factory)()
+    return _DATASETS[factory]
+
+
+def _integers(values: Any) -> np.ndarray:
+    return np.asarray(values).astype(np.int64).reshape(-1)
+
+
+def _dataset_sample(item: Any) -> Sample:
+    inputs: dict[str | int, Any]
+    if isinstance(item, Mapping):
+        label = next((item[n] for n in ("label", "target") if n in item), None)
+        inputs = {name: value for name, value in item.items() if name not in ("label", "target")}
+    elif isinstance(item, tuple | list):
+        label = item[1] if len(item) > 1 else None
+        inputs = dict(enumerate(item))
+    else:
+        label, inputs = None, {0: item}
+    digest = xxhash.xxh3_128()
+    for value in inputs.values():
+        if isinstance(value, bytes):
+            digest.update(value)
+        elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+            digest.update(np.ascontiguousarray(np.asarray(value)))
+        else:
+            digest.update(repr(value).encode())
+    number = None if label is None or np.ndim(label) else int(label)
+    return Sample(inputs, number, digest.hexdigest())
+
+
+def open_source(source: str) -> Source:
+    """The source that a path, ``file://`` or ``python:module:factory`` names."""
+    if source.startswith("python:"):
+        return DatasetSource(source.removeprefix("python:"))
+    return FolderSource(open_folder(source))
+
+
+# --- labels and classes -------------------------------------------------------------------------
+
+
+def override_labels(table: RowTable, path: str) -> RowTable:
+    """Labels from a CSV file of (key, label); other samples keep theirs.
+
+    Labels that are all whole numbers are class numbers; others are class names, sorted.
+    """
+    given = _read_labels(path)
+    missing = sorted(given.keys() - set(table.keys))
+    if len(missing) == len(given):
+        raise SourceError(
+            f"no key of {path} is in the source; its first is {missing[0]!r}, "
+            f"the source's first {table.keys[0]!r}"
+        )
+    if all(label.isdecimal() for label in given.values()):
+        numbers = {key: int(label) for key, label in given.items()}
+        labels = [numbers.get(k, -1) for k in table.keys]
+        classes = tuple(str(i) for i in range(max(numbers.values()) + 1))
+    else:
+        old = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
+        names = [given.get(k, name) for k, name in zip(table.keys, old, strict=True)]
+        classes = tuple(sorted({name for name in names if name is not None}))
+        lookup: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
+        labels = [lookup.get(name, -1) for name in names]
+    return _relabelled(table, labels, classes)
+
+
+def _read_labels(path: str) -> dict[str, str]:
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"cannot read labels from {path}: {error}") from None
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            raise SourceError(f"line {number} of {path} is {row}; each line is key,label")
+    if rows and [cell.strip().lower() for cell in rows[0]] == ["key", "label"]:
+        rows = rows[1:]
+    if not rows:
+        raise SourceError(f"{path} holds no label; each line is key,label")
+    return {key.strip(): label.strip() for key, label in rows}
+
+
+def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
+    """Number the labels by a given class map."""
+    lookup = {name: i for i, name in enumerate(classes)}
+    used = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
+    unknown = sorted({name for name in used if name is not None} - lookup.keys())
+    if unknown:
+        raise SourceError(
+            f"the source has classes that {where} does not: {', '.join(unknown[:10])}; "
+            "remove them or build without --classes"
+        )
+    labels = [-1 if name is None else lookup[name] for name in used]
+    return _relabelled(table, labels, tuple(classes))
+
+
+def read_classes(uri: str) -> tuple[str, ...]:
+    """Class names from a store, a JSON list, or a text file with one a line."""
+    path = Path(uri)
+    if not path.is_file():
+        try:
+            return open_version(uri).classes
+        except StoreError as error:
+            raise SourceError(f"--classes {uri} is neither a file nor a store: {error}") from None
+    text = path.read_text("utf-8")
+    names = json.loads(text) if text.lstrip().startswith("[") else text.split("\n")
+    classes = tuple(str(name).strip() for name in names if str(name).strip())
+    if len(set(classes)) != len(classes) or not classes:
+        raise SourceError(f"--classes {uri} must name each class once, and at least one")
+    return classes
+
+
+def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:
+    numbers = np.fromiter(labels, np.int64, len(table))
+    return RowTable(table.keys, table.sizes, table.mtimes, table.etags, numbers, classes)
+
+
+# --- code of the user's own ---------------------------------------------------------------------
+
+
+def load_object(name: str) -> Any:
+    """The object that ``package.module:attribute`` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PipelineError(
+            f"cannot load {name!r}: {error}; give package.module:name, importable from "
+            f"{sys.path[0] or 'the current folder'}"
+        ) from None
+
+
+def module_hash(name: str) -> str:
+    """SHA-256 (hex) of the syntax tree of the module of ``package.module:attribute``.
+
+    Comments and layout do not count; the same over the supported releases of Python.
+    """
+    module = name.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise PipelineError(
+            f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
+            "make its module importable, or declare a version"
+        )
+    tree = ast.parse(Path(spec.origin).read_bytes())
+    return xxhash.xxh3_128_hexdigest(_canonical(tree).encode())
+
+
+def _canonical(node: Any) -> str:
+    """A dump without what releases of Python add or leave out: positions, empty fields."""
+    if isinstance(node, ast.AST):
+        parts = [
+            f"{name}={_canonical(value)}"
+            for name, value in ast.iter_fields(node)
+            if value is not None and value != [] and name not in ("ctx", "type_comment", "kind")
+        ]
+        return f"{type(node).__name__}({','.join(parts)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_canonical, node))}]"
+    return repr(node)
