@@ -96,7 +96,9 @@ def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
         case RawCodec():
             return _encode_raw
         case ZstdCodec() if size == 1:
-            return lambda chunk: bytes(zstd.compress(np.ascontiguousarray(chunk), codec.level, True))
+            return lambda chunk: bytes(
+                zstd.compress(np.ascontiguousarray(chunk), codec.level, True)
+            )
         case ZstdCodec():
             compress = partial(
                 blosc.compress, cname=b"zstd", clevel=_clevel(codec), shuffle=blosc.SHUFFLE,

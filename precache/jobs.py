@@ -75,9 +75,7 @@ def build(
     try:
         from workers.build import Request, run_build
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"building needs {error.name}: pip install 'precache[workers]'"
-        ) from None
+        raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
     request = Request(
         os.fspath(source),

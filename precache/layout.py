@@ -18,35 +18,19 @@ MISSING = np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the rows of one field lie.
+class RowShape:
+    """Shape and dtype of one stored row of a field."""
 
-    `rows` rows in shards of `rows_per_shard`, each cut into chunks of `rows_per_chunk`; the latter
-    divides the former.
-    """
-
-    rows: int
-    rows_per_shard: int
-    rows_per_chunk: int
-
-    def __post_init__(self) -> None:
-        if min(self.rows, self.rows_per_shard, self.rows_per_chunk) < 1:
-            raise ValueError(f"{self} has an empty part")
-        if self.rows_per_shard % self.rows_per_chunk:
-            raise ValueError(f"{self}: chunks do not tile a shard")
+    shape: tuple[int, ...]
+    dtype: str
 
     @property
-    def shards(self) -> int:
-        return -(-self.rows // self.rows_per_shard)
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
-    def chunks_per_shard(self) -> int:
-        return self.rows_per_shard // self.rows_per_chunk
-
-    def shard_rows(self, shard: int) -> range:
-        """Rows of `shard`; the last shard may be short."""
-        start = shard * self.rows_per_shard
-        return range(start, min(start + self.rows_per_shard, self.rows))
+    def rows_per_chunk(self) -> int:
+        return rows_per_chunk(self.nbytes)
 
 
 def rows_per_chunk(row_nbytes: int) -> int:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
-import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -31,9 +29,7 @@ from precache.errors import PipelineError
 OPS_REVISION = 1
 """Raised when an op of ours computes other pixels than before."""
 
-DTYPES = (
-    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64".split()
-)
+DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64".split()
 
 
 def _describe(error: Mapping[str, Any]) -> str:
@@ -418,8 +414,3 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
-
-
-def row_nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of one decoded row."""
-    return math.prod(shape) * np.dtype(dtype).itemsize

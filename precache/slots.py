@@ -54,9 +54,7 @@ class SlotLayout:
     def arrays(self, slot: np.ndarray, rows: int) -> dict[str, np.ndarray]:
         """Field -> (rows, ...) view of the slot's memory."""
         return {
-            name: slot[c.offset : c.offset + c.nbytes(rows)]
-            .view(c.dtype)
-            .reshape(rows, *c.shape)
+            name: slot[c.offset : c.offset + c.nbytes(rows)].view(c.dtype).reshape(rows, *c.shape)
             for name, c in self.columns.items()
         }
 

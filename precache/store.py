@@ -219,6 +219,11 @@ class Version:
         """(shards, 2) uint64 sizes and CRC32C of a field's objects; None for a foreign array."""
         return None if self.foreign else self._small(f"shards/{field}")
 
+    def shard_sizes(self, field: str) -> list[int]:
+        """Bytes of each of a field's objects."""
+        table = self.shard_table(field)
+        return [] if table is None else [int(size) for size in table[:, 0]]
+
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:
         """Keys of rows ``number * 65536`` and on."""
@@ -253,9 +258,7 @@ def split_uri(uri: str | os.PathLike[str]) -> tuple[str, str | None]:
     return base, prefix
 
 
-def open_version(
-    uri: str | os.PathLike[str], fields: Mapping[str, str] | None = None
-) -> Version:
+def open_version(uri: str | os.PathLike[str], fields: Mapping[str, str] | None = None) -> Version:
     """Open the current version of a store, or the one that ``STORE@prefix`` names.
 
     Parameters
@@ -283,7 +286,9 @@ def _pick(store: Folder, base: str, prefix: str | None) -> str:
     log = read_commits(store)
     if not log:
         if not store.exists():
-            raise StoreError(f"there is no store at {base}; build one: precache build SOURCE {base}")
+            raise StoreError(
+                f"there is no store at {base}; build one: precache build SOURCE {base}"
+            )
         raise StoreError(f"{base} is not a store: it has no commits; {_hint(store, base)}")
     if prefix is None:
         return log[-1].version
@@ -291,9 +296,7 @@ def _pick(store: Folder, base: str, prefix: str | None) -> str:
     found = [v for v in known if prefix and v.startswith(prefix)]
     if len(found) != 1:
         what = "fits more than one version" if found else "fits no version"
-        raise StoreError(
-            f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known)
-        )
+        raise StoreError(f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known))
     return found[0]
 
 
@@ -346,9 +349,7 @@ def read_array_document(folder: Folder, name: str) -> metadata.Array:
     where = f"{folder.path(name)}/zarr.json"
     if not folder.exists(f"{name}/zarr.json"):
         raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}")
-    return metadata.parse_array(
-        metadata.parse_json(folder.read(f"{name}/zarr.json"), where), where
-    )
+    return metadata.parse_array(metadata.parse_json(folder.read(f"{name}/zarr.json"), where), where)
 
 
 # --- small arrays -------------------------------------------------------------------------------

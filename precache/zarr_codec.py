@@ -33,9 +33,10 @@ class ImageFilter(ArrayArrayCodec):
         return input_byte_length
 
     async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> NDBuffer:
-        return NDBuffer.from_ndarray_like(filter_image(chunk_array.as_numpy_array()))
+        filtered = filter_image(chunk_array.as_numpy_array())
+        return chunk_spec.prototype.nd_buffer.from_ndarray_like(filtered)
 
     async def _decode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> NDBuffer:
         rows = chunk_array.as_numpy_array().copy()
         undo_image(rows)
-        return NDBuffer.from_ndarray_like(rows)
+        return chunk_spec.prototype.nd_buffer.from_ndarray_like(rows)

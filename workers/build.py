@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from precache import metadata
 from precache.errors import (
     BuildError,
     FetchError,
@@ -22,30 +19,29 @@ from precache.errors import (
 )
 from precache.layout import rows_per_shard
 from precache.pipeline import Pipeline
-from precache.receipts import Receipt, ShardObject
-from precache.rowtable import RowTable
-from precache.storage import Folder, open_folder
+from precache.receipts import Receipt
+from precache.report import size
+from precache.storage import open_folder
 from precache.store import BUILD, ROOT, append_commit, open_version, split_uri
 from workers import sources
 from workers.cluster import Run, executor
-from workers.commit import FieldShape, Finished, channel_statistics, commit
+from workers.commit import channel_statistics, commit, holes
+from workers.goal import Goal, Recipe, find_goal
 from workers.plan import (
     deciding_versions,
     default_max_failures,
-    failures,
     order_rows,
     sample_for_probe,
     shards_to_do,
-    version_id,
 )
 from workers.progress import BuildProgress
+
+if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
+    from workers.shard_task import Job, ShardTask
 
 PROBE_SAMPLES = 24
 ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
-
-DESCRIPTION = f"{BUILD}/build.json"
-ROWS = "rows.parquet"
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,8 @@ class BuildResult:
     shards_skipped: int
     raw_bytes: int
     stored_bytes: int
-    seconds: float
-    cpu_seconds: float
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
     holes: Sequence[tuple[str, str]] = ()
     ignored: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -115,42 +111,6 @@ class BuildResult:
     def ratio(self) -> float:
         """Raw over stored bytes."""
         return self.raw_bytes / max(1, self.stored_bytes)
-
-
-@dataclass(frozen=True)
-class _Goal:
-    """The version to be made, fully determined."""
-
-    version: str
-    fingerprint: str
-    rows_digest: str
-    rows_per_shard: int
-    shapes: Mapping[str, FieldShape]
-    table: RowTable
-    pipeline: Pipeline
-
-    @property
-    def shards(self) -> int:
-        return -(-len(self.table) // self.rows_per_shard)
-
-    def rows_of(self, shard: int) -> range:
-        start = shard * self.rows_per_shard
-        return range(start, min(start + self.rows_per_shard, len(self.table)))
-
-    def description(self) -> bytes:
-        shapes = {
-            n: {"shape": s.shape, "dtype": s.dtype, "rows_per_chunk": s.rows_per_chunk}
-            for n, s in self.shapes.items()
-        }
-        return json.dumps(
-            {
-                "version": self.version,
-                "fingerprint": self.fingerprint,
-                "rows_digest": self.rows_digest,
-                "rows_per_shard": self.rows_per_shard,
-                "shapes": shapes,
-            }
-        ).encode()
 
 
 # --- steps --------------------------------------------------------------------------------------
@@ -177,11 +137,7 @@ def run_build(request: Request, shown: bool) -> BuildResult:
         build = _Build(request, progress)
         result = build.run()
     timings = {**build.timings, **result.timings}
-    return _with(result, seconds=time.perf_counter() - started, timings=timings)
-
-
-def _with(result: BuildResult, **changes: Any) -> BuildResult:
-    return BuildResult(**{**vars(result), **changes})
+    return replace(result, seconds=time.perf_counter() - started, timings=timings)
 
 
 def _check(request: Request) -> None:
@@ -214,195 +170,123 @@ class _Build:
         self.timings: dict[str, float] = {}
 
     def run(self) -> BuildResult:
-        table = self._list()
-        fingerprint = self.request.pipeline.fingerprint(deciding_versions(self.request.pipeline))
-        digest = table.digest()
-        goal = self._find(fingerprint, digest, table)
-        if goal is not None and self._is_whole(goal):
+        recipe = self._list()
+        goal = find_goal(self.store, recipe, self.request.shard_samples)
+        if goal is not None and _is_whole(goal):
             append_commit(self.store, goal.version)
-            self.progress.say(f"Nothing to do: version {goal.version[:8]} is complete")
-            return self._result_of_committed(goal)
+            self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
+            return _committed_result(goal, self.ignored)
         began = time.perf_counter()
         self.progress.phase("Starting")
         with executor(self.request.address, self.request.cpus) as run:
             self.timings["start"] = time.perf_counter() - began
-            if goal is None:
-                goal, stored_per_row = self._probe(run, fingerprint, digest, table)
-                self._check_space(goal, stored_per_row)
-            return self._make(run, goal)
+            if goal is not None and goal.folder.exists(ROOT):
+                return self._repair(run, goal)
+            return self._make(run, goal or self._probe(run, recipe))
 
-    def _list(self) -> RowTable:
+    def _list(self) -> Recipe:
         began = time.perf_counter()
+        request = self.request
         listing = self.source.list(self.progress.listed)
         self.ignored, table = listing.ignored, listing.table
-        if self.request.labels is not None:
-            table = sources.override_labels(table, self.request.labels)
-        if self.request.classes is not None:
-            frozen = sources.read_classes(self.request.classes)
-            table = sources.freeze_classes(table, frozen, self.request.classes)
-        table = order_rows(table, self.request.keep_order)
-        self.timings["list"] = time.perf_counter() - began
+        if request.labels is not None:
+            table = sources.override_labels(table, request.labels)
+        if request.classes is not None:
+            frozen = sources.read_classes(request.classes)
+            table = sources.freeze_classes(table, frozen, request.classes)
+        table = order_rows(table, request.keep_order)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {self.ignored} other files ignored" if self.ignored else ""
-        self.progress.say(f"{len(table):,} samples{classes} in {self.request.source}{ignored}")
-        return table
+        self.progress.say(f"{len(table):,} samples{classes} in {request.source}{ignored}")
+        fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
+        recipe = Recipe(request.pipeline, fingerprint, table, table.digest())
+        self.timings["list"] = time.perf_counter() - began
+        return recipe
 
-    def _find(self, fingerprint: str, digest: str, table: RowTable) -> _Goal | None:
-        """The same version, committed or begun, if the store has it."""
-        for name in self.store.names():
-            for path in (f"{name}/{ROOT}", f"{name}/{DESCRIPTION}"):
-                if not self.store.exists(path):
-                    continue
-                found = metadata.parse_json(self.store.read(path), path)
-                goal = self._goal_of(found, table)
-                wanted = self.request.shard_samples
-                if (
-                    goal is not None
-                    and (goal.fingerprint, goal.rows_digest) == (fingerprint, digest)
-                    and wanted in (None, goal.rows_per_shard)
-                ):
-                    return goal
-        return None
+    def _probe(self, run: Run, recipe: Recipe) -> Goal:
+        """Learn row shapes from a few samples, and refuse a disk that is too small."""
+        from workers.shard_task import ProbeTask, run_probe
 
-    def _goal_of(self, found: Mapping[str, Any], table: RowTable) -> _Goal | None:
-        own = found.get("attributes", {}).get("precache", found)
-        try:
-            if "shapes" in own:
-                shapes = {
-                    n: FieldShape(tuple(s["shape"]), s["dtype"], s["rows_per_chunk"])
-                    for n, s in own["shapes"].items()
-                }
-            else:
-                shapes = self._committed_shapes(own)
-            return _Goal(
-                own["version"],
-                own["fingerprint"],
-                own["rows_digest"],
-                own["rows_per_shard"],
-                shapes,
-                table,
-                self.request.pipeline,
-            )
-        except (KeyError, TypeError):
-            return None
-
-    def _committed_shapes(self, own: Mapping[str, Any]) -> dict[str, FieldShape]:
-        from workers.shard_task import RowShape
-
-        rows = {n: RowShape(tuple(f["shape"]), f["dtype"]) for n, f in own["fields"].items()}
-        return {n: FieldShape(r.shape, r.dtype, r.rows_per_chunk) for n, r in rows.items()}
-
-    def _folder(self, goal: _Goal) -> Folder:
-        return Folder(self.store.path(goal.version))
-
-    def _sizes(self, goal: _Goal) -> dict[tuple[str, int], int | None]:
-        folder = self._folder(goal)
-        return {
-            (name, shard): folder.size(f"{name}/c/{shard}" + "/0" * len(shape.shape))
-            for name, shape in goal.shapes.items()
-            for shard in range(goal.shards)
-        }
-
-    def _is_whole(self, goal: _Goal) -> bool:
-        """Whether the version's metadata and every object are there."""
-        if not self.store.exists(f"{goal.version}/{ROOT}"):
-            return False
-        version = open_version(self._folder(goal).root)
-        sizes = self._sizes(goal)
-        for name in goal.shapes:
-            table = version.shard_table(name)
-            assert table is not None
-            if any(sizes[name, shard] != size for shard, (size, _) in enumerate(table.tolist())):
-                return False
-        return True
-
-    def _probe(
-        self, run: Run, fingerprint: str, digest: str, table: RowTable
-    ) -> tuple[_Goal, float]:
-        from workers.shard_task import Probe, ProbeTask, run_probe
-
+        table = recipe.table
         rows = sample_for_probe(table, PROBE_SAMPLES)
-        keys, sizes = [table.keys[r] for r in rows], [int(table.sizes[r]) for r in rows]
+        keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
         self.progress.phase("Measuring a few samples")
         [(_, probe)] = run(run_probe, [ProbeTask(self._job(), keys, sizes)])
         if isinstance(probe, SampleError):
-            raise SourceError(str(probe)) from None
+            raise SourceError(f"{self.request.source}: {probe}") from None
         if isinstance(probe, PrecacheError):
             raise probe
-        assert isinstance(probe, Probe)
-        shapes = {
-            name: FieldShape(s.shape, s.dtype, s.rows_per_chunk) for name, s in probe.shapes.items()
-        }
-        per_shard = rows_per_shard(
-            len(table), [s.nbytes for s in probe.shapes.values()], self.request.shard_samples
-        )
-        goal = _Goal(
-            version_id(fingerprint, digest, per_shard),
-            fingerprint,
-            digest,
-            per_shard,
-            shapes,
-            table,
-            self.request.pipeline,
-        )
-        return goal, probe.stored_per_row
+        nbytes = [row.nbytes for row in probe.shapes.values()]
+        per_shard = rows_per_shard(len(table), nbytes, self.request.shard_samples)
+        self._check_space(int(probe.stored_per_row * len(table)))
+        return Goal.of(self.store, recipe, per_shard, probe.shapes)
 
-    def _job(self) -> Any:
+    def _job(self) -> Job:
         from workers.shard_task import Job
 
         return Job(self.source, self.request.pipeline, self.request.import_path)
 
-    def _check_space(self, goal: _Goal, stored_per_row: float) -> None:
-        needed, free = int(stored_per_row * len(goal.table)), self.store.free_bytes()
-        self.progress.say(f"About {_size(needed)} to be stored; {_size(free)} free")
+    def _check_space(self, needed: int) -> None:
+        free = self.store.free_bytes()
+        self.progress.say(f"About {size(needed)} to be stored; {size(free)} free")
         if needed > free and self.request.check_space:
             raise StorageError(
-                f"{self.request.store} needs about {_size(needed)} and its disk has {_size(free)} "
-                "free; choose another disk, a smaller --resize or --codec image, or "
+                f"{self.request.store} needs about {size(needed)} and its disk has {size(free)} "
+                "free; choose another disk, a smaller --resize or --codec image, or go ahead with "
                 "--no-space-check"
             )
 
-    def _make(self, run: Run, goal: _Goal) -> BuildResult:
-        folder = self._folder(goal)
-        if not folder.exists(ROWS):
-            folder.put(ROWS, [goal.table.to_parquet()], scratch=f"{BUILD}/tmp")
-        folder.put(DESCRIPTION, [goal.description()], scratch=f"{BUILD}/tmp")
-        receipts = self._read_receipts(goal)
-        todo = shards_to_do(goal.shards, receipts, self._sizes(goal))
-        skipped = goal.shards - len(todo)
-        receipts = {shard: r for shard, r in receipts.items() if shard not in set(todo)}
+    def _make(self, run: Run, goal: Goal) -> BuildResult:
+        goal.begin()
+        receipts = read_receipts(goal)
+        todo = shards_to_do(goal.shards, receipts, goal.sizes())
+        receipts = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
+        skipped = len(receipts)
         done = sum(len(goal.rows_of(shard)) for shard in receipts)
         self.progress.begin(done, len(goal.table))
         if skipped:
             self.progress.say(f"{skipped} of {goal.shards} shards are there already")
         made = self._run_shards(run, goal, todo, receipts)
         self.progress.phase("Committing")
-        commit(self.store, self._finished(goal, receipts))
+        commit(self.store, goal, receipts)
+        self.progress.finish(f"Version {goal.version[:8]} is complete")
         return self._result(goal, receipts, made, skipped)
 
-    def _read_receipts(self, goal: _Goal) -> dict[int, Receipt]:
-        folder = self._folder(goal)
-        receipts = {}
-        for name in folder.names(f"{BUILD}/receipts"):
-            try:
-                receipt = Receipt.from_json(folder.read(f"{BUILD}/receipts/{name}"))
-            except (ValueError, KeyError, TypeError):
-                continue  # a receipt that does not parse is none: its shard is made again
-            receipts[receipt.shard] = receipt
-        return receipts
+    def _repair(self, run: Run, goal: Goal) -> BuildResult:
+        """Make missing objects of a committed version again; they must be what they were."""
+        todo = _broken_shards(goal)
+        self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
+        made = self._run_shards(run, goal, todo, {})
+        version = open_version(goal.folder.root)
+        for receipt in made:
+            for name, each in receipt.objects.items():
+                table = version.shard_table(name)
+                assert table is not None
+                if table[receipt.shard].tolist() != [each.size, each.crc32c]:
+                    raise BuildError(
+                        f"shard {receipt.shard} of version {goal.version[:8]} came out different "
+                        f"from what it was: the source or a library changed; remove "
+                        f"{goal.folder.root} and build again"
+                    )
+        goal.folder.remove(BUILD)
+        append_commit(self.store, goal.version)
+        self.progress.finish(f"Version {goal.version[:8]} is complete again")
+        result = _committed_result(goal, self.ignored)
+        burnt = sum(receipt.cpu_seconds for receipt in made)
+        return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
 
     def _run_shards(
-        self, run: Run, goal: _Goal, todo: Sequence[int], receipts: dict[int, Receipt]
+        self, run: Run, goal: Goal, todo: Sequence[int], receipts: dict[int, Receipt]
     ) -> list[Receipt]:
         """Make shards until all are there; adds to `receipts` and returns the new ones."""
         from workers.shard_task import run_shard
 
         made: list[Receipt] = []
         self._check_failures(goal, receipts)
-        for attempt in itertools.count(1):
-            last = attempt == ATTEMPTS
+        for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError] = {}
-            tasks = (self._task(goal, shard, last) for shard in todo)
+            accept = self.request.accept_missing and attempt == ATTEMPTS
+            tasks = (self._task(goal, shard, accept) for shard in todo)
             for task, outcome in run(run_shard, tasks):
                 if isinstance(outcome, FetchError):
                     errors[task.shard] = outcome
@@ -416,114 +300,117 @@ class _Build:
             if not errors:
                 return made
             todo = sorted(errors)
-            if last:
-                raise BuildError(
-                    f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}. The "
-                    "rest is kept: run the same command again, or with --accept-missing to leave "
-                    "holes for what cannot be fetched"
-                )
-        raise AssertionError("unreachable")
+        raise BuildError(
+            f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}. The rest is "
+            "kept: run the same command again, or with --accept-missing to leave holes for what "
+            "cannot be fetched"
+        )
 
-    def _task(self, goal: _Goal, shard: int, last: bool) -> Any:
-        from workers.shard_task import RowShape, ShardTask
+    def _task(self, goal: Goal, shard: int, accept_missing: bool) -> ShardTask:
+        from workers.shard_task import ShardTask
 
         rows = goal.rows_of(shard)
         part = slice(rows.start, rows.stop)
         return ShardTask(
             self._job(),
-            self._folder(goal),
-            {name: RowShape(s.shape, s.dtype) for name, s in goal.shapes.items()},
+            goal.folder,
+            goal.shapes,
+            {name: goal.object_name(name, shard) for name in goal.shapes},
             goal.rows_per_shard,
             shard,
             list(goal.table.keys[part]),
             goal.table.sizes[part].tolist(),
-            accept_missing=last and self.request.accept_missing,
+            accept_missing,
         )
 
-    def _check_failures(self, goal: _Goal, receipts: Mapping[int, Receipt]) -> int:
+    def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
         """How many samples failed; raises where that is more than allowed."""
         failed = sum(len(receipt.holes) for receipt in receipts.values())
-        limit = self.request.max_failures
-        limit = default_max_failures(len(goal.table)) if limit is None else limit
-        limit = 0 if self.request.on_error == "raise" else limit
-        if failed <= limit:
+        skip, limit = self.request.on_error == "skip", self.request.max_failures
+        allowed = (default_max_failures(len(goal.table)) if limit is None else limit) * skip
+        if failed <= allowed:
             return failed
-        found = failures(receipts.values(), goal.table.keys)
-        shown = "; ".join(f"{key}: {reason}" for key, reason in found[:5])
+        found = list(holes(list(receipts.values())).items())[:5]
+        shown = "; ".join(f"{goal.table.keys[row]}: {reason}" for row, reason in found)
         way_out = (
-            "mend or remove it, or use --on-error skip"
-            if self.request.on_error == "raise"
-            else f"the limit is {limit}: mend them, or raise --max-failures"
+            f"the limit is {allowed}: mend them, or raise --max-failures"
+            if skip
+            else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{failed} of {len(goal.table)} samples failed ({shown}); {way_out}")
 
-    def _finished(self, goal: _Goal, receipts: Mapping[int, Receipt]) -> Finished:
-        return Finished(
-            goal.version,
-            goal.fingerprint,
-            goal.rows_digest,
-            goal.pipeline,
-            goal.table,
-            goal.shapes,
-            goal.rows_per_shard,
-            receipts,
-        )
-
     def _result(
-        self, goal: _Goal, receipts: Mapping[int, Receipt], made: Sequence[Receipt], skipped: int
+        self, goal: Goal, receipts: Mapping[int, Receipt], made: Sequence[Receipt], skipped: int
     ) -> BuildResult:
-        holes = failures(receipts.values(), goal.table.keys)
-        objects: list[ShardObject] = [o for r in receipts.values() for o in r.objects.values()]
+        ordered = list(receipts.values())
+        failed = [(goal.table.keys[row], why) for row, why in holes(ordered).items()]
+        objects = [made for receipt in ordered for made in receipt.objects.values()]
         stages: Counter[str] = Counter()
         for receipt in made:
             stages.update(receipt.seconds)
-        mean, std = channel_statistics(list(receipts.values()))
+        mean, std = channel_statistics(ordered)
         return BuildResult(
-            goal.version,
-            str(self._folder(goal).root),
-            len(goal.table),
-            len(holes),
-            goal.shards,
-            skipped,
-            sum(each.raw_nbytes for each in objects),
-            sum(each.size for each in objects),
-            0.0,
-            sum(receipt.cpu_seconds for receipt in made),
-            holes,
-            self.ignored,
-            {**stages, "imports": sum(receipt.import_seconds for receipt in made)},
-            goal.table.classes,
-            mean,
-            std,
-        )
-
-    def _result_of_committed(self, goal: _Goal) -> BuildResult:
-        version = open_version(self._folder(goal).root)
-        fields = version.fields.values()
-        holes = [version.holes[row] for row in sorted(version.holes)]
-        return BuildResult(
-            goal.version,
-            version.path,
-            version.rows,
-            len(holes),
-            goal.shards,
-            goal.shards,
-            sum(each.raw_nbytes for each in fields),
-            sum(each.stored_nbytes for each in fields),
-            0.0,
-            0.0,
-            holes,
-            self.ignored,
-            {},
-            version.classes,
-            version.mean,
-            version.std,
+            version=goal.version,
+            path=str(goal.folder.root),
+            samples=len(goal.table),
+            failed=len(failed),
+            shards=goal.shards,
+            shards_skipped=skipped,
+            raw_bytes=sum(each.raw_nbytes for each in objects),
+            stored_bytes=sum(each.size for each in objects),
+            cpu_seconds=sum(receipt.cpu_seconds for receipt in made),
+            holes=failed,
+            ignored=self.ignored,
+            timings={**stages, "imports": sum(receipt.import_seconds for receipt in made)},
+            classes=goal.table.classes,
+            mean=mean,
+            std=std,
         )
 
 
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:,.1f} TB"
+def _is_whole(goal: Goal) -> bool:
+    """Whether the version was committed and every object is there."""
+    return goal.folder.exists(ROOT) and not _broken_shards(goal)
+
+
+def _broken_shards(goal: Goal) -> list[int]:
+    """Shards of a committed version whose objects are missing or of another size."""
+    version, sizes = open_version(goal.folder.root), goal.sizes()
+    expected = {name: version.shard_sizes(name) for name in goal.shapes}
+    return [
+        shard
+        for shard in range(goal.shards)
+        if any(sizes[name, shard] != expected[name][shard] for name in goal.shapes)
+    ]
+
+
+def read_receipts(goal: Goal) -> dict[int, Receipt]:
+    """The receipts of a version begun, by shard."""
+    receipts = {}
+    for name in goal.folder.names(f"{BUILD}/receipts"):
+        try:
+            receipt = Receipt.from_json(goal.folder.read(f"{BUILD}/receipts/{name}"))
+        except (ValueError, KeyError, TypeError):
+            continue  # a receipt that does not parse is none: its shard is made again
+        receipts[receipt.shard] = receipt
+    return receipts
+
+
+def _committed_result(goal: Goal, ignored: int) -> BuildResult:
+    version = open_version(goal.folder.root)
+    fields = version.fields.values()
+    return BuildResult(
+        version=goal.version,
+        path=version.path,
+        samples=version.rows,
+        failed=len(version.holes),
+        shards=goal.shards,
+        shards_skipped=goal.shards,
+        raw_bytes=sum(each.raw_nbytes for each in fields),
+        stored_bytes=sum(each.stored_nbytes for each in fields),
+        holes=[version.holes[row] for row in sorted(version.holes)],
+        ignored=ignored,
+        classes=version.classes,
+        mean=version.mean,
+        std=version.std,
+    )

@@ -49,9 +49,7 @@ def executor(address: str, cpus: int | None = None) -> Iterator[Run]:
         with _connected(address, None):
             yield _run_on_ray
     else:
-        raise UsageError(
-            f"address is {address!r}; choose local, serial, auto, or ray://host:10001"
-        )
+        raise UsageError(f"address is {address!r}; choose local, serial, auto, or ray://host:10001")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -88,9 +88,3 @@ def sample_for_probe(table: RowTable, count: int) -> list[int]:
     first = min(range(len(table)), key=table.keys.__getitem__)
     spread = np.linspace(0, len(table) - 1, min(count, len(table))).astype(int).tolist()
     return list(dict.fromkeys([first, *spread]))
-
-
-def failures(receipts: Iterable[Receipt], keys: Sequence[str]) -> list[tuple[str, str]]:
-    """(key, reason) of every hole, by row."""
-    holes = {row: why for receipt in receipts for row, why in receipt.holes.items()}
-    return [(keys[row], holes[row]) for row in sorted(holes)]

@@ -58,6 +58,11 @@ class BuildProgress:
         """A line above the bar."""
         self._progress.print(text, highlight=False)
 
+    def finish(self, text: str) -> None:
+        """The last line, in place of the bar."""
+        self._progress.update(self._task, visible=False)
+        self.say(text)
+
     def listed(self, found: int) -> None:
         self._progress.update(self._task, completed=found)
 

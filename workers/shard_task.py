@@ -14,13 +14,14 @@ import torch
 
 from precache.codecs import encoder
 from precache.errors import FetchError, SampleError
-from precache.layout import rows_per_chunk
-from precache.pipeline import ImageCodec, Pipeline, row_nbytes
+from precache.layout import RowShape, rows_per_chunk
+from precache.pipeline import ImageCodec, Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt, ShardObject
 from precache.shards import ShardWriter
 from precache.storage import Buffer, Folder
 from precache.store import BUILD
+from workers.goal import SCRATCH
 from workers.ops import FieldRecipe
 from workers.sources import Sample, Source
 
@@ -32,22 +33,6 @@ FETCH_THREADS = 2
 _STAGES = ("fetch", "ops", "encode", "put")
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
-
-
-@dataclass(frozen=True)
-class RowShape:
-    """Shape and dtype of one stored row of a field."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        return row_nbytes(self.shape, self.dtype)
-
-    @property
-    def rows_per_chunk(self) -> int:
-        return rows_per_chunk(self.nbytes)
 
 
 @dataclass(frozen=True)
@@ -67,6 +52,8 @@ class ShardTask:
     ----------
     folder
         Of the version.
+    objects
+        Field -> name of the object to be put, below the folder.
     accept_missing
         Make a hole of a sample that cannot be fetched.
     """
@@ -74,6 +61,7 @@ class ShardTask:
     job: Job
     folder: Folder
     shapes: Mapping[str, RowShape]
+    objects: Mapping[str, str]
     rows_per_shard: int
     shard: int
     keys: Sequence[str]
@@ -100,11 +88,6 @@ class Probe:
 
     shapes: Mapping[str, RowShape]
     stored_per_row: float
-
-
-def object_name(field_name: str, shard: int, ndim: int) -> str:
-    """Name of a shard's object below the version's folder."""
-    return f"{field_name}/c/{shard}" + "/0" * ndim
 
 
 def receipt_name(shard: int) -> str:
@@ -312,15 +295,14 @@ def run_shard(task: ShardTask) -> Receipt:
         started if next(_tasks_before) == 0 else 0.0,
         labels=labels if task.job.source.labels_with_samples else None,
     )
-    task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=f"{BUILD}/tmp")
+    task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
 
 
 def _put(task: ShardTask, output: _FieldOutput) -> ShardObject:
     parts: list[Buffer]
     parts, made = output.writer.finish()
-    name = object_name(output.recipe.name, task.shard, len(output.shape.shape))
-    task.folder.put(name, parts, scratch=f"{BUILD}/tmp")
+    task.folder.put(task.objects[output.recipe.name], parts, scratch=SCRATCH)
     return made
 
 

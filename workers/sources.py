@@ -21,9 +21,7 @@ from precache.rowtable import RowTable
 from precache.storage import FileInfo, Folder, open_folder
 from precache.store import open_version
 
-IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff".split()
-)
+IMAGE_SUFFIXES = frozenset(".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff".split())
 Tick = Callable[[int], None]
 
 

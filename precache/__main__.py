@@ -1,0 +1,8 @@
+"""``python -m precache``."""
+
+import sys
+
+from precache.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

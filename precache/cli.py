@@ -1,0 +1,246 @@
+"""The command line: ``precache build | info | verify | bench``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import precache
+from precache.errors import PrecacheError, UsageError
+from precache.pipeline import Pipeline
+from precache.report import print_bench, print_build, print_info, print_verified, verify_progress
+
+if TYPE_CHECKING:
+    from workers.build import BuildResult
+
+_EPILOG = """\
+examples:
+  precache build photos/ photos.store --resize 256 --crop 224
+  precache build photos/ photos.store --pipeline recipe.toml --address ray://head:10001
+  precache build val/ val.store --resize 256 --crop 224 --classes photos.store
+  precache info photos.store
+  precache verify photos.store@3f2a
+  precache bench photos.store --json
+
+exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
+"""
+
+_PIPELINE_FLAGS = ("resize", "crop", "interpolation", "mode", "codec", "seed")
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    height, by, width = text.lower().partition("x")
+    try:
+        return (int(height), int(width)) if by else int(height)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor HxW") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="precache",
+        description="Decode once, off the training node; train from memory-mapped tensors.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=precache.__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_build(commands)
+    info = commands.add_parser("info", help="what a store holds", description=_info.__doc__)
+    verify = commands.add_parser(
+        "verify", help="check every checksum of a store", description=_verify.__doc__
+    )
+    bench = commands.add_parser(
+        "bench", help="what reading a store costs here", description=_bench.__doc__
+    )
+    for command, run in ((info, _info), (verify, _verify), (bench, _bench)):
+        command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
+        command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        command.set_defaults(run=run)
+    bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
+    bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
+    bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
+    return parser
+
+
+def _add_build(commands: Any) -> None:
+    build = commands.add_parser(
+        "build",
+        help="decode a source into a store",
+        description=_build.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.set_defaults(run=_build)
+    build.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder of images, one sub-folder a class; or python:module:factory for a torch "
+        "Dataset",
+    )
+    build.add_argument("store", metavar="STORE", help="folder of the store; made if missing")
+    recipe = build.add_argument_group("recipe")
+    recipe.add_argument(
+        "--pipeline", metavar="FILE", help="TOML file, in place of the flags of this group"
+    )
+    recipe.add_argument(
+        "--resize", type=_size, metavar="N|HxW", help="shorter side, or exact height and width"
+    )
+    recipe.add_argument("--crop", type=_size, metavar="N|HxW", help="centre crop after the resize")
+    recipe.add_argument(
+        "--interpolation", choices=("bilinear", "bicubic"), help="default bilinear; antialiased"
+    )
+    recipe.add_argument("--mode", choices=("RGB", "L", "RGBA"), help="colours; default RGB")
+    recipe.add_argument(
+        "--codec",
+        choices=("image", "raw", "zstd"),
+        help="image (lossless, smallest; default), raw (fastest, largest), zstd (any reader)",
+    )
+    recipe.add_argument("--seed", type=int, help="of random ops; default 0")
+    rows = build.add_argument_group("rows")
+    rows.add_argument("--labels", metavar="CSV", help="key,label lines that override the folders")
+    rows.add_argument(
+        "--classes", metavar="FROM", help="store or file whose class map is used as it is"
+    )
+    rows.add_argument(
+        "--keep-order", action="store_true", help="rows in the listing's order, not shuffled"
+    )
+    rows.add_argument("--shard-samples", type=int, metavar="N", help="rows a shard")
+    run = build.add_argument_group("running")
+    run.add_argument(
+        "--address",
+        default="local",
+        help="local (a Ray of our own, default), serial (no Ray), auto or ray://host:port",
+    )
+    run.add_argument("--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all")
+    run.add_argument(
+        "--on-error",
+        choices=("skip", "raise"),
+        default="skip",
+        help="what a sample that cannot be decoded does: leave a hole (default) or end the build",
+    )
+    run.add_argument(
+        "--max-failures", type=int, metavar="N", help="holes allowed; default 1%%, at least 5"
+    )
+    run.add_argument(
+        "--accept-missing", action="store_true", help="holes for samples that cannot be fetched"
+    )
+    run.add_argument(
+        "--no-space-check", action="store_true", help="begin though the disk seems too small"
+    )
+    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    run.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _build(options: argparse.Namespace) -> int:
+    """Decode and resize every sample of SOURCE once, into tensors that training maps.
+
+    Killed or failed, the same command continues it; with nothing changed it does nothing.
+    What is not given about the recipe stays as it is: no resize, no crop.
+    """
+    sys.path.insert(0, os.getcwd())  # where a user's own functions and datasets are
+    result = precache.build(
+        options.source,
+        options.store,
+        _pipeline(options),
+        address=options.address,
+        labels=options.labels,
+        classes=options.classes,
+        keep_order=options.keep_order,
+        shard_samples=options.shard_samples,
+        on_error=options.on_error,
+        max_failures=options.max_failures,
+        accept_missing=options.accept_missing,
+        check_space=not options.no_space_check,
+        cpus=options.cpus,
+        progress=not options.quiet,
+    )
+    _show(options, build_json(result), lambda: print_build(result))
+    return 0
+
+
+def _pipeline(options: argparse.Namespace) -> Pipeline:
+    given = {n: getattr(options, n) for n in _PIPELINE_FLAGS if getattr(options, n) is not None}
+    if options.pipeline is None:
+        return Pipeline.image(**given)
+    if given:
+        flags = ", ".join(f"--{name}" for name in given)
+        raise UsageError(f"--pipeline {options.pipeline} and {flags} both say what to do; drop one")
+    return Pipeline.from_toml(options.pipeline)
+
+
+def build_json(result: BuildResult) -> dict[str, Any]:
+    """What ``precache build --json`` prints."""
+    fields = dataclasses.asdict(result)
+    return {**fields, "ratio": result.ratio}
+
+
+def _info(options: argparse.Namespace) -> int:
+    """What a store holds: fields, rows, holes, classes, statistics, and its recipe."""
+    version = precache.open(options.store)
+    info = {
+        "version": version.id,
+        "path": version.path,
+        "rows": version.rows,
+        "holes": len(version.hole_rows),
+        "fields": {name: dataclasses.asdict(field) for name, field in version.fields.items()},
+        "classes": version.classes,
+        "mean": version.mean,
+        "std": version.std,
+        "pipeline": version.pipeline.to_dict(),
+        "libraries": version.attributes["libraries"],
+        "created": version.attributes["created"],
+    }
+    _show(options, info, lambda: print_info(version, info))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Read every byte and check every checksum; damage is named by shard and key.
+
+    Exit status 1 where there is any.
+    """
+    with verify_progress(options.store, shown=not options.json) as tick:
+        found = precache.verify(options.store, tick)
+    report = {**dataclasses.asdict(found), "ok": found.ok}
+    _show(options, report, lambda: print_verified(found))
+    return 0 if found.ok else 1
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Epochs over a store on the CPU, shuffled, beside the machine's own copy limit."""
+    from precache.bench import bench
+
+    for name in ("batch_size", "epochs"):
+        if getattr(options, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be 1 or more")
+    result = bench(options.store, options.batch_size, options.epochs, options.threads)
+    _show(options, dataclasses.asdict(result), lambda: print_bench(result))
+    return 0
+
+
+def _show(
+    options: argparse.Namespace, data: Mapping[str, Any], print_text: Callable[[], None]
+) -> None:
+    if options.json:
+        sys.stdout.write(json.dumps(data) + "\n")
+    else:
+        print_text()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except PrecacheError as error:
+        sys.stderr.write(f"precache: {error}\n")
+        return error.exit_status
+    except KeyboardInterrupt:
+        sys.stderr.write("precache: interrupted; what was done is kept, run it again to continue\n")
+        return 130
+    return status

@@ -1,0 +1,154 @@
+"""Results as text, for people."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from precache.store import Version, open_version
+
+if TYPE_CHECKING:
+    from precache.bench import BenchResult, Cost
+    from precache.verify import Verified
+    from workers.build import BuildResult
+
+SHOWN = 10
+"""Holes, keys and classes listed before the rest is only counted."""
+
+
+def _table() -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    return table
+
+
+def _print(table: Table | str) -> None:
+    Console(soft_wrap=True).print(table, highlight=False, markup=False)
+
+
+def size(nbytes: float) -> str:
+    """Bytes in decimal units, three digits."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if nbytes < 999.5 or unit == "TB":
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    raise AssertionError("unreachable")
+
+
+def _shortened(items: Sequence[str], separator: str = ", ") -> str:
+    rest = f" … and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return separator.join(items[:SHOWN]) + rest
+
+
+def _triple(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def print_build(result: BuildResult) -> None:
+    """The summary at the end of a build."""
+    table = _table()
+    made = result.shards - result.shards_skipped
+    table.add_row("version", result.version)
+    table.add_row("path", result.path)
+    table.add_row("samples", f"{result.samples:,}, {result.failed} failed")
+    table.add_row("shards", f"{result.shards}: {made} made, {result.shards_skipped} there before")
+    table.add_row(
+        "size",
+        f"{size(result.raw_bytes)} raw, {size(result.stored_bytes)} stored: "
+        f"ratio {result.ratio:.2f}",
+    )
+    table.add_row("time", f"{result.seconds:.1f} s, {result.cpu_seconds:.1f} CPU-s in tasks")
+    if result.timings:
+        stages = ", ".join(f"{name} {value:.2f}" for name, value in result.timings.items())
+        table.add_row("by stage, s", stages)
+    for name, mean in result.mean.items():
+        table.add_row(f"{name} mean, std", f"{_triple(mean)}, {_triple(result.std[name])}")
+    _print(table)
+    for key, reason in result.holes[:SHOWN]:
+        _print(f"hole: {key}: {reason}")
+    if len(result.holes) > SHOWN:
+        _print(f"… and {len(result.holes) - SHOWN} more holes")
+
+
+def print_info(version: Version, info: Mapping[str, Any]) -> None:
+    """What a store holds."""
+    table = _table()
+    table.add_row("version", version.id)
+    table.add_row("path", version.path)
+    table.add_row("created", info["created"])
+    table.add_row("rows", f"{version.rows:,}, {info['holes']} of them holes")
+    for name, field in version.fields.items():
+        ratio = field.raw_nbytes / max(1, field.stored_nbytes)
+        table.add_row(
+            name,
+            f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
+            f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}",
+        )
+    for name, mean in version.mean.items():
+        table.add_row(f"{name} mean, std", f"{_triple(mean)}, {_triple(version.std[name])}")
+    if version.classes:
+        table.add_row(f"{len(version.classes)} classes", _shortened(version.classes))
+    for name, recipe in version.pipeline.fields.items():
+        ops = " → ".join(_op(op.model_dump(exclude_defaults=True) | {"op": op.op}) for op in recipe.ops)
+        table.add_row(f"{name} recipe", ops)
+    _print(table)
+    for key, reason in list(version.holes.values())[:SHOWN]:
+        _print(f"hole: {key}: {reason}")
+
+
+def _op(parameters: dict[str, Any]) -> str:
+    name = parameters.pop("op")
+    inside = ", ".join(f"{key}={value}" for key, value in parameters.items())
+    return f"{name}({inside})" if inside else name
+
+
+@contextlib.contextmanager
+def verify_progress(uri: str, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar of bytes on standard error, advanced by what is yielded."""
+    columns = TextColumn("Verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    total = sum(field.stored_nbytes for field in open_version(uri).fields.values())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda nbytes: progress.advance(task, nbytes)
+
+
+def print_verified(found: Verified) -> None:
+    """Damage by shard and key, or that there is none."""
+    for damage in found.damage:
+        keys = f"; keys {_shortened(damage.keys)}" if damage.keys else ""
+        _print(f"damaged: {damage.shard}: {damage.reason}{keys}")
+    checked = f"{found.objects} shards, {found.rows:,} rows, {size(found.nbytes)} read"
+    if found.ok:
+        _print(f"version {found.version[:8]} is whole: {checked}")
+    else:
+        _print(
+            f"version {found.version[:8]} is damaged in {len(found.damage)} objects ({checked}); "
+            "delete the damaged files and run the same precache build command again"
+        )
+
+
+def print_bench(result: BenchResult) -> None:
+    """Cost of reading beside the copy limit."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for header, justify in (("", "left"), ("samples/s", "right"), ("CPU-ms per 1,000", "right")):
+        table.add_column(header, justify=justify)  # type: ignore[arg-type]
+    rows: dict[str, Cost] = {
+        "first epoch": result.first_epoch,
+        "warm epochs": result.warm,
+        "copy limit": result.copy_limit,
+    }
+    for name, cost in rows.items():
+        table.add_row(name, f"{cost.samples_per_s:,.0f}", f"{cost.cpu_ms_per_1000:.1f}")
+    _print(
+        f"{result.samples:,} samples of {size(result.row_nbytes)}, codec {result.codec}, "
+        f"batches of {result.batch_size}"
+    )
+    _print(table)
+    _print(f"warm reading costs {result.cpu_ratio:.2f} times the CPU of copying plain rows")

@@ -1,0 +1,145 @@
+"""Verify: read every byte of a version, check every checksum, name damage by shard and key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from precache.errors import PrecacheError
+from precache.shards import ArrayReader, map_file
+from precache.store import Version, open_version
+
+PIECE = 8 << 20
+"""Bytes checked between two reports of progress."""
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One damaged object.
+
+    Attributes
+    ----------
+    shard
+        Its path below the version's folder.
+    reason
+        What is wrong with it.
+    keys
+        Samples that cannot be read; empty where all their rows still decode.
+    """
+
+    shard: str
+    reason: str
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verification found; `objects` and `nbytes` count what was read."""
+
+    version: str
+    path: str
+    rows: int
+    objects: int
+    nbytes: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damage
+
+
+def verify(uri: str | os.PathLike[str], tick: Tick = lambda nbytes: None) -> Verified:
+    """Check every stored byte of a version.
+
+    Parameters
+    ----------
+    uri
+        A store, or ``STORE@prefix``.
+    tick
+        Told bytes as they are read.
+
+    Raises
+    ------
+    StoreError
+        There is no such version, or other software wrote it and recorded no checksums.
+    """
+    version = open_version(uri)
+    damage = list(_small_arrays(version))
+    objects = nbytes = 0
+    for name in version.fields:
+        reader = ArrayReader(version, name, verify="always")
+        for number, path in reader.objects():
+            found = _check_object(version, reader, number, path, tick)
+            objects += 1
+            nbytes += path.stat().st_size if path.exists() else 0
+            if found is not None:
+                damage.append(found)
+    return Verified(version.id, version.path, version.rows, objects, nbytes, tuple(damage))
+
+
+def _small_arrays(version: Version) -> Iterator[Damage]:
+    checks: dict[str, Callable[[], object]] = {
+        "label": lambda: version.labels,
+        "valid": lambda: version.valid,
+        "key": lambda: version.keys[version.rows - 1] and list(version.keys),
+        "holes.json": lambda: version.holes,
+        **{f"shards/{name}": _shard_table(version, name) for name in version.fields},
+    }
+    for name, check in checks.items():
+        try:
+            check()
+        except PrecacheError as error:
+            yield Damage(name, str(error))
+
+
+def _shard_table(version: Version, name: str) -> Callable[[], object]:
+    return lambda: version.shard_table(name)
+
+
+def _check_object(
+    version: Version, reader: ArrayReader, number: int, path: Path, tick: Tick
+) -> Damage | None:
+    shard = str(path.relative_to(version.path))
+    table = version.shard_table(reader.name)
+    assert table is not None  # open_version gave a version of ours
+    size, checksum = table[number].tolist()
+    try:
+        data = map_file(path)
+    except FileNotFoundError:
+        return Damage(shard, "it is missing", _keys(version, reader, number))
+    if len(data) != size:
+        reason = f"it has {len(data)} bytes where {size} were written"
+        return Damage(shard, reason, _keys(version, reader, number))
+    value = 0
+    for start in range(0, len(data), PIECE):
+        piece = data[start : start + PIECE]
+        value = google_crc32c.extend(value, piece)
+        tick(len(piece))
+    if value == checksum:
+        return None
+    return Damage(shard, "its CRC32C does not hold", tuple(_unreadable(version, reader, number)))
+
+
+def _rows(version: Version, reader: ArrayReader, number: int) -> range:
+    step = reader.array.object_shape[0]
+    return range(number * step, min((number + 1) * step, version.rows))
+
+
+def _keys(version: Version, reader: ArrayReader, number: int) -> tuple[str, ...]:
+    return tuple(version.keys[row] for row in _rows(version, reader, number))
+
+
+def _unreadable(version: Version, reader: ArrayReader, number: int) -> Iterator[str]:
+    out = np.empty((1, *reader.array.row_shape), reader.array.dtype)
+    for row in _rows(version, reader, number):
+        try:
+            reader.read(np.array([row]), out, undo=False)
+        except PrecacheError:
+            yield version.keys[row]

@@ -1,0 +1,133 @@
+"""The version that a build is to make, fully determined before its first shard task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from precache import metadata
+from precache.layout import RowShape
+from precache.pipeline import Pipeline
+from precache.rowtable import RowTable
+from precache.storage import Folder
+from precache.store import BUILD, ROOT
+from workers.plan import version_id
+
+DESCRIPTION = f"{BUILD}/build.json"
+SCRATCH = f"{BUILD}/tmp"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a version's id is made of, rows per shard apart."""
+
+    pipeline: Pipeline
+    fingerprint: str
+    table: RowTable
+    rows_digest: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A version of a store, begun or finished or neither.
+
+    Attributes
+    ----------
+    folder
+        Of the version.
+    shapes
+        Row shape of each field.
+    """
+
+    recipe: Recipe
+    folder: Folder
+    rows_per_shard: int
+    shapes: Mapping[str, RowShape]
+
+    @classmethod
+    def of(
+        cls, store: Folder, recipe: Recipe, rows_per_shard: int, shapes: Mapping[str, RowShape]
+    ) -> Goal:
+        version = version_id(recipe.fingerprint, recipe.rows_digest, rows_per_shard)
+        return cls(recipe, Folder(store.path(version)), rows_per_shard, shapes)
+
+    @property
+    def version(self) -> str:
+        return self.folder.root.name
+
+    @property
+    def table(self) -> RowTable:
+        return self.recipe.table
+
+    @property
+    def shards(self) -> int:
+        return -(-len(self.table) // self.rows_per_shard)
+
+    def rows_of(self, shard: int) -> range:
+        """Rows of a shard; the last may be short."""
+        start = shard * self.rows_per_shard
+        return range(start, min(start + self.rows_per_shard, len(self.table)))
+
+    def object_name(self, field: str, shard: int) -> str:
+        """Name of a shard's object below the version's folder."""
+        return f"{field}/c/{shard}" + "/0" * len(self.shapes[field].shape)
+
+    def sizes(self) -> dict[tuple[str, int], int | None]:
+        """(field, shard) -> bytes of the stored object, None where there is none."""
+        return {
+            (name, shard): self.folder.size(self.object_name(name, shard))
+            for name in self.shapes
+            for shard in range(self.shards)
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """What tells this version from others, as build.json and the metadata hold it."""
+        return {
+            "version": self.version,
+            "fingerprint": self.recipe.fingerprint,
+            "rows_digest": self.recipe.rows_digest,
+            "rows_per_shard": self.rows_per_shard,
+            "fields": {
+                name: {"shape": list(row.shape), "dtype": row.dtype}
+                for name, row in self.shapes.items()
+            },
+        }
+
+    def begin(self) -> None:
+        """Freeze the row table and the description, unless they are there."""
+        if not self.folder.exists(ROWS):
+            self.folder.put(ROWS, [self.table.to_parquet()], scratch=SCRATCH)
+        self.folder.put(DESCRIPTION, [json.dumps(self.describe()).encode()], scratch=SCRATCH)
+
+
+ROWS = "rows.parquet"
+
+
+def find_goal(store: Folder, recipe: Recipe, rows_per_shard: int | None) -> Goal | None:
+    """The version of this recipe that the store has, committed or begun; None where it has none.
+
+    Parameters
+    ----------
+    rows_per_shard
+        What it must have; any will do by default.
+    """
+    for name in store.names():
+        for path in (f"{name}/{ROOT}", f"{name}/{DESCRIPTION}"):
+            if store.exists(path):
+                goal = _matching(store, store.read(path), path, recipe)
+                if goal is not None and rows_per_shard in (None, goal.rows_per_shard):
+                    return goal
+    return None
+
+
+def _matching(store: Folder, data: bytes, where: str, recipe: Recipe) -> Goal | None:
+    found = metadata.parse_json(data, where)
+    found = found.get("attributes", {}).get("precache", found)
+    identity = (found.get("fingerprint"), found.get("rows_digest"))
+    if identity != (recipe.fingerprint, recipe.rows_digest):
+        return None
+    shapes = {n: RowShape(tuple(f["shape"]), f["dtype"]) for n, f in found["fields"].items()}
+    goal = Goal.of(store, recipe, found["rows_per_shard"], shapes)
+    return goal if goal.version == found["version"] else None
