@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
-    from precache.store import Version, open_version as open
+    from precache.store import Version
+    from precache.store import open_version as open
     from precache.verify import verify
 
 __version__ = "0.1.0"

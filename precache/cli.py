@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import precache
@@ -142,7 +142,7 @@ def _build(options: argparse.Namespace) -> int:
     Killed or failed, the same command continues it; with nothing changed it does nothing.
     What is not given about the recipe stays as it is: no resize, no crop.
     """
-    sys.path.insert(0, os.getcwd())  # where a user's own functions and datasets are
+    sys.path.insert(0, str(Path.cwd()))  # where a user's own functions and datasets are
     result = precache.build(
         options.source,
         options.store,

@@ -78,7 +78,7 @@ def _image_encoder() -> Encode:
         1, min_match=7, hash_log=6, write_checksum=True, write_content_size=True
     )
     compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    return lambda chunk: compressor.compress(filter_image(chunk))
+    return lambda chunk: compressor.compress(filter_image(chunk).data)
 
 
 def _encode_raw(chunk: np.ndarray) -> bytes:
@@ -86,7 +86,7 @@ def _encode_raw(chunk: np.ndarray) -> bytes:
 
 
 def _with_crc32c(data: bytes) -> bytes:
-    return data + google_crc32c.value(data).to_bytes(4, "little")
+    return data + int(google_crc32c.value(data)).to_bytes(4, "little")
 
 
 def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:

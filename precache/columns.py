@@ -9,7 +9,7 @@ import numpy as np
 from precache.errors import UsageError
 from precache.sampler import ValidRows
 from precache.shards import ArrayReader
-from precache.store import SMALL_ROW_NBYTES, Version, open_version
+from precache.store import SMALL_ROW_NBYTES, open_version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precache.errors import UsageError
@@ -91,7 +92,7 @@ def build(
         accept_missing,
         check_space,
         cpus,
-        tuple(path or os.getcwd() for path in sys.path),
+        tuple(path or str(Path.cwd()) for path in sys.path),
     )
     return run_build(request, progress)
 

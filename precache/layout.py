@@ -67,7 +67,7 @@ def encode_index(offsets: np.ndarray, lengths: np.ndarray) -> bytes:
     Format: Zarr v3 `sharding_indexed` with ``index_codecs=[bytes(little), crc32c]``.
     """
     index = np.stack([offsets, lengths], axis=1).astype("<u8").tobytes()
-    return index + google_crc32c.value(index).to_bytes(4, "little")
+    return index + int(google_crc32c.value(index)).to_bytes(4, "little")
 
 
 def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:

@@ -109,7 +109,7 @@ class Loader:
         self, batch_size: int, shuffle: bool, seed: int, drop_last: bool, order: str
     ) -> Order:
         valid = self._columns.valid
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
         if batch_size > len(valid):
             raise UsageError(

@@ -11,25 +11,39 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Any, Literal, NoReturn, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field as Attribute,
     PositiveInt,
     ValidationError,
     model_validator,
 )
+from pydantic import Field as Attribute
 
 from precache.errors import PipelineError
 
 OPS_REVISION = 1
 """Raised when an op of ours computes other pixels than before."""
 
-DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64".split()
+DType = Literal[
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+]
+DTYPES: tuple[str, ...] = get_args(DType)
 
 
 def _describe(error: Mapping[str, Any]) -> str:
@@ -95,7 +109,6 @@ def _ascending(value: tuple[float, float]) -> tuple[float, float]:
 HeightWidth = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_pair)]
 Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Interpolation = Literal["bilinear", "bicubic"]
-DType = Literal[tuple(DTYPES)]  # type: ignore[valid-type]
 
 
 class Decode(_Model):

@@ -95,7 +95,9 @@ def print_info(version: Version, info: Mapping[str, Any]) -> None:
     if version.classes:
         table.add_row(f"{len(version.classes)} classes", _shortened(version.classes))
     for name, recipe in version.pipeline.fields.items():
-        ops = " → ".join(_op(op.model_dump(exclude_defaults=True) | {"op": op.op}) for op in recipe.ops)
+        ops = " → ".join(
+            _op(op.model_dump(exclude_defaults=True) | {"op": op.op}) for op in recipe.ops
+        )
         table.add_row(f"{name} recipe", ops)
     _print(table)
     for key, reason in list(version.holes.values())[:SHOWN]:

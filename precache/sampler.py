@@ -16,7 +16,8 @@ def _mix(x: np.ndarray, key: np.uint64) -> np.ndarray:
     x = x + key
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return x ^ (x >> _U64(31))
+    mixed: np.ndarray = x ^ (x >> _U64(31))
+    return mixed
 
 
 class Permutation:

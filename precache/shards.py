@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from precache.codecs import Encode, crc32c_holds, undo_image
 from precache.errors import DamageError, StorageError, StoreError
 from precache.layout import MISSING, decode_index, encode_index
-from precache.metadata import Array, Piece
+from precache.metadata import Piece
 from precache.receipts import ShardObject
 from precache.storage import Buffer
 from precache.store import Version
@@ -107,11 +107,11 @@ class _Object:
 
 def map_file(path: Path) -> np.ndarray:
     """The bytes of a file as a memory map that holds no descriptor (uint8)."""
-    size = os.stat(path).st_size
+    size = path.stat().st_size
     if size == 0:
         return np.empty(0, np.uint8)
-    storage = torch.UntypedStorage.from_file(str(path), False, size)
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+    mapped: np.ndarray = torch.from_file(str(path), False, size, dtype=torch.uint8).numpy()
+    return mapped
 
 
 class ArrayReader:
@@ -246,7 +246,9 @@ class ArrayReader:
             within = group % chunk_rows
             for piece in self._pieces:
                 self._decode_piece(int(group[0]), piece, scratch)
-                out[(positions, *piece.row)] = scratch[(within, *piece.chunk)]
+                row_part: tuple[Any, ...] = (positions, *piece.row)
+                chunk_part: tuple[Any, ...] = (within, *piece.chunk)
+                out[row_part] = scratch[chunk_part]
 
     def _decode_piece(self, row: int, piece: Piece, scratch: np.ndarray) -> None:
         number, inside = divmod(row, self.array.object_shape[0])
@@ -297,7 +299,7 @@ class ArrayReader:
             index = self._index(data)
         except DamageError as error:
             raise self._damage(number, tail, row, str(error)) from None
-        return _Object(memoryview(data), index, self._plain_rows(data, index))
+        return _Object(data.data, index, self._plain_rows(data, index))
 
     def _index(self, data: np.ndarray) -> np.ndarray:
         if self.array.index_at_start is None:
@@ -309,7 +311,7 @@ class ArrayReader:
         tail = data[:size] if self.array.index_at_start else data[-size:]
         if not self.array.index_checksum:
             return np.frombuffer(tail.tobytes(), "<u8").reshape(chunks, 2)
-        return decode_index(memoryview(tail), chunks)
+        return decode_index(tail.data, chunks)
 
     def _plain_rows(self, data: np.ndarray, index: np.ndarray) -> np.ndarray | None:
         if not self.array.decoder.plain or len(self._pieces) > 1:

@@ -117,14 +117,14 @@ class SlotPool:
 
     def _collect_copies(self) -> None:
         with self._copies_lock:
-            while self._copies and self._copies[0][0].query():
+            while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
                 self._free.put(self._copies.popleft()[1])
 
     def _allocate(self) -> np.ndarray:
         self._made += 1
         if self._made == self._keep + 1:
             log.warning(
-                "more than %d batches of %.1f MB are held at once; each further one is fresh memory",
+                "more than %d batches of %.1f MB are held at once; more take fresh memory",
                 self._keep,
                 self.nbytes / 1e6,
             )
@@ -141,14 +141,14 @@ class DeviceCopier:
     def __init__(self, pool: SlotPool, device: torch.device) -> None:
         self._pool = pool
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(self, slot: np.ndarray) -> torch.Tensor:
         """The slot's bytes on the device, ready for the caller's current stream."""
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             memory = torch.from_numpy(slot).to(self._device, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         self._pool.release_after(event, slot)
         current.wait_event(event)

@@ -109,7 +109,7 @@ class Folder:
         target = self.path(name)
         with _translated(target, "write"), self._temporary(target, scratch) as temporary:
             _write_durably(temporary, parts)
-            os.replace(temporary, target)
+            temporary.replace(target)
             _sync_folder(target.parent)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -172,7 +172,7 @@ def open_folder(uri: str | os.PathLike[str]) -> Folder:
 
 
 def _write_durably(path: Path, parts: Iterable[Buffer]) -> None:
-    with open(path, "xb", buffering=0) as file:
+    with path.open("xb", buffering=0) as file:
         for part in parts:
             view = memoryview(part)
             while view:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
-from numcodecs.vlen import VLenUTF8
 from numcodecs import zstd
+from numcodecs.vlen import VLenUTF8
 
 from precache import metadata
 from precache.codecs import codec_metadata

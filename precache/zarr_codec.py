@@ -20,7 +20,7 @@ class ImageFilter(ArrayArrayCodec):
     is_fixed_size = True
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:  # type: ignore[override]
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         version = data.get("configuration", {}).get("version")
         if version != IMAGE_FILTER_VERSION:
             raise ValueError(f"image filter version {version!r} is not known; update precache")
@@ -33,10 +33,10 @@ class ImageFilter(ArrayArrayCodec):
         return input_byte_length
 
     async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> NDBuffer:
-        filtered = filter_image(chunk_array.as_numpy_array())
+        filtered: Any = filter_image(chunk_array.as_numpy_array())
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(filtered)
 
     async def _decode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> NDBuffer:
-        rows = chunk_array.as_numpy_array().copy()
+        rows: Any = chunk_array.as_numpy_array().copy()
         undo_image(rows)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(rows)

@@ -105,10 +105,11 @@ def _run_on_ray(
     """Results in the order they come; tasks under way are bounded and cancelled when closed."""
     import ray
 
-    remote = ray.remote(_returning_errors).options(
+    remote: Any = ray.remote(_returning_errors).options(
         num_cpus=1, max_retries=MAX_RETRIES, name=getattr(function, "__name__", "task")
     )
-    bound = max(2, int(ray.cluster_resources().get("CPU", 1)) * SUBMITTED_PER_CPU)
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    bound = max(2, int(resources.get("CPU", 1)) * SUBMITTED_PER_CPU)
     remaining = iter(items)
     under_way: dict[Any, Item] = {}
     try:

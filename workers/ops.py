@@ -77,7 +77,7 @@ def _decode_jpeg(data: bytes, op: Decode, shrink_to: int | None) -> np.ndarray |
         if shrink_to is not None and min(height, width) >= 2 * shrink_to:
             limits = {"min_height": shrink_to, "min_width": shrink_to}
         wanted = "GRAY" if op.mode == "L" else "RGB"
-        array = simplejpeg.decode_jpeg(
+        array: np.ndarray = simplejpeg.decode_jpeg(
             data, wanted, fastdct=False, fastupsample=False, strict=True, **limits
         )
     except ValueError:

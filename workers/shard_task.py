@@ -229,8 +229,8 @@ def _output(task: ShardTask, name: str, recipe: FieldRecipe) -> _FieldOutput:
     return _FieldOutput(recipe, shape, writer, _Sums(shape.shape[0]) if image else None)
 
 
-def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str | None:
-    """Compute every field of a sample; the reason where it has to be a hole."""
+def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str:
+    """Compute every field of a sample; the reason where it has to be a hole, else empty."""
     try:
         for each in outputs:
             each.make(sample, key)
@@ -238,7 +238,7 @@ def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str |
         return str(error)
     except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
         return f"{type(error).__name__}: {error}"
-    return None
+    return ""
 
 
 # --- tasks --------------------------------------------------------------------------------------
@@ -263,14 +263,13 @@ def run_shard(task: ShardTask) -> Receipt:
     unfetched: list[FetchError] = []
     with _one_thread():
         samples = _fetch_ahead(task.job.source, task.keys, task.sizes)
-        for row, (key, sample) in enumerate(samples, task.first_row):
+        for row, (key, fetched) in enumerate(samples, task.first_row):
             clock.charge("fetch")
-            if isinstance(sample, FetchError):
-                unfetched.append(sample)
-                reason: str | None = f"could not be fetched: {sample}"
-                sample = Sample({})
+            if isinstance(fetched, FetchError):
+                unfetched.append(fetched)
+                sample, reason = Sample({}), f"could not be fetched: {fetched}"
             else:
-                reason = make_row(outputs, sample, key)
+                sample, reason = fetched, make_row(outputs, fetched, key)
             clock.charge("ops")
             content.append(sample.content)
             labels.append(-1 if sample.label is None else sample.label)

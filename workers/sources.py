@@ -21,7 +21,9 @@ from precache.rowtable import RowTable
 from precache.storage import FileInfo, Folder, open_folder
 from precache.store import open_version
 
-IMAGE_SUFFIXES = frozenset(".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff".split())
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+)
 Tick = Callable[[int], None]
 
 
@@ -48,7 +50,9 @@ class Listing:
 class Source(Protocol):
     """Lists samples and fetches them; travels to the workers as a pickle."""
 
-    labels_with_samples: bool
+    @property
+    def labels_with_samples(self) -> bool:
+        """Whether labels are known only once samples are fetched."""
 
     def list(self, tick: Tick) -> Listing:
         """Every sample; `tick` is told how many were found so far."""
@@ -178,7 +182,7 @@ def _dataset_sample(item: Any) -> Sample:
         if isinstance(value, bytes):
             digest.update(value)
         elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-            digest.update(np.ascontiguousarray(np.asarray(value)))
+            digest.update(np.ascontiguousarray(value).data)
         else:
             digest.update(repr(value).encode())
     number = None if label is None or np.ndim(label) else int(label)
@@ -222,7 +226,7 @@ def override_labels(table: RowTable, path: str) -> RowTable:
 
 def _read_labels(path: str) -> dict[str, str]:
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with Path(path).open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"cannot read labels from {path}: {error}") from None
