@@ -112,10 +112,10 @@ class Folder:
             temporary.replace(target)
             _sync_folder(target.parent)
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
         """Write an object that must not exist yet; False where it does."""
         target = self.path(name)
-        with _translated(target, "write"), self._temporary(target, None) as temporary:
+        with _translated(target, "write"), self._temporary(target, scratch) as temporary:
             _write_durably(temporary, [data])
             try:
                 os.link(temporary, target)
@@ -149,7 +149,10 @@ class Folder:
         return shutil.disk_usage(path).free
 
     def walk(self) -> Iterator[FileInfo]:
-        """Every regular file below the folder, links followed, in no particular order."""
+        """Every file below the folder, in no particular order.
+
+        Links are followed; one that leads nowhere is a file of unknown size (-1).
+        """
         seen: set[tuple[int, int]] = set()
         stack = [""]
         while stack:
@@ -164,6 +167,8 @@ class Folder:
                     elif entry.is_file():
                         status = entry.stat()
                         yield FileInfo(prefix + entry.name, status.st_size, status.st_mtime_ns)
+                    elif entry.is_symlink():
+                        yield FileInfo(prefix + entry.name, -1, -1)
 
 
 def open_folder(uri: str | os.PathLike[str]) -> Folder:

@@ -71,7 +71,8 @@ def append_commit(store: Folder, version: str) -> Commit:
             return log[-1]
         commit = Commit(log[-1].number + 1 if log else 1, version, parent, time.time())
         entry = {"version": version, "parent": parent, "time": commit.time}
-        if store.create(f"commits/{commit.number:06d}.json", json.dumps(entry).encode()):
+        name, data = f"commits/{commit.number:06d}.json", json.dumps(entry).encode()
+        if store.create(name, data, scratch=f"{version}/{BUILD}/tmp"):
             return commit
 
 
@@ -202,7 +203,7 @@ class Version:
         """Keys by row."""
         return Keys(self)
 
-    @property
+    @functools.cached_property
     def holes(self) -> dict[int, tuple[str, str]]:
         """Row -> (key, why it is a hole)."""
         if self.foreign:

@@ -174,6 +174,7 @@ class _Build:
         goal = find_goal(self.store, recipe, self.request.shard_samples)
         if goal is not None and _is_whole(goal):
             append_commit(self.store, goal.version)
+            goal.folder.remove(BUILD)
             self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
             return _committed_result(goal, self.ignored)
         began = time.perf_counter()
@@ -268,8 +269,8 @@ class _Build:
                         f"from what it was: the source or a library changed; remove "
                         f"{goal.folder.root} and build again"
                     )
-        goal.folder.remove(BUILD)
         append_commit(self.store, goal.version)
+        goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = _committed_result(goal, self.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)

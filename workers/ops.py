@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -108,8 +109,18 @@ def _check_pixels(width: int, height: int, op: Decode) -> None:
         )
 
 
+@contextlib.contextmanager
+def _without_pillow_limit() -> Iterator[None]:
+    """`max_pixels` is the limit; Pillow's own would stand in the way of a higher one."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
 def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_pillow_limit():
         warnings.simplefilter("ignore")
         try:
             with Image.open(io.BytesIO(data)) as image:

@@ -88,6 +88,7 @@ class FolderSource:
             )
         tick(len(files))
         files.sort(key=lambda file: file.name)
+        _require_utf8(files)
         return Listing(_folder_table(files), ignored)
 
     def fetch(self, key: str, size: int) -> Sample:
@@ -101,6 +102,16 @@ class FolderSource:
                 "build again to list it anew"
             )
         return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
+
+
+def _require_utf8(files: Sequence[FileInfo]) -> None:
+    for file in files:
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise SourceError(
+                f"the file name {file.name!r} is not UTF-8, and keys are; rename it"
+            ) from None
 
 
 def _folder_table(files: Sequence[FileInfo]) -> RowTable:
