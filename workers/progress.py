@@ -28,6 +28,7 @@ class BuildProgress:
     """A line for the listing, then a bar of images with their rate and the time left."""
 
     def __init__(self, shown: bool) -> None:
+        self._shown = shown
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -56,7 +57,8 @@ class BuildProgress:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._progress.print(text, highlight=False)
+        if self._shown:
+            self._progress.print(text, highlight=False, soft_wrap=True)
 
     def finish(self, text: str) -> None:
         """The last line, in place of the bar."""

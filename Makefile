@@ -1,0 +1,55 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+EXTRAS := workers,gcs,test
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-all lint format bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## make .venv, with everything that the targets below need
+
+demo: $(STAMP)  ## build a store from real photos, and train from it and from the photos
+	@$(BIN)/python -m tests.demo
+
+test: lint  ## check style and types, run the tests
+	$(BIN)/python -m pytest
+
+test-all: lint  ## the same, with the tests that take minutes
+	$(BIN)/python -m pytest -m ""
+
+lint: $(STAMP)  ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## lay out the code, and mend what can be mended by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## measure reading and building
+	@$(BIN)/python -m tests.bench.reading
+	@$(BIN)/python -m tests.bench.building
+
+clean:  ## remove .venv, caches and build leftovers
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find precache workers tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp comes last, so that an install that was cut short is made again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "precache needs Python 3.11 or later, and '$(PYTHON)' is not one." \
+	       "Name another: make venv PYTHON=python3.12" >&2; exit 1; }
+	@echo "Installing into $(VENV) (minutes, the first time) ..."
+# Debian ships venv without ensurepip: there the system's pip installs one into the new environment.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+	  $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }
+	@$(PIP_INSTALL) --editable '.[$(EXTRAS)]' --constraint constraints.txt
+	@touch $@
