@@ -52,7 +52,7 @@ class Loader:
     threads
         That decode; by default one where reading is copying, else up to four.
     ahead
-        Batches in the making; by default two more than threads.
+        Batches in the making; by default one more than threads.
 
     Notes
     -----
@@ -94,7 +94,7 @@ class Loader:
         self._output = self._output_names(output)
         self.device = _device(device)
         self._threads = threads or (1 if self._columns.plain else min(4, os.cpu_count() or 1))
-        self._ahead = ahead or self._threads + 2
+        self._ahead = ahead or self._threads + 1
         self._layout = SlotLayout.of(self._columns.shapes, batch_size)
         cuda = self.device.type == "cuda"
         self._pool = SlotPool(self._layout.nbytes, self._ahead + 3, pinned=cuda)
@@ -165,12 +165,8 @@ class Loader:
         return iterator
 
     def _run(self, epoch: int, start: int) -> Generator[Any, None, None]:
-        work = prefetch(
-            lambda batch: self._fill(self._order.rows(epoch, batch)),
-            range(start, len(self)),
-            self._threads,
-            self._ahead,
-        )
+        batches = self._order.epoch(epoch, start)
+        work = prefetch(self._fill, batches, self._threads, self._ahead)
         try:
             asked = time.perf_counter()
             for number, (slot, rows) in enumerate(work, start + 1):

@@ -13,7 +13,6 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
@@ -88,7 +87,9 @@ class SlotPool:
         self._keep = keep
         self._pinned = pinned
         self._made = 0
-        self._free: SimpleQueue[np.ndarray] = SimpleQueue()
+        # A deque's own methods take no lock of ours: a finalizer may call them inside the garbage
+        # collector. The slot given back last is the likeliest to be in the processor's cache.
+        self._free: deque[np.ndarray] = deque()
         self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
         self._copies_lock = threading.Lock()
 
@@ -96,18 +97,18 @@ class SlotPool:
         """A slot (uint8) that nobody reads."""
         self._collect_copies()
         try:
-            return self._free.get_nowait()
-        except Empty:
+            return self._free.pop()
+        except IndexError:
             return self._allocate()
 
     def release(self, slot: np.ndarray) -> None:
         """Give a slot back; takes no lock, so that a finalizer may call it."""
-        self._free.put(slot)
+        self._free.append(slot)
 
     def lend(self, slot: np.ndarray) -> torch.Tensor:
         """The slot as a uint8 tensor; it comes back when the last tensor over it dies."""
         view = slot[:]
-        weakref.finalize(view, self._free.put, slot).atexit = False
+        weakref.finalize(view, self._free.append, slot).atexit = False
         return torch.from_numpy(view)
 
     def release_after(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
@@ -118,7 +119,7 @@ class SlotPool:
     def _collect_copies(self) -> None:
         with self._copies_lock:
             while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
-                self._free.put(self._copies.popleft()[1])
+                self._free.append(self._copies.popleft()[1])
 
     def _allocate(self) -> np.ndarray:
         self._made += 1
