@@ -56,9 +56,10 @@ def rows_per_shard(rows: int, row_nbytes: Sequence[int], wanted: int | None = No
     several workers share the work.
     """
     step = max(rows_per_chunk(n) for n in row_nbytes)
-    if wanted is None:
-        wanted = min(TARGET_SHARD_BYTES // max(1, *row_nbytes), -(-rows // MIN_SHARDS))
-    return max(1, -(-wanted // step)) * step
+    if wanted is not None:
+        return -(-wanted // step) * step
+    most = min(TARGET_SHARD_BYTES // max(1, *row_nbytes), rows // MIN_SHARDS)
+    return max(1, most // step) * step
 
 
 def encode_index(offsets: np.ndarray, lengths: np.ndarray) -> bytes:

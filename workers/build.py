@@ -24,7 +24,7 @@ from precache.report import size
 from precache.storage import open_folder
 from precache.store import BUILD, ROOT, append_commit, open_version, split_uri
 from workers import sources
-from workers.cluster import Run, executor
+from workers.cluster import Run, check_address, executor
 from workers.commit import channel_statistics, commit, holes
 from workers.goal import Goal, Recipe, find_goal
 from workers.plan import (
@@ -141,6 +141,7 @@ def run_build(request: Request, shown: bool) -> BuildResult:
 
 
 def _check(request: Request) -> None:
+    check_address(request.address)
     if request.on_error not in ("skip", "raise"):
         raise UsageError(f"on_error is {request.on_error!r}; choose skip or raise")
     for name in ("shard_samples", "cpus"):

@@ -40,15 +40,20 @@ def executor(address: str, cpus: int | None = None) -> Iterator[Run]:
 
     What was started here is stopped at the end; a cluster that was joined goes on.
     """
+    check_address(address)
     if address == "serial":
         yield run_serial
     elif address == "local":
         with _quiet_environment(), _connected(None, cpus):
             yield _run_on_ray
-    elif address == "auto" or address.startswith("ray://"):
+    else:
         with _connected(address, None):
             yield _run_on_ray
-    else:
+
+
+def check_address(address: str) -> None:
+    """Raise `UsageError` for an address that names no kind of executor."""
+    if address not in ("serial", "local", "auto") and not address.startswith("ray://"):
         raise UsageError(f"address is {address!r}; choose local, serial, auto, or ray://host:10001")
 
 

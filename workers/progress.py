@@ -53,6 +53,8 @@ class BuildProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._progress.update(self._task, visible=False)
         self._progress.stop()
 
     def say(self, text: str) -> None:
