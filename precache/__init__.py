@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from precache.store import Version
     from precache.store import open_version as open
     from precache.verify import verify
+    from workers.build import BuildResult
 
 __version__ = "0.1.0"
 
@@ -66,12 +67,14 @@ _HOMES = {
     ],
     "precache.store": ["Version", "open"],
     "precache.verify": ["verify"],
+    "workers.build": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ELSEWHERE = {"open": "open_version"}
 
 __all__ = [
     "BuildError",
+    "BuildResult",
     "CachedDataset",
     "CenterCrop",
     "DamageError",

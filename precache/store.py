@@ -27,6 +27,8 @@ FORMAT = 1
 
 ROOT = "zarr.json"
 BUILD = "_build"
+ROW_TABLE = "rows/table.parquet"
+HOLES = "rows/holes.json"
 KEYS_PER_CHUNK = 1 << 16
 ROWS_PER_CHUNK = 1 << 20
 SMALL_ROW_NBYTES = 64
@@ -208,7 +210,7 @@ class Version:
         """Row -> (key, why it is a hole)."""
         if self.foreign:
             return {}
-        data = metadata.parse_json(self.folder.read("holes.json"), f"{self.path}/holes.json")
+        data = metadata.parse_json(self.folder.read(HOLES), f"{self.path}/{HOLES}")
         return {int(row): (key, reason) for row, (key, reason) in data.items()}
 
     @property

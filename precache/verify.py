@@ -12,7 +12,7 @@ import numpy as np
 
 from precache.errors import PrecacheError
 from precache.shards import ArrayReader, map_file
-from precache.store import Version, open_version
+from precache.store import HOLES, Version, open_version
 
 PIECE = 8 << 20
 """Bytes checked between two reports of progress."""
@@ -89,7 +89,7 @@ def _small_arrays(version: Version) -> Iterator[Damage]:
         "label": lambda: version.labels,
         "valid": lambda: version.valid,
         "key": lambda: version.keys[version.rows - 1] and list(version.keys),
-        "holes.json": lambda: version.holes,
+        HOLES: lambda: version.holes,
         **{f"shards/{name}": _shard_table(version, name) for name in version.fields},
     }
     for name, check in checks.items():

@@ -198,7 +198,7 @@ class _Build:
             table = sources.freeze_classes(table, frozen, request.classes)
         table = order_rows(table, request.keep_order)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
-        ignored = f"; {self.ignored} other files ignored" if self.ignored else ""
+        ignored = f"; {self.ignored} not images by suffix" if self.ignored else ""
         self.progress.say(f"{len(table):,} samples{classes} in {request.source}{ignored}")
         fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
         recipe = Recipe(request.pipeline, fingerprint, table, table.digest())

@@ -14,8 +14,17 @@ from precache import metadata
 from precache.codecs import codec_metadata
 from precache.receipts import ChannelSums, Receipt
 from precache.storage import Folder
-from precache.store import BUILD, FORMAT, ROOT, append_commit, small_array, string_array
-from workers.goal import ROWS, SCRATCH, Goal
+from precache.store import (
+    BUILD,
+    FORMAT,
+    HOLES,
+    ROOT,
+    ROW_TABLE,
+    append_commit,
+    small_array,
+    string_array,
+)
+from workers.goal import SCRATCH, Goal
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")
 
@@ -51,7 +60,9 @@ def _objects(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, bytes]:
     table, reasons = goal.table, holes(receipts)
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
-    objects = {"shards/zarr.json": _json(metadata.group_document({}))}
+    # The files of `rows` lie in a group of their own: zarr-python warns of strange ones among arrays.
+    group = _json(metadata.group_document({}))
+    objects = {"shards/zarr.json": group, "rows/zarr.json": group}
     for name in goal.shapes:
         objects[f"{name}/zarr.json"] = _json(_field_document(goal, name))
         made = [(r.objects[name].size, r.objects[name].crc32c) for r in receipts]
@@ -61,8 +72,8 @@ def _objects(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, bytes]:
     _add(objects, "label", small_array(labels, ["row"], fill_value=-1))
     _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
     _add(objects, "key", string_array(table.keys, "row"))
-    objects["holes.json"] = _json({row: [table.keys[row], why] for row, why in reasons.items()})
-    objects[ROWS] = table.to_parquet(
+    objects[HOLES] = _json({row: [table.keys[row], why] for row, why in reasons.items()})
+    objects[ROW_TABLE] = table.to_parquet(
         [reasons.get(row, "") for row in range(len(table))],
         [digest for receipt in receipts for digest in receipt.content],
     )

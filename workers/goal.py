@@ -12,7 +12,7 @@ from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from precache.storage import Folder
-from precache.store import BUILD, ROOT
+from precache.store import BUILD, ROOT, ROW_TABLE
 from workers.plan import version_id
 
 DESCRIPTION = f"{BUILD}/build.json"
@@ -97,12 +97,9 @@ class Goal:
 
     def begin(self) -> None:
         """Freeze the row table and the description, unless they are there."""
-        if not self.folder.exists(ROWS):
-            self.folder.put(ROWS, [self.table.to_parquet()], scratch=SCRATCH)
+        if not self.folder.exists(ROW_TABLE):
+            self.folder.put(ROW_TABLE, [self.table.to_parquet()], scratch=SCRATCH)
         self.folder.put(DESCRIPTION, [json.dumps(self.describe()).encode()], scratch=SCRATCH)
-
-
-ROWS = "rows.parquet"
 
 
 def find_goal(store: Folder, recipe: Recipe, rows_per_shard: int | None) -> Goal | None:
