@@ -60,7 +60,7 @@ def _objects(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, bytes]:
     table, reasons = goal.table, holes(receipts)
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
-    # The files of `rows` lie in a group of their own: zarr-python warns of strange ones among arrays.
+    # A group of their own for plain files: zarr-python warns of strange ones beside arrays.
     group = _json(metadata.group_document({}))
     objects = {"shards/zarr.json": group, "rows/zarr.json": group}
     for name in goal.shapes:
