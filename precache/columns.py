@@ -66,6 +66,11 @@ class Columns:
         """Whether every large field is stored as it is, so that reading is copying."""
         return all(reader.array.decoder.plain for reader in self.readers.values())
 
+    def adopt(self, held: Mapping[str, np.ndarray]) -> None:
+        """Read every field from memory from here on: name -> (rows, ...), by row number."""
+        self.readers.clear()
+        self.small = {name: values for name, values in held.items() if name != "row"}
+
     def read(self, rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True) -> None:
         """Fill ``out[name]`` (n, ...) for every name of `shapes` with the given rows."""
         for name, reader in self.readers.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import time
 import weakref
@@ -12,15 +14,15 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from precache import resident as residence
 from precache.columns import Columns, FieldNames
 from precache.errors import UsageError
 from precache.meter import LoaderStats, StallClock
-from precache.prefetch import prefetch
-from precache.sampler import Order
-from precache.slots import DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.sampler import Order, Shuffle
 from precache.store import Version
+from precache.stream import BatchStream, ResidentStream
+from precache.transforms import Compose, Draw, Transform, run
 
-Batch = dict[str, torch.Tensor]
 STATE_FORMAT = 1
 
 
@@ -35,16 +37,20 @@ class Loader:
     batch_size
         Rows a batch; the last one is smaller unless `drop_last`.
     shuffle, seed
-        A new order every epoch, a function of (seed, epoch) alone.
+        A new order every epoch, a function of (seed, epoch) alone. ``True`` or ``"full"`` mixes all
+        rows; ``"block"`` mixes `window` random shards at a time, which reads a slow disk nearly in
+        sequence; ``False`` keeps `order`.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU.
     fields
         Names to read, by default all; or name -> path of an array in a group that other software
         wrote.
     transform
-        Called with each batch on the device; what it returns is what the loop gets.
+        One of `precache.transforms`, seeded by (seed, epoch, row), or any callable: given each
+        batch as a dict on the device, returns what takes its place.
     output
-        ``dict``: field -> tensor, with `row` (int64). ``tuple``: (image, label).
+        ``dict``: field -> tensor, with `row` (int64). ``tuple``: (image, label), after the
+        transform.
     order
         Without shuffle: ``row`` (as stored) or ``key`` (sorted by key).
     verify
@@ -53,6 +59,11 @@ class Loader:
         That decode; by default one where reading is copying, else up to four.
     ahead
         Batches in the making; by default one more than threads.
+    resident
+        ``host`` or ``device``: decode everything once into that memory and gather batches there;
+        refused where it does not fit.
+    window
+        Shards mixed at a time by ``shuffle="block"``.
 
     Notes
     -----
@@ -71,34 +82,33 @@ class Loader:
         self,
         uri: str | os.PathLike[str],
         batch_size: int = 256,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         seed: int = 0,
         drop_last: bool = False,
         device: str | torch.device | None = None,
         fields: FieldNames = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | Compose | Callable[[Any], Any] | None = None,
         *,
         output: str = "dict",
         order: str = "row",
         verify: str = "first",
         threads: int | None = None,
         ahead: int | None = None,
+        resident: str | None = None,
+        window: int = 8,
     ) -> None:
         _choose("output", output, ("dict", "tuple"))
         _choose("order", order, ("row", "key"))
         _choose("verify", verify, ("first", "always", "off"))
+        _choose("resident", resident, (None, "host", "device"))
+        self.device = _device(device)
         self._columns = Columns(os.fspath(uri), fields, verify)
-        self._order = self._make_order(batch_size, shuffle, seed, drop_last, order)
+        shuffled = _shuffle(shuffle, self._columns, window)
+        self._order = self._make_order(batch_size, shuffled, seed, drop_last, order)
         self._sorted_by = order
         self._transform = transform
         self._output = self._output_names(output)
-        self.device = _device(device)
-        self._threads = threads or (1 if self._columns.plain else min(4, os.cpu_count() or 1))
-        self._ahead = ahead or self._threads + 1
-        self._layout = SlotLayout.of(self._columns.shapes, batch_size)
-        cuda = self.device.type == "cuda"
-        self._pool = SlotPool(self._layout.nbytes, self._ahead + 3, pinned=cuda)
-        self._copier = DeviceCopier(self._pool, self.device) if cuda else None
+        self._stream = _stream(self._columns, batch_size, self.device, threads, ahead, resident)
         self._clock = StallClock()
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self._closed = False
@@ -106,7 +116,7 @@ class Loader:
         self._next = (0, 0)
 
     def _make_order(
-        self, batch_size: int, shuffle: bool, seed: int, drop_last: bool, order: str
+        self, batch_size: int, shuffle: Shuffle | None, seed: int, drop_last: bool, order: str
     ) -> Order:
         valid = self._columns.valid
         if batch_size < 1:
@@ -116,7 +126,7 @@ class Loader:
                 f"batch_size is {batch_size}, and {self.version.path} has {len(valid)} valid rows; "
                 f"give at most {len(valid)}"
             )
-        if order == "key" and shuffle:
+        if order == "key" and shuffle is not None:
             raise UsageError("order='key' reads in a fixed order; give shuffle=False with it")
         sequence = None
         if order == "key":
@@ -165,44 +175,27 @@ class Loader:
         return iterator
 
     def _run(self, epoch: int, start: int) -> Generator[Any, None, None]:
-        batches = self._order.epoch(epoch, start)
-        work = prefetch(self._fill, batches, self._threads, self._ahead)
-        try:
+        batches = self._stream.batches(self._order.epoch(epoch, start))
+        with contextlib.closing(batches):
             asked = time.perf_counter()
-            for number, (slot, rows) in enumerate(work, start + 1):
-                batch = self._deliver(slot, rows)
-                del slot
-                arrived = time.perf_counter()
-                self._clock.batch(arrived - asked, rows, self._layout.nbytes)
-                self._position = (epoch, number) if number < len(self) else (epoch + 1, 0)
-                yield batch
+            for number, batch in enumerate(batches, start + 1):
+                rows, nbytes = len(batch["row"]), sum(t.nbytes for t in batch.values())
+                output = self._finish(batch, epoch, number - 1)
                 del batch
+                arrived = time.perf_counter()
+                self._clock.batch(arrived - asked, rows, nbytes)
+                self._position = (epoch, number) if number < len(self) else (epoch + 1, 0)
+                yield output
+                del output  # what the caller dropped must not live on here
                 asked = time.perf_counter()
                 self._clock.step(asked - arrived)
-        finally:
-            work.close()
 
-    def _fill(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        """Decode a batch into a slot; runs on the decoding threads."""
-        slot = self._pool.acquire()
-        try:
-            out = self._layout.arrays(slot, len(rows))
-            self._columns.read(rows, out, undo=self._copier is None)
-        except BaseException:
-            self._pool.release(slot)
-            raise
-        return slot, len(rows)
-
-    def _deliver(self, slot: np.ndarray, rows: int) -> Any:
-        if self._copier is None:
-            batch = self._layout.tensors(self._pool.lend(slot), rows)
-        else:
-            batch = self._layout.tensors(self._copier.copy(slot), rows)
-            for name, reader in self._columns.readers.items():
-                if reader.filtered:
-                    batch[name] = undo_image_tensor(batch[name])
-        result: Any = batch if self._output is None else tuple(batch[n] for n in self._output)
-        return result if self._transform is None else self._transform(result)
+    def _finish(self, batch: Any, epoch: int, number: int) -> Any:
+        """Apply the transform, and shape the output."""
+        if self._transform is not None:
+            draw = Draw((self._order.seed, epoch), number, batch["row"])
+            batch = run(self._transform, batch, draw)
+        return batch if self._output is None else tuple(batch[name] for name in self._output)
 
     def stats(self) -> LoaderStats:
         """Batches, bytes, waiting and step times since the last call."""
@@ -219,7 +212,7 @@ class Loader:
             "format": STATE_FORMAT,
             "version": self.version.id,
             "batch_size": order.batch_size,
-            "shuffle": order.shuffle,
+            "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
             "order": self._sorted_by,
@@ -259,9 +252,35 @@ class Loader:
         self.close()
 
 
-def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
-        raise UsageError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+        raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
+
+
+def _shuffle(shuffle: bool | str, columns: Columns, window: int) -> Shuffle | None:
+    _choose("shuffle", shuffle, (True, False, "full", "block"))
+    if window < 1:
+        raise UsageError(f"window is {window}; give a number of shards from 1 up")
+    if shuffle == "block":
+        rows = [reader.array.object_shape[0] for reader in columns.readers.values()]
+        return Shuffle("block", max(rows, default=1), window)
+    return Shuffle() if shuffle else None
+
+
+def _stream(
+    columns: Columns,
+    batch_size: int,
+    device: torch.device,
+    threads: int | None,
+    ahead: int | None,
+    resident: str | None,
+) -> BatchStream | ResidentStream:
+    if resident == "device" and device.type != "cpu":
+        return ResidentStream(residence.load(columns, device), device)
+    if resident is not None:
+        held = residence.load(columns, torch.device("cpu"))
+        columns.adopt({name: values.numpy() for name, values in held.items()})
+    return BatchStream(columns, batch_size, device, threads, ahead)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,17 +80,68 @@ class ValidRows:
         return ranks + np.searchsorted(self._before, ranks, side="right")
 
 
+class BlockPermutation:
+    """A bijection of ``range(n)`` that keeps what is read within a few blocks at a time.
+
+    Blocks of consecutive ranks come in random order; each run of `window` of them is permuted as
+    one. Memory grows with the blocks alone.
+    """
+
+    def __init__(self, n: int, block: int, window: int, *key: int | str) -> None:
+        blocks = -(-n // block)
+        self._key = key
+        self._block = block
+        self._window = window
+        self._order = Permutation(blocks, "blocks", *key)(np.arange(blocks))
+        self._ends = np.cumsum(np.minimum(block, n - self._order * block))
+        self._group_ends = self._ends[
+            np.minimum(np.arange(window - 1, blocks + window - 1, window), blocks - 1)
+        ]
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Images of `positions` (one axis, each in ``range(n)``) as int64."""
+        groups = np.searchsorted(self._group_ends, positions, side="right")
+        values = np.empty(len(positions), np.int64)
+        for group in np.unique(groups).tolist():
+            here = groups == group
+            values[here] = self._within(group, positions[here])
+        return values
+
+    def _within(self, group: int, positions: np.ndarray) -> np.ndarray:
+        start = int(self._group_ends[group - 1]) if group else 0
+        total = int(self._group_ends[group]) - start
+        mixed = start + Permutation(total, "window", group, *self._key)(positions - start)
+        place = np.searchsorted(self._ends, mixed, side="right")
+        before = np.where(place > 0, self._ends[place - 1], 0)
+        ranks: np.ndarray = self._order[place] * self._block + (mixed - before)
+        return ranks
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """How an epoch is shuffled: ``full``, or ``block`` within `window` blocks of `block` ranks."""
+
+    kind: str = "full"
+    block: int = 1
+    window: int = 1
+
+    def permutation(self, n: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
+        """Position -> rank, both in ``range(n)``."""
+        if self.kind == "full":
+            return Permutation(n, "full", *key)
+        return BlockPermutation(n, self.block, self.window, "block", *key)
+
+
 @dataclass(frozen=True)
 class Order:
     """Which rows an epoch reads, batch by batch.
 
-    `sequence` is a fixed order of row numbers (int64) that replaces row order, for
-    ``order="key"``.
+    `shuffle` is None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
     """
 
     valid: ValidRows
     batch_size: int
-    shuffle: bool = True
+    shuffle: Shuffle | None = Shuffle()
     seed: int = 0
     drop_last: bool = False
     sequence: np.ndarray | None = None
@@ -101,15 +152,15 @@ class Order:
         whole, rest = divmod(len(self.valid), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
+    def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
-        permutation = Permutation(len(self.valid), "full", self.seed, epoch)
+        permute = self.shuffle and self.shuffle.permutation(len(self.valid), self.seed, epoch)
         step = max(1, WINDOW // self.batch_size) * self.batch_size
         stop = min(self.batches * self.batch_size, len(self.valid))
         for first in range(start * self.batch_size, stop, step):
             ranks = np.arange(first, min(first + step, stop), dtype=np.int64)
-            if self.shuffle:
-                ranks = permutation(ranks)
+            if permute:
+                ranks = permute(ranks)
             rows = self.valid(ranks) if self.sequence is None else self.sequence[ranks]
             for offset in range(0, len(rows), self.batch_size):
                 yield rows[offset : offset + self.batch_size]

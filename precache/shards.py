@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from precache.codecs import Encode, crc32c_holds, undo_image
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.layout import MISSING, decode_index, encode_index
 from precache.metadata import Piece
 from precache.receipts import ShardObject
@@ -343,6 +344,26 @@ class ArrayReader:
             f"shard {path} is damaged at row {row} ({self._version.describe(row)}): {reason}; "
             "delete the file and run the same precache build command again to repair it"
         )
+
+    def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Path of each object -> (n, 2) offsets and lengths of the chunks that hold rows.
+
+        Nothing for arrays whose rows are spread over several chunks, or what cannot be read.
+        """
+        found: dict[str, np.ndarray] = {}
+        if len(self._pieces) > 1:
+            return found
+        tail = self._pieces[0].object_tail
+        numbers, inside = np.divmod(rows, self.array.object_shape[0])
+        chunks = inside // self.array.chunk_shape[0]
+        for number in np.unique(numbers).tolist():
+            with contextlib.suppress(PrecacheError):  # told to whoever reads the row
+                mapped = self._object(number, tail, int(rows[numbers == number][0]))
+                if mapped is not None:
+                    extents = mapped.index[np.unique(chunks[numbers == number])]
+                    path = self._root / self.array.object_name(number, tail)
+                    found[str(path)] = extents[extents[:, 0] != MISSING]
+        return found
 
     def objects(self) -> Iterator[tuple[int, Path]]:
         """Number along axis 0 and path of each stored object that precache wrote."""

@@ -1,0 +1,79 @@
+"""Read-ahead: ask the kernel for the rows of coming batches before they are touched.
+
+One thread calls `posix_fadvise`, which lets go of the interpreter lock; a page fault on a mapping
+would hold up a decoding thread for each row in turn. Where nothing comes from the disk any more,
+the advice stops, because looking up cached pages costs a third of copying them.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from precache.shards import ArrayReader
+
+QUIET_BATCHES = 8
+"""Batches without disk reads after which advice stops, until there are some again."""
+
+
+class ReadAhead:
+    """Advises the kernel of rows, as long as the process still reads from its disk."""
+
+    def __init__(self, readers: Sequence[ArrayReader]) -> None:
+        self._readers = readers
+        self._blocks = _blocks_read()
+        self._quiet = 0
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Start reading the stored bytes of rows, unless everything seems to be in memory."""
+        blocks = _blocks_read()
+        self._quiet = self._quiet + 1 if blocks == self._blocks else 0
+        self._blocks = blocks
+        if self._quiet >= QUIET_BATCHES:
+            return
+        for reader in self._readers:
+            for path, extents in reader.extents(rows).items():
+                _will_need(path, extents)
+
+    def around(
+        self, batches: Iterable[np.ndarray], ahead: int
+    ) -> Generator[np.ndarray, None, None]:
+        """The same batches, each advised `ahead` batches before it is yielded."""
+        waiting: deque[tuple[np.ndarray, Future[None]]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="precache-readahead") as pool:
+            try:
+                for rows in batches:
+                    waiting.append((rows, pool.submit(self.advise, rows)))
+                    if len(waiting) > ahead:
+                        yield _advised(*waiting.popleft())
+                while waiting:
+                    yield _advised(*waiting.popleft())
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _advised(rows: np.ndarray, advice: Future[None]) -> np.ndarray:
+    advice.result()
+    return rows
+
+
+def _blocks_read() -> int:
+    """Blocks of 512 bytes that this process has had read from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+
+
+def _will_need(path: str, extents: np.ndarray) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return  # whoever reads the row says what is wrong
+    try:
+        for offset, length in extents.tolist():
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)

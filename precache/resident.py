@@ -1,0 +1,64 @@
+"""Resident: a version that fits is decoded once, into host or device memory, and gathered there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from precache.columns import Columns
+from precache.errors import UsageError
+from precache.report import size
+from precache.sampler import Order
+from precache.stream import Batch, BatchStream
+
+LOAD_ROWS = 256
+"""Rows a batch while loading."""
+
+SHARE = 0.9
+"""Of the free memory, that a resident version may take."""
+
+
+def load(columns: Columns, device: torch.device) -> Batch:
+    """Every field of a version, decoded, by row number, in the memory of `device`.
+
+    Raises
+    ------
+    UsageError
+        It does not fit; found before anything is loaded.
+    """
+    _require_room(columns, device)
+    count = min(LOAD_ROWS, len(columns.valid))
+    stream = BatchStream(columns, count, device)
+    held: Batch = {}
+    for batch in stream.batches(Order(columns.valid, count, shuffle=None).epoch(0)):
+        for name, values in batch.items():
+            if name not in held:
+                shape = (columns.version.rows, *values.shape[1:])
+                held[name] = torch.zeros(shape, dtype=values.dtype, device=device)
+            held[name].index_copy_(0, batch["row"], values)
+    return held
+
+
+def _require_room(columns: Columns, device: torch.device) -> None:
+    needed = sum(
+        columns.version.rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
+        for shape, dtype in columns.shapes.values()
+    )
+    free = _free_bytes(device)
+    if needed > SHARE * free:
+        where = "the host" if device.type == "cpu" else str(device)
+        raise UsageError(
+            f"{columns.version.path} takes {size(needed)} decoded, and {where} has {size(free)} "
+            "free; leave resident out, or name fewer fields"
+        )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise UsageError("resident needs /proc/meminfo to know whether the version fits")

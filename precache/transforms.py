@@ -1,0 +1,395 @@
+"""Batched transforms on the device: random for every sample, the same on every run.
+
+What a sample draws depends on (seed, epoch, row) and its transform's place alone: not on the batch
+it is in, the number of ranks, or where training was resumed. Only what mixes samples (`MixUp`,
+`CutMix`) depends on the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from precache.errors import UsageError
+
+Batch = dict[str, torch.Tensor]
+GREY = (0.299, 0.587, 0.114)
+"""Weights of R, G and B in grey (ITU-R BT.601)."""
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as the int64 that torch computes with."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finalizer on int64; its shifts are logical, hence the masks."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers for one batch.
+
+    Attributes
+    ----------
+    key
+        Of the run, the epoch and the transform's place.
+    step
+        Number of the batch in its epoch, for what mixes samples.
+    rows
+        (N,) int64 row numbers, on the device.
+    """
+
+    key: tuple[int | str, ...]
+    step: int
+    rows: torch.Tensor
+
+    def inside(self, place: int) -> Draw:
+        """The draw of the transform at a place within this one."""
+        return Draw((*self.key, place), self.step, self.rows)
+
+    def uniform(self, count: int) -> torch.Tensor:
+        """(N, count) float32, uniform in [0, 1), a function of (key, row)."""
+        seed = int.from_bytes(self._digest(), "little")
+        columns = torch.arange(1, count + 1, device=self.rows.device)
+        # Odd multipliers keep distinct (row, column) apart before they are mixed.
+        mixed = _mix(
+            self.rows.to(torch.int64)[:, None] * _signed(0x9E3779B97F4A7C15) ^ _signed(seed)
+        )
+        mixed = _mix(mixed + columns * _signed(0xD1B54A32D192ED03))
+        return ((mixed >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
+
+    def numpy(self) -> np.random.Generator:
+        """A generator on the host, a function of (key, step)."""
+        words = [*self._digest(), self.step]
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+    def _digest(self) -> bytes:
+        return hashlib.blake2b(repr(self.key).encode(), digest_size=8).digest()
+
+
+class Transform(ABC):
+    """Something done to a batch on its device; its random numbers come from `draw` alone."""
+
+    @abstractmethod
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        """The batch, changed; the one given stays as it is."""
+
+
+class ImageTransform(Transform):
+    """Changes one field of (N, C, H, W) images, ``image`` unless told otherwise."""
+
+    field = "image"
+
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        images = batch[self.field]
+        if images.ndim != 4:
+            raise UsageError(f"{type(self).__name__} takes (N, C, H, W), not {tuple(images.shape)}")
+        return {**batch, self.field: self.images(images, draw)}
+
+    @abstractmethod
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, changed."""
+
+
+class Compose:
+    """Transforms, and any callables on the batch, one after another."""
+
+    def __init__(self, steps: Sequence[Transform | Compose | Callable[[Any], Any]]) -> None:
+        self.steps = list(steps)
+
+    def apply(self, batch: Any, draw: Draw) -> Any:
+        for place, step in enumerate(self.steps):
+            batch = run(step, batch, draw.inside(place))
+        return batch
+
+
+def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw) -> Any:
+    """Apply a transform of ours, or call whatever else was given."""
+    return step.apply(batch, draw) if isinstance(step, Transform | Compose) else step(batch)
+
+
+# --- geometry -----------------------------------------------------------------------------------
+
+
+class RandomCrop(ImageTransform):
+    """A random window of `size`, after `padding` zeros on every side."""
+
+    def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
+        self.size = (size, size) if isinstance(size, int) else size
+        self.padding = padding
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
+        height, width = self.size
+        if padded.shape[2] < height or padded.shape[3] < width:
+            raise UsageError(
+                f"a crop of {height} x {width} does not fit images of "
+                f"{padded.shape[2]} x {padded.shape[3]}"
+            )
+        spare = torch.tensor(
+            [padded.shape[2] - height + 1, padded.shape[3] - width + 1], device=images.device
+        )
+        corner = (draw.uniform(2) * spare).long()
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+        number = torch.arange(len(images), device=images.device)
+        return windows[number, :, corner[:, 0], corner[:, 1]]
+
+
+class RandomResizedCrop(ImageTransform):
+    """A random area and aspect ratio of each image, resized bilinearly to `size`.
+
+    Area uniform in `scale`, aspect ratio log-uniform in `ratio`, as torchvision draws them; a box
+    that does not fit is narrowed to the image instead of drawn again. Not antialiased: cache at
+    about the size you train on.
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ) -> None:
+        self.size = (size, size) if isinstance(size, int) else size
+        self.scale = scale
+        self.ratio = ratio
+
+    def boxes(self, height: int, width: int, draw: Draw) -> torch.Tensor:
+        """(N, 4) float32 top, left, height, width, in whole pixels."""
+        u = draw.uniform(4)
+        area = height * width * (self.scale[0] + u[:, 0] * (self.scale[1] - self.scale[0]))
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratio = torch.exp(low + u[:, 1] * (high - low))
+        h = torch.sqrt(area / ratio).round().clamp(1, height)
+        w = torch.sqrt(area * ratio).round().clamp(1, width)
+        top = (u[:, 2] * (height - h + 1)).floor()
+        left = (u[:, 3] * (width - w + 1)).floor()
+        return torch.stack([top, left, h, w], 1)
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        height, width = images.shape[2:]
+        top, left, h, w = self.boxes(height, width, draw).unbind(1)
+        across = _grid(left, w, self.size[1], width)[:, None, :].expand(-1, self.size[0], -1)
+        down = _grid(top, h, self.size[0], height)[:, :, None].expand(-1, -1, self.size[1])
+        grid = torch.stack([across, down], 3)
+        sampled = functional.grid_sample(images.float(), grid, align_corners=False)
+        return _like(sampled, images)
+
+
+def _grid(start: torch.Tensor, length: torch.Tensor, out: int, size: int) -> torch.Tensor:
+    """(N, out) coordinates in [-1, 1] that resize [start, start + length) and stay inside it."""
+    centres = torch.arange(out, device=start.device, dtype=torch.float32) + 0.5
+    pixel = centres * (length[:, None] / out) - 0.5
+    pixel = start[:, None] + pixel.clamp(min=0).minimum(length[:, None] - 1)
+    return (2 * pixel + 1) / size - 1
+
+
+class HorizontalFlip(ImageTransform):
+    """Mirror left and right with probability `p`."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = p
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        flip = draw.uniform(1)[:, 0] < self.p
+        return torch.where(flip[:, None, None, None], images.flip(3), images)
+
+
+# --- colour and values --------------------------------------------------------------------------
+
+
+def _like(images: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Back to the dtype before; integers rounded and kept within 0 to 255."""
+    if before.is_floating_point():
+        return images.to(before.dtype)
+    return images.round_().clamp_(0, 255).to(before.dtype)
+
+
+def _top(images: torch.Tensor) -> float:
+    """The value of full brightness: 255 for integers, 1 for floats."""
+    return 1.0 if images.is_floating_point() else 255.0
+
+
+class ColorJitter(ImageTransform):
+    """Brightness, contrast, saturation and hue, changed in this order, on RGB.
+
+    The first three take a factor uniform in [1 - x, 1 + x], at least 0; hue turns by a fraction
+    uniform in [-hue, hue] of the colour circle. The arithmetic is torchvision's.
+    """
+
+    def __init__(
+        self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0
+    ) -> None:
+        if min(brightness, contrast, saturation, hue) < 0 or hue > 0.5:
+            raise UsageError("ColorJitter takes numbers from 0 up, and hue at most 0.5")
+        self.amounts = (brightness, contrast, saturation)
+        self.hue = hue
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        top = _top(images)
+        pixels = images.float() / top
+        u = draw.uniform(4) * 2 - 1
+        factors = [
+            (1 + u[:, i] * amount).clamp(min=0)[:, None, None, None]
+            for i, amount in enumerate(self.amounts)
+        ]
+        if self.amounts[0]:
+            pixels = (pixels * factors[0]).clamp(0, 1)
+        if self.amounts[1]:
+            mean = _grey(pixels).mean((2, 3), keepdim=True)
+            pixels = torch.lerp(mean, pixels, factors[1]).clamp(0, 1)
+        if self.amounts[2]:
+            pixels = torch.lerp(_grey(pixels), pixels, factors[2]).clamp(0, 1)
+        if self.hue:
+            pixels = _turn_hue(pixels, (u[:, 3] * self.hue)[:, None, None])
+        return _like(pixels * top, images)
+
+
+def _grey(pixels: torch.Tensor) -> torch.Tensor:
+    weights = torch.tensor(GREY, device=pixels.device)[None, :, None, None]
+    return (pixels * weights).sum(1, keepdim=True)
+
+
+def _turn_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """RGB in [0, 1], its HSV hue moved by `turn` (Smith, "Color gamut transform pairs", 1978)."""
+    value, low = pixels.amax(1), pixels.amin(1)
+    chroma = value - low
+    safe = torch.where(chroma == 0, 1.0, chroma)
+    red, green, blue = ((value[:, None] - pixels) / safe[:, None]).unbind(1)
+    r, g, _ = pixels.unbind(1)
+    hue = torch.where(
+        r == value, blue - green, torch.where(g == value, 2 + red - blue, 4 + green - red)
+    )
+    hue = torch.where(chroma == 0, 0.0, hue / 6 + turn) % 1.0
+    offsets = torch.tensor([5.0, 3.0, 1.0], device=pixels.device)[None, :, None, None]
+    k = (offsets + hue[:, None] * 6) % 6
+    return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
+
+
+class Normalize(ImageTransform):
+    """(images - mean) / std by channel, as `dtype`.
+
+    Parameters
+    ----------
+    mean, std
+        In stored units (0 to 255 for uint8), as ``precache.open(uri).mean["image"]`` has them.
+    channels_last
+        Lay the result out as the convolutions of CUDA like it.
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> None:
+        if not dtype.is_floating_point:
+            raise UsageError(f"Normalize gives floats, not {dtype}")
+        if len(mean) != len(std) or min(std) <= 0:
+            raise UsageError("Normalize takes a mean and a std above 0 for each channel")
+        self.mean, self.std = list(mean), list(std)
+        self.dtype = dtype
+        self.channels_last = channels_last
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        if images.shape[1] != len(self.mean):
+            raise UsageError(f"Normalize has {len(self.mean)} channels, images {images.shape[1]}")
+        mean, std = (
+            torch.tensor(v, dtype=torch.float32, device=images.device)[None, :, None, None]
+            for v in (self.mean, self.std)
+        )
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        pixels = (images - mean).div_(std)
+        return pixels.to(self.dtype, memory_format=layout)
+
+
+class ToDType(ImageTransform):
+    """Convert to `dtype`; integers are first divided by 255 where it is a float."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+
+    def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
+        if self.dtype.is_floating_point and not images.is_floating_point():
+            return images.to(self.dtype).div_(255)
+        return images.to(self.dtype)
+
+
+# --- mixing samples -----------------------------------------------------------------------------
+
+
+def _beta(alpha: float, count: int, draw: Draw, device: torch.device) -> torch.Tensor:
+    """(count,) float32 drawn from Beta(alpha, alpha)."""
+    if alpha <= 0:
+        raise UsageError(f"alpha is {alpha}; give a number above 0")
+    shares = draw.numpy().beta(alpha, alpha, count).astype(np.float32)
+    return torch.from_numpy(shares).to(device, non_blocking=True)
+
+
+def _mix_labels(labels: torch.Tensor, share: torch.Tensor, classes: int) -> torch.Tensor:
+    """(N, classes) float32: `share` of each label, the rest of its predecessor's."""
+    one_hot = functional.one_hot(labels, classes).to(torch.float32)
+    return torch.lerp(one_hot.roll(1, 0), one_hot, share[:, None])
+
+
+class MixUp(Transform):
+    """Each image blended with its predecessor in the batch, by a share from Beta(alpha, alpha).
+
+    Labels become (N, classes) float32. Source: Zhang et al., "mixup: Beyond Empirical Risk
+    Minimization", ICLR 2018.
+    """
+
+    def __init__(self, classes: int, alpha: float = 0.2) -> None:
+        self.classes = classes
+        self.alpha = alpha
+
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        images = batch["image"]
+        share = _beta(self.alpha, len(images), draw, images.device)
+        pixels = images.float()
+        mixed = torch.lerp(pixels.roll(1, 0), pixels, share[:, None, None, None])
+        label = _mix_labels(batch["label"], share, self.classes)
+        return {**batch, "image": _like(mixed, images), "label": label}
+
+
+class CutMix(Transform):
+    """A box of each image replaced by the same box of its predecessor in the batch.
+
+    The box keeps the image's aspect ratio and is clipped at its edges; labels become (N, classes)
+    float32 by the area that was left. Source: Yun et al., "CutMix", ICCV 2019.
+    """
+
+    def __init__(self, classes: int, alpha: float = 1.0) -> None:
+        self.classes = classes
+        self.alpha = alpha
+
+    def apply(self, batch: Batch, draw: Draw) -> Batch:
+        images = batch["image"]
+        height, width = images.shape[2:]
+        side = (1 - _beta(self.alpha, len(images), draw, images.device)).sqrt()
+        centre = draw.uniform(2)
+        rows = _inside(centre[:, 0] * height, side * height, height)
+        columns = _inside(centre[:, 1] * width, side * width, width)
+        box = rows[:, :, None] & columns[:, None, :]
+        share = 1 - box.float().mean((1, 2))
+        mixed = torch.where(box[:, None], images.roll(1, 0), images)
+        return {**batch, "image": mixed, "label": _mix_labels(batch["label"], share, self.classes)}
+
+
+def _inside(centre: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:
+    """(N, size) bool: the whole pixels within half of `length` around `centre`."""
+    pixels = torch.arange(size, device=centre.device)[None, :]
+    start = (centre - length / 2).round()[:, None]
+    return (pixels >= start) & (pixels < (centre + length / 2).round()[:, None])
