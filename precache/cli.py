@@ -192,8 +192,8 @@ def _info(options: argparse.Namespace) -> int:
         "mean": version.mean,
         "std": version.std,
         "pipeline": version.pipeline.to_dict(),
-        "libraries": version.attributes["libraries"],
-        "created": version.attributes["created"],
+        "libraries": version.attributes.libraries if version.attributes else {},
+        "created": version.attributes.created if version.attributes else "",
     }
     _show(options, info, lambda: print_info(version, info))
     return 0

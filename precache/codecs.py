@@ -17,16 +17,13 @@ import google_crc32c
 import numpy as np
 from numcodecs import blosc, zstd
 
-from precache.errors import DamageError, StoreError
+from precache.errors import DamageError, PipelineError, StoreError
 from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
 
 IMAGE_FILTER = "precache.image"
 IMAGE_FILTER_VERSION = 1
 
 Encode = Callable[[np.ndarray], bytes]
-_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
-_CRC32C = {"name": "crc32c"}
-INDEX_CODECS = [_BYTES, _CRC32C]
 
 
 # --- the image filter ---------------------------------------------------------------------------
@@ -46,12 +43,11 @@ def filter_image(rows: np.ndarray) -> np.ndarray:
         Same shape and dtype, modulo 256: where C = 3, (R - G, G, B - G); then each line of pixels
         less the line above it.
     """
-    plain = np.ascontiguousarray(rows)
+    plain = np.array(rows, order="C") if rows.shape[-3] == 3 else rows
     if rows.shape[-3] == 3:
-        plain = plain.copy() if plain is rows else plain
         plain[..., 0, :, :] -= plain[..., 1, :, :]
         plain[..., 2, :, :] -= plain[..., 1, :, :]
-    residue = np.empty_like(plain)
+    residue = np.empty(rows.shape, np.uint8)
     residue[..., 0, :] = plain[..., 0, :]
     np.subtract(plain[..., 1:, :], plain[..., :-1, :], out=residue[..., 1:, :])
     return residue
@@ -64,6 +60,52 @@ def undo_image(rows: np.ndarray) -> None:
     if rows.shape[-3] == 3:
         rows[..., 0, :, :] += rows[..., 1, :, :]
         rows[..., 2, :, :] += rows[..., 1, :, :]
+
+
+# --- metadata -----------------------------------------------------------------------------------
+
+
+def index_codecs() -> list[dict[str, Any]]:
+    """The Zarr v3 `index_codecs` of a shard."""
+    return [_bytes(), _crc32c()]
+
+
+def _bytes() -> dict[str, Any]:
+    return {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def _crc32c() -> dict[str, Any]:
+    return {"name": "crc32c"}
+
+
+def _zstd(level: int) -> dict[str, Any]:
+    return {"name": "zstd", "configuration": {"level": level, "checksum": True}}
+
+
+def codec_metadata(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> list[dict[str, Any]]:
+    """The Zarr v3 `codecs` of one chunk."""
+    size = np.dtype(dtype).itemsize
+    match codec:
+        case RawCodec():
+            return [_bytes(), _crc32c()]
+        case ZstdCodec() if size == 1:
+            return [_bytes(), _zstd(codec.level)]
+        case ZstdCodec():
+            configuration = {
+                "cname": "zstd",
+                "clevel": _clevel(codec),
+                "shuffle": "shuffle",
+                "typesize": size,
+                "blocksize": 0,
+            }
+            return [_bytes(), {"name": "blosc", "configuration": configuration}, _crc32c()]
+        case ImageCodec():
+            image = {"name": IMAGE_FILTER, "configuration": {"version": IMAGE_FILTER_VERSION}}
+            return [image, _bytes(), _zstd(1)]
+
+
+def _clevel(codec: ZstdCodec) -> int:
+    return min(9, max(1, codec.level))
 
 
 # --- encoding -----------------------------------------------------------------------------------
@@ -106,37 +148,9 @@ def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
             )  # fmt: skip
             return lambda chunk: _with_crc32c(bytes(compress(np.ascontiguousarray(chunk))))
         case ImageCodec():
+            if dtype != "uint8":
+                raise PipelineError(f"codec 'image' stores uint8, not {dtype}; use zstd or raw")
             return _image_encoder()
-
-
-def _clevel(codec: ZstdCodec) -> int:
-    return min(9, max(1, codec.level))
-
-
-def codec_metadata(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> list[dict[str, Any]]:
-    """The Zarr v3 `codecs` of one chunk."""
-    size = np.dtype(dtype).itemsize
-    match codec:
-        case RawCodec():
-            return [_BYTES, _CRC32C]
-        case ZstdCodec() if size == 1:
-            return [_BYTES, _zstd_metadata(codec.level)]
-        case ZstdCodec():
-            configuration = {
-                "cname": "zstd",
-                "clevel": _clevel(codec),
-                "shuffle": "shuffle",
-                "typesize": size,
-                "blocksize": 0,
-            }
-            return [_BYTES, {"name": "blosc", "configuration": configuration}, _CRC32C]
-        case ImageCodec():
-            image = {"name": IMAGE_FILTER, "configuration": {"version": IMAGE_FILTER_VERSION}}
-            return [image, _BYTES, _zstd_metadata(1)]
-
-
-def _zstd_metadata(level: int) -> dict[str, Any]:
-    return {"name": "zstd", "configuration": {"level": level, "checksum": True}}
 
 
 # --- decoding -----------------------------------------------------------------------------------
@@ -273,4 +287,6 @@ def decoder(codecs: Sequence[Mapping[str, Any]], itemsize: int, where: str) -> D
             f"precache reads bytes with {', '.join(_SUPPORTED)}: rewrite the array with these"
         )
     endian = codecs[0].get("configuration", {}).get("endian", "little")
+    if endian not in ("little", "big"):
+        raise StoreError(f"{where} has byte order {endian!r}; it is little or big")
     return Decoder(tuple(names[1:]), swap=endian == "big" and itemsize > 1, filtered=filtered)

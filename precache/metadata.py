@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.codecs import INDEX_CODECS, Decoder, decoder
+from precache.codecs import Decoder, decoder, index_codecs
 from precache.errors import StoreError
 from precache.pipeline import DTYPES
 
@@ -59,7 +59,7 @@ def sharding(chunk_shape: Sequence[int], codecs: Sequence[Json]) -> Json:
         "configuration": {
             "chunk_shape": list(chunk_shape),
             "codecs": list(codecs),
-            "index_codecs": INDEX_CODECS,
+            "index_codecs": index_codecs(),
             "index_location": "end",
         },
     }
@@ -165,7 +165,7 @@ def parse_json(data: bytes, where: str) -> Json:
     """A JSON object, or a `StoreError` that names the file."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{where} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise StoreError(f"{where} is not a JSON object")
@@ -182,7 +182,7 @@ def parse_array(document: Mapping[str, Any], where: str) -> Array:
     """
     try:
         return _parse_array(document, where)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise StoreError(f"{where} is no Zarr v3 array metadata: {error!r}") from None
 
 
@@ -199,20 +199,26 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
         _require_alone(codecs, where)
         configuration = codecs[0]["configuration"]
         chunk_shape, codecs = _shape(configuration["chunk_shape"]), configuration["codecs"]
-        index_at_start = configuration.get("index_location", "end") == "start"
+        location = configuration.get("index_location", "end")
+        if location not in ("start", "end"):
+            raise StoreError(f"{where} has its shard index at {location!r}; it is start or end")
+        index_at_start = location == "start"
         index_checksum = _index_checksum(configuration["index_codecs"], where)
     if not len(shape) == len(object_shape) == len(chunk_shape) or 0 in object_shape + chunk_shape:
         raise StoreError(f"{where} has a grid {object_shape} that does not fit its shape {shape}")
     if any(o % c for o, c in zip(object_shape, chunk_shape, strict=True)) or not shape:
         raise StoreError(f"{where}: chunks of {chunk_shape} do not tile shards of {object_shape}")
     key_prefix, separator = _key_encoding(document.get("chunk_key_encoding"), where)
+    decode = decoder(codecs, np.dtype(dtype).itemsize, where)
+    if decode.filtered and (dtype != "uint8" or len(shape) < 4):
+        raise StoreError(f"{where} filters {dtype} {shape} by precache.image: no uint8 images")
     return Array(
         shape,
         dtype,
         object_shape,
         chunk_shape,
-        decoder(codecs, np.dtype(dtype).itemsize, where),
-        _fill_value(document["fill_value"], dtype),
+        decode,
+        _fill_value(document["fill_value"], dtype, where),
         key_prefix,
         separator,
         index_at_start,
@@ -221,7 +227,9 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or any(not isinstance(n, int) or n < 0 for n in value):
+    if not isinstance(value, list) or any(
+        not isinstance(n, int) or not 0 <= n < 2**63 for n in value
+    ):
         raise TypeError(f"{value!r} is no shape")
     return tuple(value)
 
@@ -247,20 +255,29 @@ def _index_checksum(codecs: Sequence[Mapping[str, Any]], where: str) -> bool:
 
 
 def _key_encoding(value: Any, where: str) -> tuple[str, str]:
+    defaults = {"default": "/", "v2": "."}
     name = value["name"]
-    separator = value.get("configuration", {}).get("separator")
-    if name == "default":
-        return f"c{separator or '/'}", separator or "/"
-    if name == "v2":
-        return "", separator or "."
-    raise StoreError(f"{where} has chunk key encoding {name!r}; precache reads default and v2")
+    if name not in defaults:
+        raise StoreError(f"{where} has chunk key encoding {name!r}; precache reads default and v2")
+    separator = value.get("configuration", {}).get("separator", defaults[name])
+    if separator not in ("/", "."):
+        raise StoreError(f"{where} has the separator {separator!r} in chunk keys; it is / or .")
+    return (f"c{separator}" if name == "default" else ""), separator
 
 
-def _fill_value(value: Any, dtype: str) -> Any:
-    if isinstance(value, str):
-        if value.startswith("0x"):
+def _fill_value(value: Any, dtype: str, where: str) -> Any:
+    try:
+        if isinstance(value, str) and value.startswith("0x"):
             width = np.dtype(dtype).itemsize
-            bits = np.frombuffer(int(value, 16).to_bytes(width, "little"), f"<u{width}")
-            return bits.view(dtype)[0]
-        return np.dtype(dtype).type({"Infinity": "inf", "-Infinity": "-inf"}.get(value, value))
-    return np.dtype(dtype).type(value)
+            bits = int(value, 16).to_bytes(width, "little")
+            return np.frombuffer(bits, np.dtype(dtype).newbyteorder("<"))[0]
+        if isinstance(value, str):
+            value = _NOT_FINITE[value]
+        if not isinstance(value, int | float):
+            raise TypeError("not a number")
+        return np.dtype(dtype).type(value)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise StoreError(f"{where} has fill value {value!r}, which is no {dtype}") from None
+
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

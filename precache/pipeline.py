@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic import Field as Attribute
@@ -202,6 +203,15 @@ class Function(_Model):
     dtype: DType | None = None
     shape: tuple[PositiveInt, ...] | None = None
 
+    @field_validator("params")
+    @classmethod
+    def _check(cls, params: dict[str, Any]) -> dict[str, Any]:
+        try:
+            canonical_json(params)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"params must be what JSON can hold: {error}") from None
+        return params
+
 
 Op = Annotated[
     Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function,
@@ -293,12 +303,18 @@ class Field(_Model):
             elif isinstance(op, CenterCrop):
                 if size and (op.size[0] > size[0] or op.size[1] > size[1]):
                     raise ValueError(
-                        f"the crop of {op.size[0]} x {op.size[1]} is larger than the resize to "
-                        f"{size[0]} before it; resize to at least {max(op.size)}"
+                        f"the crop of {op.size[0]} x {op.size[1]} is larger than the "
+                        f"{size[0]} x {size[1]} before it; resize to at least {max(op.size)}"
                     )
                 size = op.size
             elif isinstance(op, Function):
                 size = None
+
+    @property
+    def stored_as(self) -> RawCodec | ZstdCodec | ImageCodec:
+        """`codec`, which validation has filled in."""
+        assert self.codec is not None
+        return self.codec
 
     @property
     def decodes(self) -> bool:

@@ -6,6 +6,8 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 
+from pydantic import TypeAdapter
+
 
 @dataclass(frozen=True)
 class ShardObject:
@@ -64,9 +66,8 @@ class Receipt:
 
     @classmethod
     def from_json(cls, data: bytes) -> Receipt:
-        """Read what `to_json` wrote; ValueError, KeyError or TypeError where it is not that."""
-        raw = json.loads(data)
-        raw["objects"] = {k: ShardObject(**v) for k, v in raw["objects"].items()}
-        raw["sums"] = {k: ChannelSums(**v) for k, v in raw["sums"].items()}
-        raw["holes"] = {int(row): reason for row, reason in raw["holes"].items()}
-        return cls(**raw)
+        """Read what `to_json` wrote; ValueError where it is not that."""
+        return _RECEIPT.validate_json(data)
+
+
+_RECEIPT = TypeAdapter(Receipt)

@@ -111,5 +111,5 @@ class RowTable:
                 table["label"].to_numpy(),
                 tuple(json.loads(table.schema.metadata[b"classes"])),
             )
-        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where} is no row table: {error}") from None

@@ -48,12 +48,12 @@ class Permutation:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Images of `positions` (any shape, each in ``range(n)``) as int64."""
-        values = self._encrypt(np.asarray(positions).astype(_U64))
+        values = self._encrypt(np.asarray(positions).astype(_U64).reshape(-1))
         outside = values >= self.n
         while outside.any():
             values[outside] = self._encrypt(values[outside])
             outside = values >= self.n
-        return values.astype(np.int64)
+        return values.astype(np.int64).reshape(np.shape(positions))
 
 
 class ValidRows:

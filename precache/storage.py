@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     if protocol not in (None, "file", "local"):
         raise UsageError(f"{uri}: {protocol}:// is not supported; give a local path or file://")
     return Path(path).expanduser()
+
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 @contextlib.contextmanager
@@ -71,14 +75,23 @@ class Folder:
         return self.root / name
 
     def exists(self, name: str = "") -> bool:
-        return self.path(name).exists()
+        return self._stat(name) is not None
 
     def size(self, name: str) -> int | None:
         """Bytes of an object, or None where there is none."""
-        try:
-            return self.path(name).stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        status = self._stat(name)
+        return None if status is None else status.st_size
+
+    def _stat(self, name: str) -> os.stat_result | None:
+        with _translated(self.path(name), "look at"):
+            try:
+                return self.path(name).stat()
+            except ValueError:  # a zero byte in the name
+                return None
+            except OSError as error:
+                if error.errno in _NOT_THERE:
+                    return None
+                raise
 
     def read(self, name: str) -> bytes:
         """The whole object."""
@@ -151,24 +164,31 @@ class Folder:
     def walk(self) -> Iterator[FileInfo]:
         """Every file below the folder, in no particular order.
 
-        Links are followed; one that leads nowhere is a file of unknown size (-1).
+        Links are followed, except back to a folder they are in; one that leads nowhere is a file
+        of unknown size (-1).
         """
-        seen: set[tuple[int, int]] = set()
-        stack = [""]
+        with _translated(self.root, "list"):
+            stack = [("", frozenset({_identity(self.root.stat())}))]
         while stack:
-            prefix = stack.pop()
+            prefix, above = stack.pop()
             with _translated(self.path(prefix), "list"), os.scandir(self.path(prefix)) as entries:
                 for entry in entries:
-                    if entry.is_dir():
+                    try:
                         status = entry.stat()
-                        if (status.st_dev, status.st_ino) not in seen:
-                            seen.add((status.st_dev, status.st_ino))
-                            stack.append(f"{prefix}{entry.name}/")
-                    elif entry.is_file():
-                        status = entry.stat()
-                        yield FileInfo(prefix + entry.name, status.st_size, status.st_mtime_ns)
-                    elif entry.is_symlink():
+                    except OSError:
+                        if not entry.is_symlink():
+                            raise
                         yield FileInfo(prefix + entry.name, -1, -1)
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        if _identity(status) not in above:
+                            stack.append((f"{prefix}{entry.name}/", above | {_identity(status)}))
+                    elif stat.S_ISREG(status.st_mode):
+                        yield FileInfo(prefix + entry.name, status.st_size, status.st_mtime_ns)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def open_folder(uri: str | os.PathLike[str]) -> Folder:

@@ -15,15 +15,14 @@ from typing import Any, overload
 import numpy as np
 from numcodecs import zstd
 from numcodecs.vlen import VLenUTF8
+from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
+from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
 from precache.codecs import codec_metadata
 from precache.errors import DamageError, StoreError
 from precache.pipeline import Pipeline, ZstdCodec
 from precache.storage import Folder, open_folder
-
-FORMAT = 1
-"""Of the store; a reader refuses a higher one by name."""
 
 ROOT = "zarr.json"
 BUILD = "_build"
@@ -34,7 +33,7 @@ ROWS_PER_CHUNK = 1 << 20
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory whole."""
 
-_VERSION_ID = re.compile("[0-9a-f]{16,64}")
+_HOLES: TypeAdapter[dict[int, tuple[str, str]]] = TypeAdapter(dict[int, tuple[str, str]])
 
 
 # --- the commit log -----------------------------------------------------------------------------
@@ -52,16 +51,13 @@ class Commit:
 
 def read_commits(store: Folder) -> list[Commit]:
     """The log, oldest first."""
-    commits = []
+    log = []
     for name in store.names("commits"):
-        if not (name.endswith(".json") and name[:-5].isdigit()):
-            continue
-        entry = metadata.parse_json(store.read(f"commits/{name}"), f"commits/{name}")
-        version, when = entry.get("version"), entry.get("time")
-        if not (isinstance(version, str) and _VERSION_ID.fullmatch(version) and when is not None):
-            raise StoreError(f"{store.path('commits')}/{name} is no commit: {entry}")
-        commits.append(Commit(int(name[:-5]), version, entry.get("parent"), when))
-    return commits
+        if re.fullmatch(r"[0-9]{6,}\.json", name):
+            where = f"{store.path('commits')}/{name}"
+            entry = CommitEntry.read(store.read(f"commits/{name}"), where)
+            log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time))
+    return sorted(log, key=lambda commit: commit.number)
 
 
 def append_commit(store: Folder, version: str) -> Commit:
@@ -71,11 +67,11 @@ def append_commit(store: Folder, version: str) -> Commit:
         parent = log[-1].version if log else None
         if parent == version:
             return log[-1]
-        commit = Commit(log[-1].number + 1 if log else 1, version, parent, time.time())
-        entry = {"version": version, "parent": parent, "time": commit.time}
-        name, data = f"commits/{commit.number:06d}.json", json.dumps(entry).encode()
+        entry = CommitEntry(version=version, parent=parent, time=time.time())
+        number = log[-1].number + 1 if log else 1
+        name, data = f"commits/{number:06d}.json", entry.model_dump_json().encode()
         if store.create(name, data, scratch=f"{version}/{BUILD}/tmp"):
-            return commit
+            return Commit(number, version, parent, entry.time)
 
 
 # --- versions -----------------------------------------------------------------------------------
@@ -137,7 +133,7 @@ class Version:
         self,
         folder: Folder,
         version_id: str,
-        attributes: Mapping[str, Any],
+        attributes: Attributes | None,
         arrays: Mapping[str, tuple[str, metadata.Array]],
         rows: int,
     ) -> None:
@@ -154,51 +150,51 @@ class Version:
     @property
     def foreign(self) -> bool:
         """Whether other software wrote it: no keys, no holes, no statistics."""
-        return not self.attributes
+        return self.attributes is None
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
         """What the pipeline declared, by name."""
-        if self.foreign:
+        if self.attributes is None:
             return {name: _foreign_field(array) for name, (_, array) in self.arrays.items()}
         return {
-            name: FieldInfo(tuple(f["shape"]), f["dtype"], f["codec"], f["raw"], f["stored"])
-            for name, f in self.attributes["fields"].items()
+            name: FieldInfo(f.shape, f.dtype, f.codec, f.raw, f.stored)
+            for name, f in self.attributes.fields.items()
         }
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(self.attributes.get("classes", ()))
+        return self.attributes.classes if self.attributes else ()
 
     @property
     def mean(self) -> dict[str, list[float]]:
         """Image field -> mean of each channel over all valid rows, in stored units."""
-        return dict(self.attributes.get("mean", {}))
+        return self.attributes.mean if self.attributes else {}
 
     @property
     def std(self) -> dict[str, list[float]]:
         """Image field -> standard deviation of each channel over all pixels of valid rows."""
-        return dict(self.attributes.get("std", {}))
+        return self.attributes.std if self.attributes else {}
 
     @property
     def pipeline(self) -> Pipeline:
-        if self.foreign:
+        if self.attributes is None:
             raise StoreError(f"{self.path} was written by other software and has no pipeline")
-        return Pipeline.from_dict(self.attributes["pipeline"])
+        return Pipeline.from_dict(self.attributes.pipeline)
 
     @functools.cached_property
     def valid(self) -> np.ndarray:
         """(rows,) bool: False for holes."""
         if self.foreign:
             return np.ones(self.rows, np.bool_)
-        return self._small("valid")
+        return self._small("valid", (self.rows,))
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
         """(rows,) integers, -1 for none."""
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software; name its labels as field")
-        return self._small("label")
+        return self._small("label", (self.rows,))
 
     @property
     def keys(self) -> Sequence[str]:
@@ -210,8 +206,10 @@ class Version:
         """Row -> (key, why it is a hole)."""
         if self.foreign:
             return {}
-        data = metadata.parse_json(self.folder.read(HOLES), f"{self.path}/{HOLES}")
-        return {int(row): (key, reason) for row, (key, reason) in data.items()}
+        try:
+            return _HOLES.validate_json(self.folder.read(HOLES))
+        except ValidationError as error:
+            raise refuse(error, f"{self.path}/{HOLES}") from None
 
     @property
     def hole_rows(self) -> np.ndarray:
@@ -220,7 +218,9 @@ class Version:
 
     def shard_table(self, field: str) -> np.ndarray | None:
         """(shards, 2) uint64 sizes and CRC32C of a field's objects; None for a foreign array."""
-        return None if self.foreign else self._small(f"shards/{field}")
+        if self.foreign:
+            return None
+        return self._small(f"shards/{field}", (self.arrays[field][1].objects, 2))
 
     def shard_sizes(self, field: str) -> list[int]:
         """Bytes of each of a field's objects."""
@@ -241,8 +241,12 @@ class Version:
         except Exception:  # an error text must not fail for want of a key
             return f"row {row}"
 
-    def _small(self, name: str) -> np.ndarray:
+    def _small(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         array = read_array_document(self.folder, name)
+        if array.shape != shape:
+            raise StoreError(
+                f"{self.folder.path(name)} has shape {array.shape}, and its version needs {shape}"
+            )
         return read_small(self.folder, name, array)
 
 
@@ -293,9 +297,9 @@ def _pick(store: Folder, base: str, prefix: str | None) -> str:
                 f"there is no store at {base}; build one: precache build SOURCE {base}"
             )
         raise StoreError(f"{base} is not a store: it has no commits; {_hint(store, base)}")
-    if prefix is None:
-        return log[-1].version
     known = list(dict.fromkeys(commit.version for commit in reversed(log)))
+    if prefix is None:
+        return known[0]
     found = [v for v in known if prefix and v.startswith(prefix)]
     if len(found) != 1:
         what = "fits more than one version" if found else "fits no version"
@@ -312,24 +316,41 @@ def _hint(store: Folder, base: str) -> str:
 def _open_own(folder: Folder) -> Version:
     if not folder.exists(ROOT):
         raise StoreError(f"the version at {folder.root} is gone; open the store's current version")
-    root = metadata.parse_json(folder.read(ROOT), f"{folder.root}/{ROOT}")
-    attributes = root.get("attributes", {}).get("precache")
-    if not isinstance(attributes, dict):
+    attributes = read_attributes(folder.read(ROOT), f"{folder.root}/{ROOT}")
+    arrays = {
+        name: (name, read_array_document(folder, name)) for name in [*attributes.fields, "label"]
+    }
+    for name, field in attributes.fields.items():
+        array = arrays[name][1]
+        if (array.shape, array.dtype) != ((attributes.rows, *field.shape), field.dtype):
+            raise StoreError(
+                f"{folder.path(name)} is {array.dtype} {array.shape}, and its version has "
+                f"{attributes.rows} rows of {field.dtype} {field.shape}"
+            )
+    return Version(folder, attributes.version, attributes, arrays, attributes.rows)
+
+
+def read_attributes(data: bytes, where: str) -> Attributes:
+    """`attributes.precache` of a version's `zarr.json`.
+
+    Raises
+    ------
+    StoreError
+        The group is not of this software, is of a newer format, or is damaged.
+    """
+    attributes = metadata.parse_json(data, where).get("attributes")
+    own = attributes.get("precache") if isinstance(attributes, dict) else None
+    if not isinstance(own, dict):
         raise StoreError(
-            f"{folder.root} is a Zarr group that precache did not write; "
+            f"{where} is of a Zarr group that precache did not write; "
             "name its arrays, for example fields={'image': 'path/in/group'}"
         )
-    if attributes.get("format") != FORMAT:
+    if own.get("format") != FORMAT:
         raise StoreError(
-            f"{folder.root} has store format {attributes.get('format')}, and this release of "
-            f"precache reads format {FORMAT}; update precache"
+            f"{where} has store format {own.get('format')}, and this release of precache reads "
+            f"format {FORMAT}; update precache"
         )
-    try:
-        names = [*attributes["fields"], "label"]
-        arrays = {name: (name, read_array_document(folder, name)) for name in names}
-        return Version(folder, attributes["version"], attributes, arrays, attributes["rows"])
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"{folder.root}/{ROOT} lacks {error}") from None
+    return Attributes.read(json.dumps(own).encode(), where)
 
 
 def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
@@ -344,7 +365,7 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
         raise StoreError(f"the arrays of {folder.root} differ in rows: {lengths}")
     text = "\n".join(f"{name} {array}" for name, array in sorted(arrays.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Version(folder, digest[:32], {}, arrays, rows.pop())
+    return Version(folder, digest[:32], None, arrays, rows.pop())
 
 
 def read_array_document(folder: Folder, name: str) -> metadata.Array:

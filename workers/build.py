@@ -392,7 +392,7 @@ def read_receipts(goal: Goal) -> dict[int, Receipt]:
     for name in goal.folder.names(f"{BUILD}/receipts"):
         try:
             receipt = Receipt.from_json(goal.folder.read(f"{BUILD}/receipts/{name}"))
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             continue  # a receipt that does not parse is none: its shard is made again
         receipts[receipt.shard] = receipt
     return receipts

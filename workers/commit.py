@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from precache import metadata
+from precache.attributes import FORMAT
 from precache.codecs import codec_metadata
 from precache.receipts import ChannelSums, Receipt
 from precache.storage import Folder
 from precache.store import (
     BUILD,
-    FORMAT,
     HOLES,
     ROOT,
     ROW_TABLE,
@@ -103,14 +103,13 @@ def narrow(labels: np.ndarray) -> np.ndarray:
 
 def _field_document(goal: Goal, name: str) -> dict[str, Any]:
     row, field = goal.shapes[name], goal.recipe.pipeline.fields[name]
-    assert field.codec is not None
     inner = (row.rows_per_chunk, *row.shape)
     image = len(row.shape) == 3 and field.decodes
     return metadata.array_document(
         (len(goal.table), *row.shape),
         row.dtype,
         (goal.rows_per_shard, *row.shape),
-        [metadata.sharding(inner, codec_metadata(field.codec, row.dtype))],
+        [metadata.sharding(inner, codec_metadata(field.stored_as, row.dtype))],
         fill_value=False if row.dtype == "bool" else 0,
         dimension_names=["row", "channel", "height", "width"] if image else None,
     )
@@ -120,9 +119,7 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
     mean, std = channel_statistics(receipts)
     own = goal.describe()
     for name, described in own["fields"].items():
-        codec = goal.recipe.pipeline.fields[name].codec
-        assert codec is not None
-        described["codec"] = codec.name
+        described["codec"] = goal.recipe.pipeline.fields[name].stored_as.name
         described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
         described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
     return {

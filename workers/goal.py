@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from precache import metadata
+from precache.attributes import Attributes, Identity
+from precache.errors import StoreError
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from precache.storage import Folder
-from precache.store import BUILD, ROOT, ROW_TABLE
+from precache.store import BUILD, ROOT, ROW_TABLE, read_attributes
 from workers.plan import version_id
 
 DESCRIPTION = f"{BUILD}/build.json"
@@ -111,20 +112,27 @@ def find_goal(store: Folder, recipe: Recipe, rows_per_shard: int | None) -> Goal
         What it must have; any will do by default.
     """
     for name in store.names():
-        for path in (f"{name}/{ROOT}", f"{name}/{DESCRIPTION}"):
+        for path, read in ((f"{name}/{ROOT}", read_attributes), (f"{name}/{DESCRIPTION}", _begun)):
             if store.exists(path):
-                goal = _matching(store, store.read(path), path, recipe)
+                goal = _matching(store, read(store.read(path), path), recipe)
                 if goal is not None and rows_per_shard in (None, goal.rows_per_shard):
                     return goal
     return None
 
 
-def _matching(store: Folder, data: bytes, where: str, recipe: Recipe) -> Goal | None:
-    found = metadata.parse_json(data, where)
-    found = found.get("attributes", {}).get("precache", found)
-    identity = (found.get("fingerprint"), found.get("rows_digest"))
-    if identity != (recipe.fingerprint, recipe.rows_digest):
+def _begun(data: bytes, where: str) -> Identity | None:
+    try:
+        return Identity.read(data, where)
+    except StoreError:
+        return None  # all it says is computed again
+
+
+def _matching(store: Folder, found: Attributes | Identity | None, recipe: Recipe) -> Goal | None:
+    if found is None or (found.fingerprint, found.rows_digest) != (
+        recipe.fingerprint,
+        recipe.rows_digest,
+    ):
         return None
-    shapes = {n: RowShape(tuple(f["shape"]), f["dtype"]) for n, f in found["fields"].items()}
-    goal = Goal.of(store, recipe, found["rows_per_shard"], shapes)
-    return goal if goal.version == found["version"] else None
+    shapes = {name: RowShape(row.shape, row.dtype) for name, row in found.fields.items()}
+    goal = Goal.of(store, recipe, found.rows_per_shard, shapes)
+    return goal if goal.version == found.version else None

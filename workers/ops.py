@@ -89,7 +89,7 @@ def _decode_jpeg(data: bytes, op: Decode, shrink_to: int | None) -> np.ndarray |
 
 
 def _oriented(array: np.ndarray, data: bytes) -> np.ndarray:
-    orientation = Image.open(io.BytesIO(data)).getexif().get(0x0112, 1)
+    orientation = _orientation(data)
     turned = {
         2: lambda a: a[:, ::-1],
         3: lambda a: a[::-1, ::-1],
@@ -100,6 +100,16 @@ def _oriented(array: np.ndarray, data: bytes) -> np.ndarray:
         8: lambda a: a[:, ::-1].transpose(1, 0, 2),
     }.get(orientation)
     return array if turned is None else np.ascontiguousarray(turned(array))
+
+
+def _orientation(data: bytes) -> int:
+    """EXIF's orientation, 1 where it is broken: a photograph is worth more than its tags."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return int(Image.open(io.BytesIO(data)).getexif().get(0x0112, 1))
+        except Exception:
+            return 1
 
 
 def _check_pixels(width: int, height: int, op: Decode) -> None:
@@ -245,6 +255,8 @@ class FieldRecipe:
             op.function: load_object(op.function) for op in field.ops if isinstance(op, Function)
         }
         self._shrink_to = _shrink_to(field)
+        decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]
+        self._max_pixels = decoding[0].max_pixels
 
     def __call__(self, sample: Sample, key: str) -> np.ndarray:
         """One row: (C, H, W) for a decoded image, else as the ops leave it.
@@ -277,6 +289,10 @@ class FieldRecipe:
                 return decode(value, op, self._shrink_to)
             case Resize():
                 shape = resized_shape(value.shape[0], value.shape[1], op.size)
+                if shape[0] * shape[1] > self._max_pixels:
+                    raise SampleError(
+                        f"resized to {shape[1]} x {shape[0]} px, it is over the limit"
+                    )
                 return resize(value, shape, op.interpolation)
             case CenterCrop():
                 return center_crop(value, op.size)

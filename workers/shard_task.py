@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from precache.codecs import encoder
-from precache.errors import FetchError, SampleError
+from precache.errors import FetchError, PipelineError, SampleError
 from precache.layout import RowShape, rows_per_chunk
 from precache.pipeline import ImageCodec, Pipeline
 from precache.prefetch import prefetch
@@ -28,8 +28,6 @@ from workers.sources import Sample, Source
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are in the making at a time."""
-
-FETCH_THREADS = 2
 _STAGES = ("fetch", "ops", "encode", "put")
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
@@ -138,7 +136,8 @@ def _fetch_ahead(
                 fetched.append((key, error))
         return fetched
 
-    runs = prefetch(fetch_run, _runs(keys, sizes), FETCH_THREADS, FETCH_THREADS + 1)
+    threads = source.fetch_threads
+    runs = prefetch(fetch_run, _runs(keys, sizes), threads, threads + 1)
     with contextlib.closing(runs):
         for run in runs:
             yield from run
@@ -219,8 +218,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _output(task: ShardTask, name: str, recipe: FieldRecipe) -> _FieldOutput:
-    shape, codec = task.shapes[name], task.job.pipeline.fields[name].codec
-    assert codec is not None
+    shape, codec = task.shapes[name], task.job.pipeline.fields[name].stored_as
     chunks = task.rows_per_shard // shape.rows_per_chunk
     writer = ShardWriter(
         (shape.rows_per_chunk, *shape.shape), shape.dtype, chunks, encoder(codec, shape.dtype)
@@ -333,16 +331,32 @@ def run_probe(task: ProbeTask) -> Probe:
             except Exception as error:  # the build itself will say which samples are holes
                 reasons.append(f"{key}: {error}")
                 continue
-            shapes = shapes or {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
+            if not shapes:
+                shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
+                _check_declared(task.job.pipeline, shapes)
             stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
     if not shapes:
         raise SampleError(f"none of the first {len(task.keys)} samples has a row: {reasons[0]}")
     return Probe(shapes, float(stored.mean()))
 
 
+def _check_declared(pipeline: Pipeline, shapes: Mapping[str, RowShape]) -> None:
+    """Refuse rows that are not what the pipeline declares, or that its codec cannot store."""
+    for name, row in shapes.items():
+        field = pipeline.fields[name]
+        declared = (field.dtype or row.dtype, field.shape or row.shape)
+        image = row.dtype == "uint8" and len(row.shape) == 3
+        storable = image or not isinstance(field.stored_as, ImageCodec)
+        if declared != (row.dtype, row.shape) or not storable:
+            raise PipelineError(
+                f"the ops of {name} make {row.dtype} {row.shape}, and it is declared as "
+                f"{declared[0]} {declared[1]} with codec {field.stored_as.name}; declare the "
+                "function's dtype and shape, and a codec that stores them: zstd or raw"
+            )
+
+
 def _stored_nbytes(job: Job, name: str, row: np.ndarray) -> float:
-    codec = job.pipeline.fields[name].codec
-    assert codec is not None
+    codec = job.pipeline.fields[name].stored_as
     rows = rows_per_chunk(row.nbytes)
     chunk = np.repeat(np.ascontiguousarray(row)[None], rows, axis=0)
     if isinstance(codec, ImageCodec) or rows == 1:

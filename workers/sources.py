@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -54,6 +55,10 @@ class Source(Protocol):
     def labels_with_samples(self) -> bool:
         """Whether labels are known only once samples are fetched."""
 
+    @property
+    def fetch_threads(self) -> int:
+        """Threads of a task that may fetch at a time."""
+
     def list(self, tick: Tick) -> Listing:
         """Every sample; `tick` is told how many were found so far."""
 
@@ -67,9 +72,10 @@ class FolderSource:
 
     folder: Folder
     labels_with_samples: bool = False
+    fetch_threads: int = 2
 
     def list(self, tick: Tick) -> Listing:
-        if not self.folder.root.is_dir():
+        if not self.folder.exists() or not self.folder.root.is_dir():
             what = "is not a folder" if self.folder.exists() else "does not exist"
             raise SourceError(f"the source {self.folder.root} {what}; give a folder of images")
         files: list[FileInfo] = []
@@ -139,6 +145,7 @@ class DatasetSource:
 
     factory: str
     labels_with_samples: bool = True
+    fetch_threads: int = 1  # a Dataset promises nothing about threads
 
     def list(self, tick: Tick) -> Listing:
         dataset = _dataset(self.factory)
@@ -150,7 +157,7 @@ class DatasetSource:
             raise SourceError(f"the dataset of {self.factory} is empty")
         tick(count)
         targets = getattr(dataset, "targets", None)
-        labels = np.full(count, -1, np.int64) if targets is None else _integers(targets)
+        labels = np.full(count, -1, np.int64) if targets is None else _labels(targets, count)
         unknown = np.full(count, -1, np.int64)
         classes = tuple(map(str, getattr(dataset, "classes", ())))
         keys = [str(i) for i in range(count)]
@@ -166,16 +173,35 @@ class DatasetSource:
 
 
 _DATASETS: dict[str, Any] = {}
+_datasets_lock = threading.Lock()
 
 
 def _dataset(factory: str) -> Any:
-    if factory not in _DATASETS:
-        _DATASETS[factory] = load_object(factory)()
-    return _DATASETS[factory]
+    with _datasets_lock:
+        if factory not in _DATASETS:
+            _DATASETS[factory] = load_object(factory)()
+        return _DATASETS[factory]
 
 
-def _integers(values: Any) -> np.ndarray:
-    return np.asarray(values).astype(np.int64).reshape(-1)
+def _labels(targets: Any, count: int) -> np.ndarray:
+    labels = np.asarray(targets)
+    if labels.shape != (count,) or labels.dtype.kind not in "iub":
+        raise SourceError(
+            f"the dataset's targets are {labels.dtype} {labels.shape}; they are to be {count} "
+            "whole numbers, one for each sample"
+        )
+    return labels.astype(np.int64)
+
+
+def _number(label: Any) -> int | None:
+    if label is None or np.ndim(label):
+        return None
+    try:
+        return int(label)
+    except (TypeError, ValueError):
+        raise SourceError(
+            f"a sample's label is {label!r}; labels of a Dataset are class numbers"
+        ) from None
 
 
 def _dataset_sample(item: Any) -> Sample:
@@ -196,8 +222,7 @@ def _dataset_sample(item: Any) -> Sample:
             digest.update(np.ascontiguousarray(value).data)
         else:
             digest.update(repr(value).encode())
-    number = None if label is None or np.ndim(label) else int(label)
-    return Sample(inputs, number, digest.hexdigest())
+    return Sample(inputs, _number(label), digest.hexdigest())
 
 
 def open_source(source: str) -> Source:
@@ -237,18 +262,19 @@ def override_labels(table: RowTable, path: str) -> RowTable:
 
 def _read_labels(path: str) -> dict[str, str]:
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if row]
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"cannot read labels from {path}: {error}") from None
-    for number, row in enumerate(rows, 1):
+    for number, row in rows:
         if len(row) != 2:
             raise SourceError(f"line {number} of {path} is {row}; each line is key,label")
-    if rows and [cell.strip().lower() for cell in rows[0]] == ["key", "label"]:
+    if rows and [cell.strip().lower() for cell in rows[0][1]] == ["key", "label"]:
         rows = rows[1:]
     if not rows:
         raise SourceError(f"{path} holds no label; each line is key,label")
-    return {key.strip(): label.strip() for key, label in rows}
+    return {key.strip(): label.strip() for _, (key, label) in rows}
 
 
 def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
@@ -273,9 +299,14 @@ def read_classes(uri: str) -> tuple[str, ...]:
             return open_version(uri).classes
         except StoreError as error:
             raise SourceError(f"--classes {uri} is neither a file nor a store: {error}") from None
-    text = path.read_text("utf-8")
-    names = json.loads(text) if text.lstrip().startswith("[") else text.split("\n")
-    classes = tuple(str(name).strip() for name in names if str(name).strip())
+    try:
+        text = path.read_text("utf-8")
+        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+    except (OSError, ValueError) as error:
+        raise SourceError(f"--classes {uri} cannot be read: {error}") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SourceError(f"--classes {uri} must be a JSON list of names, or one name a line")
+    classes = tuple(name.strip() for name in names if name.strip())
     if len(set(classes)) != len(classes) or not classes:
         raise SourceError(f"--classes {uri} must name each class once, and at least one")
     return classes
@@ -294,7 +325,7 @@ def load_object(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the user's module raises when it is imported
         raise PipelineError(
             f"cannot load {name!r}: {error}; give package.module:name, importable from "
             f"{sys.path[0] or 'the current folder'}"
@@ -316,7 +347,10 @@ def module_hash(name: str) -> str:
             f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
             "make its module importable, or declare a version"
         )
-    tree = ast.parse(Path(spec.origin).read_bytes())
+    try:
+        tree = ast.parse(Path(spec.origin).read_bytes())
+    except SyntaxError as error:
+        raise PipelineError(f"{spec.origin} does not parse: {error}") from None
     return xxhash.xxh3_128_hexdigest(_canonical(tree).encode())
 
 

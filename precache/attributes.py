@@ -1,0 +1,107 @@
+"""The documents of a store, as models: what is read from one is checked before it is used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+)
+
+from precache.errors import StoreError
+
+FORMAT = 1
+"""Of the store; a reader refuses a higher one by name."""
+
+_HEX = re.compile("[0-9a-f]{16,64}")
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _hex(value: str) -> str:
+    if not _HEX.fullmatch(value):
+        raise ValueError(f"{value!r} is no version id")
+    return value
+
+
+VersionId = Annotated[str, AfterValidator(_hex)]
+FieldName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    @classmethod
+    def read(cls, data: bytes, where: str) -> Self:
+        """From JSON; a `StoreError` that names the file where it is not that."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise refuse(error, where) from None
+
+
+def refuse(error: ValidationError, where: str) -> StoreError:
+    """What is wrong with a stored document, in one line."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "the document"
+    return StoreError(f"{where} is damaged or forged: {place}: {first['msg']}")
+
+
+class CommitEntry(_Document):
+    """A file of the commit log: the version made current, the one before, seconds since 1970."""
+
+    version: VersionId
+    parent: VersionId | None = None
+    time: float
+
+
+class RowAttributes(_Document):
+    """Shape and dtype of one row of a field."""
+
+    shape: tuple[NonNegativeInt, ...]
+    dtype: str
+
+
+class FieldAttributes(RowAttributes):
+    """A field of a committed version, with its codec and bytes of all rows."""
+
+    codec: str
+    raw: NonNegativeInt
+    stored: NonNegativeInt
+
+
+class Identity(_Document):
+    """What tells a version from others; `_build/build.json` while it is being made."""
+
+    version: VersionId
+    fingerprint: str
+    rows_digest: str
+    rows_per_shard: PositiveInt
+    fields: Mapping[FieldName, RowAttributes]
+
+
+class Attributes(_Document):
+    """`attributes.precache` of a version's group."""
+
+    format: int
+    version: VersionId
+    fingerprint: str
+    rows_digest: str
+    rows_per_shard: PositiveInt
+    fields: Annotated[Mapping[FieldName, FieldAttributes], Field(min_length=1)]
+    rows: PositiveInt
+    holes: NonNegativeInt
+    classes: tuple[str, ...] = ()
+    mean: dict[str, list[float]] = {}
+    std: dict[str, list[float]] = {}
+    pipeline: dict[str, Any]
+    libraries: dict[str, str] = {}
+    created: str = ""
