@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from precache.store import Version
     from precache.store import open_version as open
-    from precache.verify import verify
+    from precache.verification import verify
     from workers.build import BuildResult
 
 __version__ = "0.1.0"
@@ -66,7 +66,7 @@ _HOMES = {
         "ToDType",
     ],
     "precache.store": ["Version", "open"],
-    "precache.verify": ["verify"],
+    "precache.verification": ["verify"],
     "workers.build": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

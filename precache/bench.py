@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.errors import UsageError
 from precache.loader import Loader
 
 LIMIT_BYTES = 1 << 30
@@ -69,6 +70,9 @@ def bench(
     tick
         Told what is being measured.
     """
+    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("threads", threads)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
     with Loader(uri, 1, device="cpu") as probe:
         rows = len(probe)
         fields = probe.version.fields

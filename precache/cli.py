@@ -215,9 +215,6 @@ def _bench(options: argparse.Namespace) -> int:
     """Epochs over a store on the CPU, shuffled, beside the machine's own copy limit."""
     from precache.bench import bench
 
-    for name in ("batch_size", "epochs"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be 1 or more")
     result = bench(options.store, options.batch_size, options.epochs, options.threads)
     _show(options, dataclasses.asdict(result), lambda: print_bench(result))
     return 0

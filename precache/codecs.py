@@ -215,6 +215,7 @@ def _expand(name: str, source: Any, verify: bool) -> Any:
     if name == "zstd":
         return memoryview(zstd.decompress(source))
     if name == "blosc":
+        _require(_blosc_sizes(source)[1] == len(source), "its buffer is another size")
         return memoryview(blosc.decompress(source))
     return memoryview(zlib.decompress(source, wbits=31))
 
@@ -225,7 +226,7 @@ def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -
             _require(_zstd_content_size(source) in (None, out.nbytes), "its frame is another size")
         zstd.decompress(source, out)
     elif name == "blosc":
-        _require(int.from_bytes(source[4:8], "little") == out.nbytes, "its buffer is another size")
+        _require(_blosc_sizes(source) == (out.nbytes, len(source)), "its buffer is another size")
         blosc.decompress(source, out)
     else:
         plain = source if name is None else _expand(name, source, verify)
@@ -247,6 +248,12 @@ def _strip_crc32c(source: memoryview, verify: bool) -> memoryview:
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise DamageError(f"a chunk does not decode: {what}")
+
+
+def _blosc_sizes(buffer: memoryview) -> tuple[int, int]:
+    """Decoded and encoded bytes of a Blosc buffer, from its header; the library trusts both."""
+    _require(len(buffer) >= 16, "too short for a Blosc buffer")
+    return int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[12:16], "little")
 
 
 def _zstd_content_size(frame: memoryview) -> int | None:

@@ -59,7 +59,8 @@ class Columns:
         reader = ArrayReader(self.version, name, verify)
         values = np.empty((self.version.rows, *reader.array.row_shape), reader.array.dtype)
         reader.read(np.arange(self.version.rows), values)
-        return values.astype(np.int64) if name == "label" else values
+        whole = name == "label" and values.dtype.kind in "iu"
+        return values.astype(np.int64) if whole else values
 
     @property
     def plain(self) -> bool:

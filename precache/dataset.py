@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """The samples at `indices`, read together."""
         count = len(self)
-        ranks = np.asarray(indices, np.int64).reshape(-1)
+        ranks = np.array([operator.index(index) for index in indices], np.int64)
         if len(ranks) and not (-count <= ranks.min() and ranks.max() < count):
             raise IndexError(f"an index of {list(indices)} is outside of the {count} samples")
         rows = self._columns.valid(ranks % count if count else ranks)

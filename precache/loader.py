@@ -101,6 +101,9 @@ class Loader:
         _choose("order", order, ("row", "key"))
         _choose("verify", verify, ("first", "always", "off"))
         _choose("resident", resident, (None, "host", "device"))
+        for name, value in (("threads", threads), ("ahead", ahead), ("window", window)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; give a whole number from 1 up")
         self.device = _device(device)
         self._columns = Columns(os.fspath(uri), fields, verify)
         shuffled = _shuffle(shuffle, self._columns, window)
@@ -259,8 +262,6 @@ def _choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 def _shuffle(shuffle: bool | str, columns: Columns, window: int) -> Shuffle | None:
     _choose("shuffle", shuffle, (True, False, "full", "block"))
-    if window < 1:
-        raise UsageError(f"window is {window}; give a number of shards from 1 up")
     if shuffle == "block":
         rows = [reader.array.object_shape[0] for reader in columns.readers.values()]
         return Shuffle("block", max(rows, default=1), window)

@@ -6,13 +6,13 @@ Format: the Zarr core specification, version 3, and its `sharding_indexed` codec
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from precache.codecs import Decoder, decoder, index_codecs
 from precache.errors import StoreError
@@ -164,8 +164,8 @@ class Array:
 def parse_json(data: bytes, where: str) -> Json:
     """A JSON object, or a `StoreError` that names the file."""
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        value = from_json(data)
+    except ValueError as error:
         raise StoreError(f"{where} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise StoreError(f"{where} is not a JSON object")

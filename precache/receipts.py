@@ -11,10 +11,13 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True)
 class ShardObject:
-    """One stored object: bytes on disk, CRC32C of all of them, bytes before compression."""
+    """One stored object: bytes on disk, XXH3-64 of all of them, bytes before compression.
+
+    Not a CRC32C: over chunks that end in theirs it would be the same for all contents.
+    """
 
     size: int
-    crc32c: int
+    xxh3: int
     raw_nbytes: int
 
 

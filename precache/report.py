@@ -9,27 +9,32 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+from rich.text import Text
 
-from precache.store import Version, open_version
+from precache.store import FieldInfo, Version, open_version
 
 if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost
-    from precache.verify import Verified
+    from precache.verification import Verified
     from workers.build import BuildResult
 
 SHOWN = 10
 """Holes, keys and classes listed before the rest is only counted."""
 
 
-def _table() -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column()
-    return table
+Rows = list[tuple[str, str]]
 
 
-def _print(table: Table | str) -> None:
-    Console(soft_wrap=True).print(table, highlight=False, markup=False)
+def _print(what: Table | str) -> None:
+    Console().print(what, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_rows(rows: Rows) -> None:
+    """Names and values below each other; long ones are not broken, so that paths can be copied."""
+    width = max(len(name) for name, _ in rows) + 2
+    for name, value in rows:
+        line = Text.assemble((name.ljust(width), "bold"), value)
+        Console().print(line, soft_wrap=True)
 
 
 def size(nbytes: float) -> str:
@@ -46,62 +51,62 @@ def _shortened(items: Sequence[str], separator: str = ", ") -> str:
     return separator.join(items[:SHOWN]) + rest
 
 
-def _triple(values: Sequence[float]) -> str:
+def _numbers(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
 
 
 def print_build(result: BuildResult) -> None:
     """The summary at the end of a build."""
-    table = _table()
     made = result.shards - result.shards_skipped
-    table.add_row("version", result.version)
-    table.add_row("path", result.path)
-    table.add_row("samples", f"{result.samples:,}, {result.failed} failed")
-    table.add_row("shards", f"{result.shards}: {made} made, {result.shards_skipped} there before")
-    table.add_row(
-        "size",
-        f"{size(result.raw_bytes)} raw, {size(result.stored_bytes)} stored: "
-        f"ratio {result.ratio:.2f}",
-    )
-    table.add_row("time", f"{result.seconds:.1f} s, {result.cpu_seconds:.1f} CPU-s in tasks")
-    if result.timings:
-        stages = ", ".join(f"{name} {value:.2f}" for name, value in result.timings.items())
-        table.add_row("by stage, s", stages)
-    for name, mean in result.mean.items():
-        table.add_row(f"{name} mean, std", f"{_triple(mean)}, {_triple(result.std[name])}")
-    _print(table)
+    bytes_ = f"{size(result.raw_bytes)} raw, {size(result.stored_bytes)} stored"
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in result.timings.items())
+    rows = [
+        ("version", result.version),
+        ("path", result.path),
+        ("samples", f"{result.samples:,}, {result.failed} failed"),
+        ("shards", f"{result.shards}: {made} made, {result.shards_skipped} there before"),
+        ("size", f"{bytes_}: ratio {result.ratio:.2f}"),
+        ("time", f"{result.seconds:.1f} s, {result.cpu_seconds:.1f} CPU-s in tasks"),
+        ("by stage, s", stages),
+        *_statistics(result.mean, result.std),
+    ]
+    _print_rows(rows)
     for key, reason in result.holes[:SHOWN]:
         _print(f"hole: {key}: {reason}")
     if len(result.holes) > SHOWN:
         _print(f"… and {len(result.holes) - SHOWN} more holes")
 
 
+def _statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]]) -> Rows:
+    return [(f"{n} mean, std", f"{_numbers(mean[n])}, {_numbers(std[n])}") for n in mean]
+
+
 def print_info(version: Version, info: Mapping[str, Any]) -> None:
     """What a store holds."""
-    table = _table()
-    table.add_row("version", version.id)
-    table.add_row("path", version.path)
-    table.add_row("created", info["created"])
-    table.add_row("rows", f"{version.rows:,}, {info['holes']} of them holes")
-    for name, field in version.fields.items():
-        ratio = field.raw_nbytes / max(1, field.stored_nbytes)
-        table.add_row(
-            name,
-            f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
-            f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}",
-        )
-    for name, mean in version.mean.items():
-        table.add_row(f"{name} mean, std", f"{_triple(mean)}, {_triple(version.std[name])}")
+    rows: Rows = [
+        ("version", version.id),
+        ("path", version.path),
+        ("created", info["created"]),
+        ("rows", f"{version.rows:,}, {info['holes']} of them holes"),
+        *((name, _field(field)) for name, field in version.fields.items()),
+        *_statistics(version.mean, version.std),
+    ]
     if version.classes:
-        table.add_row(f"{len(version.classes)} classes", _shortened(version.classes))
+        rows.append((f"{len(version.classes)} classes", _shortened(version.classes)))
     for name, recipe in version.pipeline.fields.items():
-        ops = " → ".join(
-            _op(op.model_dump(exclude_defaults=True) | {"op": op.op}) for op in recipe.ops
-        )
-        table.add_row(f"{name} recipe", ops)
-    _print(table)
+        parameters = [op.model_dump(exclude_defaults=True) | {"op": op.op} for op in recipe.ops]
+        rows.append((f"{name} recipe", " → ".join(map(_op, parameters))))
+    _print_rows(rows)
     for key, reason in list(version.holes.values())[:SHOWN]:
         _print(f"hole: {key}: {reason}")
+
+
+def _field(field: FieldInfo) -> str:
+    ratio = field.raw_nbytes / max(1, field.stored_nbytes)
+    return (
+        f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
+        f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
+    )
 
 
 def _op(parameters: dict[str, Any]) -> str:

@@ -8,8 +8,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -26,8 +27,8 @@ from precache.storage import Folder, open_folder
 
 ROOT = "zarr.json"
 BUILD = "_build"
-ROW_TABLE = "rows/table.parquet"
-HOLES = "rows/holes.json"
+ROW_TABLE = "rows/c/0"
+HOLES = "holes/c/0"
 KEYS_PER_CHUNK = 1 << 16
 ROWS_PER_CHUNK = 1 << 20
 SMALL_ROW_NBYTES = 64
@@ -217,7 +218,7 @@ class Version:
         return np.flatnonzero(~self.valid)
 
     def shard_table(self, field: str) -> np.ndarray | None:
-        """(shards, 2) uint64 sizes and CRC32C of a field's objects; None for a foreign array."""
+        """(shards, 2) uint64 sizes and XXH3-64 of a field's objects; None for a foreign array."""
         if self.foreign:
             return None
         return self._small(f"shards/{field}", (self.arrays[field][1].objects, 2))
@@ -233,6 +234,18 @@ class Version:
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software and has no keys")
         return decode_strings(self.folder.read(f"key/c/{number}"), f"{self.path}/key/c/{number}")
+
+    def small_checks(self) -> dict[str, Callable[[], object]]:
+        """Name -> a function that reads all of it and raises where it is damaged."""
+        chunks = range(0, self.rows, KEYS_PER_CHUNK)
+        return {
+            "label/c/0": lambda: self.labels,
+            "valid/c/0": lambda: self.valid,
+            "key": lambda: [self.key_chunk(start // KEYS_PER_CHUNK) for start in chunks],
+            HOLES: lambda: self.holes,
+            ROW_TABLE: lambda: self.folder.read(ROW_TABLE),
+            **{f"shards/{name}/c/0/0": partial(self.shard_table, name) for name in self.fields},
+        }
 
     def describe(self, row: int) -> str:
         """A row's key for an error text, or its number where keys cannot be read."""
@@ -354,8 +367,8 @@ def read_attributes(data: bytes, where: str) -> Attributes:
 
 
 def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
-    if not fields:
-        raise StoreError("fields names no array")
+    if not fields or "row" in fields:
+        raise StoreError(f"fields is {dict(fields)}; name at least one array, and none of them row")
     if not folder.exists():
         raise StoreError(f"there is no Zarr group at {folder.root}")
     arrays = {name: (path, read_array_document(folder, path)) for name, path in fields.items()}
@@ -418,6 +431,15 @@ def small_array(
         chunk[: len(part)] = part
         files[f"c/{number}{tail}"] = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))
     return files
+
+
+def file_array(data: bytes) -> dict[str, bytes]:
+    """A file as a Zarr array of its bytes, since Zarr software stumbles over plain files."""
+    codecs = [{"name": "bytes"}]
+    document = metadata.array_document(
+        (len(data),), "uint8", (len(data),), codecs, dimension_names=["byte"]
+    )
+    return {"zarr.json": json.dumps(document).encode(), "c/0": data}
 
 
 def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:

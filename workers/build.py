@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from precache.errors import (
     BuildError,
+    DamageError,
     FetchError,
     PrecacheError,
     SampleError,
@@ -182,7 +183,7 @@ class _Build:
         self.progress.phase("Starting")
         with executor(self.request.address, self.request.cpus) as run:
             self.timings["start"] = time.perf_counter() - began
-            if goal is not None and goal.folder.exists(ROOT):
+            if goal is not None and _is_readable(goal):
                 return self._repair(run, goal)
             return self._make(run, goal or self._probe(run, recipe))
 
@@ -264,7 +265,7 @@ class _Build:
             for name, each in receipt.objects.items():
                 table = version.shard_table(name)
                 assert table is not None
-                if table[receipt.shard].tolist() != [each.size, each.crc32c]:
+                if table[receipt.shard].tolist() != [each.size, each.xxh3]:
                     raise BuildError(
                         f"shard {receipt.shard} of version {goal.version[:8]} came out different "
                         f"from what it was: the source or a library changed; remove "
@@ -370,9 +371,21 @@ class _Build:
         )
 
 
+def _is_readable(goal: Goal) -> bool:
+    """Whether the version was committed, and all that tells of its shards can be read."""
+    if not goal.folder.exists(ROOT):
+        return False
+    try:
+        for check in open_version(goal.folder.root).small_checks().values():
+            check()
+    except (DamageError, StorageError):
+        return False
+    return True
+
+
 def _is_whole(goal: Goal) -> bool:
     """Whether the version was committed and every object is there."""
-    return goal.folder.exists(ROOT) and not _broken_shards(goal)
+    return _is_readable(goal) and not _broken_shards(goal)
 
 
 def _broken_shards(goal: Goal) -> list[int]:

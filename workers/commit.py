@@ -17,10 +17,9 @@ from precache.receipts import ChannelSums, Receipt
 from precache.storage import Folder
 from precache.store import (
     BUILD,
-    HOLES,
     ROOT,
-    ROW_TABLE,
     append_commit,
+    file_array,
     small_array,
     string_array,
 )
@@ -60,23 +59,21 @@ def _objects(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, bytes]:
     table, reasons = goal.table, holes(receipts)
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
-    # A group of their own for plain files: zarr-python warns of strange ones beside arrays.
-    group = _json(metadata.group_document({}))
-    objects = {"shards/zarr.json": group, "rows/zarr.json": group}
+    objects = {"shards/zarr.json": _json(metadata.group_document({}))}
     for name in goal.shapes:
         objects[f"{name}/zarr.json"] = _json(_field_document(goal, name))
-        made = [(r.objects[name].size, r.objects[name].crc32c) for r in receipts]
-        sizes = small_array(np.array(made, np.uint64), ["shard", "size_crc32c"])
+        made = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
+        sizes = small_array(np.array(made, np.uint64), ["shard", "size_xxh3"])
         _add(objects, f"shards/{name}", sizes)
     labels = narrow(_labels(goal, receipts))
     _add(objects, "label", small_array(labels, ["row"], fill_value=-1))
     _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
     _add(objects, "key", string_array(table.keys, "row"))
-    objects[HOLES] = _json({row: [table.keys[row], why] for row, why in reasons.items()})
-    objects[ROW_TABLE] = table.to_parquet(
-        [reasons.get(row, "") for row in range(len(table))],
-        [digest for receipt in receipts for digest in receipt.content],
-    )
+    named = {row: [table.keys[row], why] for row, why in reasons.items()}
+    _add(objects, "holes", file_array(_json(named)))
+    why = [reasons.get(row, "") for row in range(len(table))]
+    content = [digest for receipt in receipts for digest in receipt.content]
+    _add(objects, "rows", file_array(table.to_parquet(why, content)))
     return objects
 
 

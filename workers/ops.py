@@ -104,7 +104,7 @@ def _oriented(array: np.ndarray, data: bytes) -> np.ndarray:
 
 def _orientation(data: bytes) -> int:
     """EXIF's orientation, 1 where it is broken: a photograph is worth more than its tags."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_pillow_limit():
         warnings.simplefilter("ignore")
         try:
             return int(Image.open(io.BytesIO(data)).getexif().get(0x0112, 1))

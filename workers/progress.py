@@ -60,7 +60,7 @@ class BuildProgress:
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._shown:
-            self._progress.print(text, highlight=False, soft_wrap=True)
+            self._progress.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def finish(self, text: str) -> None:
         """The last line, in place of the bar."""

@@ -155,7 +155,7 @@ class _Sums:
         pixels = torch.from_numpy(row.reshape(len(row), -1)).to(torch.float32)
         self.count += pixels.shape[1]
         self.total += pixels.sum(1).double().numpy()
-        self.squares += pixels.square_().sum(1).double().numpy()
+        self.squares += pixels.square().sum(1).double().numpy()
 
     def result(self) -> ChannelSums:
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
