@@ -187,7 +187,7 @@ class Version:
     def valid(self) -> np.ndarray:
         """(rows,) bool: False for holes."""
         if self.foreign:
-            return np.ones(self.rows, np.bool_)
+            raise StoreError(f"{self.path} was written by other software and has no holes")
         return self._small("valid", (self.rows,))
 
     @functools.cached_property
@@ -215,7 +215,7 @@ class Version:
     @property
     def hole_rows(self) -> np.ndarray:
         """Row numbers of the holes, ascending, int64."""
-        return np.flatnonzero(~self.valid)
+        return np.empty(0, np.int64) if self.foreign else np.flatnonzero(~self.valid)
 
     def shard_table(self, field: str) -> np.ndarray | None:
         """(shards, 2) uint64 sizes and XXH3-64 of a field's objects; None for a foreign array."""
