@@ -28,10 +28,6 @@ from precache.pipeline import (
 )
 from workers.sources import Sample, load_object
 
-_EXIF = b"Exif\0\0"
-_EXIF_WITHIN = 1 << 17
-
-
 # --- decoding -----------------------------------------------------------------------------------
 
 
@@ -83,9 +79,17 @@ def _decode_jpeg(data: bytes, op: Decode, shrink_to: int | None) -> np.ndarray |
         )
     except ValueError:
         return None
-    if data.find(_EXIF, 0, _EXIF_WITHIN) >= 0:
-        return _oriented(array, data)
-    return array
+    return _oriented(array, data) if _has_exif(data) else array
+
+
+def _has_exif(data: bytes) -> bool:
+    """Whether a segment before the picture is EXIF (ITU-T T.81, B.1; JEITA CP-3451, 4.5.4)."""
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
+        if data.startswith(b"\xe1", at + 1) and data.startswith(b"Exif\0\0", at + 4):
+            return True
+        at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+    return False
 
 
 def _oriented(array: np.ndarray, data: bytes) -> np.ndarray:

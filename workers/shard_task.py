@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,16 +147,17 @@ def _fetch_ahead(
 class _Sums:
     """Channel sums of one image field."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         self.count = 0
-        self.total = np.zeros(channels)
-        self.squares = np.zeros(channels)
+        self.total = np.zeros(shape[0])
+        self.squares = np.zeros(shape[0])
+        self._pixels = torch.empty(shape[0], math.prod(shape[1:]))
 
     def add(self, row: np.ndarray) -> None:
-        pixels = torch.from_numpy(row.reshape(len(row), -1)).to(torch.float32)
+        pixels = self._pixels.copy_(torch.from_numpy(row.reshape(self._pixels.shape)))
         self.count += pixels.shape[1]
-        self.total += pixels.sum(1).double().numpy()
-        self.squares += pixels.square().sum(1).double().numpy()
+        self.total += pixels.sum(1).numpy()
+        self.squares += torch.linalg.vecdot(pixels, pixels).numpy()
 
     def result(self) -> ChannelSums:
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
@@ -224,7 +226,7 @@ def _output(task: ShardTask, name: str, recipe: FieldRecipe) -> _FieldOutput:
         (shape.rows_per_chunk, *shape.shape), shape.dtype, chunks, encoder(codec, shape.dtype)
     )
     image = task.job.pipeline.fields[name].decodes and len(shape.shape) == 3
-    return _FieldOutput(recipe, shape, writer, _Sums(shape.shape[0]) if image else None)
+    return _FieldOutput(recipe, shape, writer, _Sums(shape.shape) if image else None)
 
 
 def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str:
