@@ -119,10 +119,10 @@ class Loader:
         self._next = (0, 0)
 
     def _make_order(
-        self, batch_size: int, shuffle: Shuffle | None, seed: int, drop_last: bool, order: str
+        self, batch_size: Any, shuffle: Shuffle | None, seed: int, drop_last: bool, order: str
     ) -> Order:
         valid = self._columns.valid
-        if batch_size < 1:
+        if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
         if batch_size > len(valid):
             raise UsageError(
@@ -235,7 +235,14 @@ class Loader:
                     f"the saved state has {name}={state.get(name)!r} and this loader has {own!r}; "
                     "open the same version with the same settings, or start a new epoch"
                 )
-        self._position = self._next = (int(state["epoch"]), int(state["batch"]))
+        epoch: Any = state.get("epoch")
+        batch: Any = state.get("batch")
+        whole = isinstance(epoch, int) and isinstance(batch, int)
+        if not whole or not 0 <= batch < len(self):
+            raise UsageError(
+                f"the saved state is at epoch {epoch!r}, batch {batch!r}; an epoch has {len(self)}"
+            )
+        self._position = self._next = (epoch, batch)
 
     def close(self) -> None:
         """End running iterators and their threads."""
@@ -294,6 +301,8 @@ def _device(device: str | torch.device | None) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not one of ours; choose cpu or cuda")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
     return chosen

@@ -189,6 +189,8 @@ def parse_array(document: Mapping[str, Any], where: str) -> Array:
 def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     if document.get("zarr_format") != 3 or document.get("node_type") != "array":
         raise StoreError(f"{where} is no Zarr v3 array")
+    if document.get("storage_transformers"):
+        raise StoreError(f"{where} has storage_transformers, which precache does not read")
     dtype = document["data_type"]
     if dtype not in DTYPES:
         raise StoreError(f"{where} has data type {dtype!r}; precache reads {', '.join(DTYPES)}")

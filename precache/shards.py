@@ -377,7 +377,7 @@ class ArrayReader:
                 if mapped is not None:
                     extents = mapped.index[np.unique(chunks[numbers == number])]
                     path = self._root / self.array.object_name(number, tail)
-                    found[str(path)] = extents[extents[:, 0] != MISSING]
+                    found[str(path)] = extents[(extents <= len(mapped.data)).all(axis=1)]
         return found
 
     def objects(self) -> Iterator[tuple[int, Path]]:

@@ -12,15 +12,20 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fsspec.core import split_protocol
 
 from precache.errors import StorageError, UsageError
 
 Buffer = bytes | bytearray | memoryview
+Result = TypeVar("Result")
+
+SWEEPS = 10
+"""Times that another process may sweep a folder from under one write."""
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
@@ -119,23 +124,34 @@ class Folder:
         scratch
             Folder for the temporary file, on the same file system; the object's own by default.
         """
-        target = self.path(name)
-        with _translated(target, "write"), self._temporary(target, scratch) as temporary:
-            _write_durably(temporary, parts)
-            temporary.replace(target)
+        target, whole = self.path(name), list(parts)
+
+        def write() -> None:
+            with self._temporary(target, scratch) as temporary:
+                _write_durably(temporary, whole)
+                temporary.replace(target)
+
+        with _translated(target, "write"):
+            _again_if_swept(write)
             _sync_folder(target.parent)
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
         """Write an object that must not exist yet; False where it does."""
         target = self.path(name)
-        with _translated(target, "write"), self._temporary(target, scratch) as temporary:
-            _write_durably(temporary, [data])
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                return False
+
+        def write() -> bool:
+            with self._temporary(target, scratch) as temporary:
+                _write_durably(temporary, [data])
+                try:
+                    os.link(temporary, target)
+                except FileExistsError:
+                    return False
+                return True
+
+        with _translated(target, "write"):
+            created = _again_if_swept(write)
             _sync_folder(target.parent)
-            return True
+            return created
 
     @contextlib.contextmanager
     def _temporary(self, target: Path, scratch: str | None) -> Iterator[Path]:
@@ -151,8 +167,13 @@ class Folder:
     def remove(self, name: str) -> None:
         """Remove an object or a folder and all below it; nothing where there is none."""
         path = self.path(name)
-        with _translated(path, "remove"), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+        def remove() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+        with _translated(path, "remove"):
+            _again_if_swept(remove)
 
     def free_bytes(self) -> int:
         """Space left where the folder is, or will be."""
@@ -194,6 +215,17 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 def open_folder(uri: str | os.PathLike[str]) -> Folder:
     """The folder that a path or URI names; it need not exist."""
     return Folder(local_path(uri))
+
+
+def _again_if_swept(action: Callable[[], Result]) -> Result:
+    """Do it again where another process removed or filled a folder in between."""
+    for _ in range(SWEEPS):
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+    return action()
 
 
 def _write_durably(path: Path, parts: Iterable[Buffer]) -> None:

@@ -79,7 +79,9 @@ class BatchStream:
     def _deliver(self, slot: np.ndarray, rows: int) -> Batch:
         """A filled slot as tensors on the device."""
         if self._copier is None:
-            return self._layout.tensors(self._pool.lend(slot), rows)
+            batch = self._layout.tensors(self._pool.lend(slot), rows)
+            # A list of all labels must not keep all images alive.
+            return {n: t if n in self._columns.readers else t.clone() for n, t in batch.items()}
         batch = self._layout.tensors(self._copier.copy(slot), rows)
         for name, reader in self._columns.readers.items():
             if reader.filtered:

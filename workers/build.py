@@ -260,17 +260,7 @@ class _Build:
         todo = _broken_shards(goal)
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {})
-        version = open_version(goal.folder.root)
-        for receipt in made:
-            for name, each in receipt.objects.items():
-                table = version.shard_table(name)
-                assert table is not None
-                if table[receipt.shard].tolist() != [each.size, each.xxh3]:
-                    raise BuildError(
-                        f"shard {receipt.shard} of version {goal.version[:8]} came out different "
-                        f"from what it was: the source or a library changed; remove "
-                        f"{goal.folder.root} and build again"
-                    )
+        _require_same(goal, made)
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
@@ -369,6 +359,22 @@ class _Build:
             mean=mean,
             std=std,
         )
+
+
+def _require_same(goal: Goal, made: Sequence[Receipt]) -> None:
+    """Take back objects of a committed version that are not what they were."""
+    version = open_version(goal.folder.root)
+    for receipt in made:
+        for name, each in receipt.objects.items():
+            table = version.shard_table(name)
+            if table is not None and table[receipt.shard].tolist() != [each.size, each.xxh3]:
+                for every in receipt.objects:
+                    goal.folder.remove(goal.object_name(every, receipt.shard))
+                raise BuildError(
+                    f"shard {receipt.shard} of version {goal.version[:8]} came out different from "
+                    f"what it was: the source or a library changed; remove {goal.folder.root} and "
+                    "build again"
+                )
 
 
 def _is_readable(goal: Goal) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -88,6 +89,7 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
         quiet |= {"include_dashboard": False, "num_cpus": cpus, "address": "local"}
     else:
         quiet |= {"address": address}
+    _require_listening(os.environ.get("RAY_ADDRESS", "") if address == "auto" else "")
     already = ray.is_initialized()
     try:
         if not already:
@@ -97,11 +99,31 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
             f"cannot reach the Ray cluster at {address}: {error}; start one with `ray start "
             "--head`, or use --address local"
         ) from None
+    # Ray prints that a worker died on standard output, whatever its own settings say.
+    speaks, ray._private.worker._worker_logs_enabled = (
+        ray._private.worker._worker_logs_enabled,
+        False,
+    )
     try:
         yield
     finally:
+        ray._private.worker._worker_logs_enabled = speaks
         if not already:
             ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Raise `BuildError` where nothing answers at host:port: Ray itself would end the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise BuildError(
+            f"cannot reach the Ray cluster at auto: RAY_ADDRESS is {address}, and {error}; start "
+            "one with `ray start --head`, or use --address local"
+        ) from None
 
 
 def _run_on_ray(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import functools
 import importlib
 import importlib.util
 import json
@@ -12,12 +13,20 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
-from precache.errors import FetchError, PipelineError, SourceError, StorageError, StoreError
+from precache.errors import (
+    FetchError,
+    PipelineError,
+    PrecacheError,
+    SourceError,
+    StorageError,
+    StoreError,
+)
 from precache.rowtable import RowTable
 from precache.storage import FileInfo, Folder, open_folder
 from precache.store import open_version
@@ -172,15 +181,18 @@ class DatasetSource:
         return _dataset_sample(item)
 
 
-_DATASETS: dict[str, Any] = {}
-_datasets_lock = threading.Lock()
+_datasets: dict[str, tuple[str, Any]] = {}
+_lock = threading.Lock()
 
 
 def _dataset(factory: str) -> Any:
-    with _datasets_lock:
-        if factory not in _DATASETS:
-            _DATASETS[factory] = load_object(factory)()
-        return _DATASETS[factory]
+    """The dataset of a factory, made once for each state of its code."""
+    with _lock:
+        code = _code_of(factory)
+        held = _datasets.get(factory)
+        if held is None or held[0] != code:
+            held = _datasets[factory] = code, load_object(factory)()
+        return held[1]
 
 
 def _labels(targets: Any, count: int) -> np.ndarray:
@@ -320,11 +332,22 @@ def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]
 # --- code of the user's own ---------------------------------------------------------------------
 
 
+_loaded: dict[str, str] = {}
+"""Module -> hash of the code that this process runs."""
+
+
 def load_object(name: str) -> Any:
-    """The object that ``package.module:attribute`` names."""
+    """The object that ``package.module:attribute`` names, by the code that its file holds."""
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        loaded = importlib.import_module(module)
+        code = _code_of(name)
+        if _loaded.setdefault(module, code) != code:
+            _run_again(loaded)
+            _loaded[module] = code
+        return getattr(loaded, attribute)
+    except PrecacheError:
+        raise
     except Exception as error:  # whatever the user's module raises when it is imported
         raise PipelineError(
             f"cannot load {name!r}: {error}; give package.module:name, importable from "
@@ -332,25 +355,55 @@ def load_object(name: str) -> Any:
         ) from None
 
 
+def _run_again(module: ModuleType) -> None:
+    """Bring a module up to its file; `importlib.reload` may take an outdated cached one for it."""
+    path = Path(str(module.__file__))
+    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+
+
 def module_hash(name: str) -> str:
-    """SHA-256 (hex) of the syntax tree of the module of ``package.module:attribute``.
+    """XXH3-128 (hex) of the syntax tree of the module of ``package.module:attribute``.
 
     Comments and layout do not count; the same over the supported releases of Python.
+
+    Raises
+    ------
+    PipelineError
+        The module has no Python source, or one that does not parse.
     """
-    module = name.partition(":")[0]
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+    found = _code_of(name)
+    if not found:
         raise PipelineError(
             f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
             "make its module importable, or declare a version"
         )
+    return found
+
+
+def _code_of(name: str) -> str:
+    """`module_hash`, empty for a module without Python source."""
+    path = _source_of(name.partition(":")[0])
+    if path is None:
+        return ""
+    status = path.stat()
+    return _hash_of(path, status.st_mtime_ns, status.st_size)
+
+
+def _source_of(module: str) -> Path | None:
     try:
-        tree = ast.parse(Path(spec.origin).read_bytes())
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    found = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
+    return Path(str(spec.origin)) if spec is not None and found else None
+
+
+@functools.lru_cache(maxsize=256)
+def _hash_of(path: Path, mtime_ns: int, size: int) -> str:
+    try:
+        tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
-        raise PipelineError(f"{spec.origin} does not parse: {error}") from None
+        raise PipelineError(f"{path} does not parse: {error}") from None
     return xxhash.xxh3_128_hexdigest(_canonical(tree).encode())
 
 

@@ -1,0 +1,347 @@
+"""What the tests of building share: photographs, processes that may die, stores compared."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+
+import precache
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LONG_AGO = 1_700_000_000
+DEADLINE = 60.0
+"""Seconds after which a condition that a test waits for counts as never met."""
+
+
+# --- photographs --------------------------------------------------------------------------------
+
+
+@functools.cache
+def photograph(name: str = "chelsea.png") -> Image.Image:
+    """A photograph that scikit-image carries, in RGB."""
+    data = resources.files("skimage.data").joinpath(name).read_bytes()
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    """The bytes of an image file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def write(path: Path, data: bytes) -> Path:
+    """Write a file, its folders where they are missing, dated long ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    return path
+
+
+def cut(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
+    """A piece of a photograph, (width, height) large, another for each number."""
+    image = photograph()
+    random = np.random.default_rng(number)
+    left = int(random.integers(0, image.width - size[0] + 1))
+    top = int(random.integers(0, image.height - size[1] + 1))
+    return image.crop((left, top, left + size[0], top + size[1]))
+
+
+def write_jpegs(
+    root: Path,
+    count: int,
+    size: tuple[int, int] = (64, 48),
+    classes: Sequence[str] = ("cat", "dog", "eel"),
+) -> Path:
+    """`count` JPEGs below `root`, named as their numbers, one folder a class."""
+    for number in range(count):
+        folder = root / classes[number % len(classes)] if classes else root
+        write(folder / f"{number:04d}.jpg", encoded(cut(number, size), quality=90))
+    return root
+
+
+# --- stores -------------------------------------------------------------------------------------
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    """Name -> bytes of every file of a store, with the times of writing left out."""
+    files = sorted(path for path in store.rglob("*") if path.is_file())
+    return {path.relative_to(store).as_posix(): _timeless(path) for path in files}
+
+
+def _timeless(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.parent.name != "commits" and path.name != "zarr.json":
+        return data
+    document = json.loads(data)
+    document.pop("time", None)
+    document.get("attributes", {}).get("precache", {}).pop("created", None)
+    return json.dumps(document).encode()
+
+
+def remains(store: Path) -> list[str]:
+    """What a build may keep only while it runs."""
+    names = [path.relative_to(store).as_posix() for path in store.rglob("*")]
+    return sorted(name for name in names if "_build" in name or name.endswith(".tmp"))
+
+
+def shard_files(store: Path, field: str = "image") -> dict[str, Path]:
+    """Name below the version -> path of each shard object of a field."""
+    [version] = [path for path in store.iterdir() if path.name != "commits"]
+    found = sorted(path for path in (version / field / "c").rglob("*") if path.is_file())
+    return {path.relative_to(version).as_posix(): path for path in found}
+
+
+def identities(paths: dict[str, Path]) -> dict[str, tuple[int, int]]:
+    """What changes when a file is written anew: inode and time of modification."""
+    return {name: (p.stat().st_ino, p.stat().st_mtime_ns) for name, p in paths.items()}
+
+
+def pixels(store: Path, field: str = "image") -> dict[str, np.ndarray]:
+    """Key -> stored row, for every row that is no hole."""
+    rows = {}
+    with precache.Loader(
+        store, batch_size=1, shuffle=False, device="cpu", fields=[field]
+    ) as loader:
+        for batch in loader:
+            [key] = loader.keys(batch["row"])
+            rows[key] = batch[field][0].numpy().copy()
+    return rows
+
+
+def labels(store: Path) -> dict[str, int]:
+    """Key -> label, for every row that is no hole."""
+    version = precache.open(store)
+    rows = zip(version.keys, version.labels.tolist(), version.valid, strict=True)
+    return {key: label for key, label, valid in rows if valid}
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line as another process runs it."""
+    return [sys.executable, "-m", "precache", *map(str, arguments)]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment, with this repository importable."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **changes}
+
+
+def cli(
+    *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        command(*arguments),
+        check=False,
+        cwd=cwd,
+        env=env or environment(),
+        capture_output=True,
+        text=True,
+    )
+
+
+def poll(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until `condition` gives something true, and return that."""
+    limit = time.monotonic() + DEADLINE
+    while not (value := condition()):
+        assert time.monotonic() < limit, f"never happened: {what}"
+        time.sleep(0.01)
+    return value
+
+
+@contextlib.contextmanager
+def running(
+    line: Sequence[str], env: dict[str, str], cwd: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that is over when the block is, and all that it has started with it."""
+    with subprocess.Popen(
+        line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        family: list[psutil.Process] = []
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                family = psutil.Process(process.pid).children(recursive=True)
+                process.kill()
+            for child in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether a process has ended, a zombie that nobody waits for included."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# --- functions for pipelines --------------------------------------------------------------------
+
+
+def hold(array: np.ndarray, folder: str = "", store: str = "", after: int = 0) -> np.ndarray:
+    """The array as it is, once ``folder/go`` exists; ``folder/<pid>`` tells that it waits.
+
+    Only processes with HOLD in their environment wait, not before a version of `store` was begun,
+    and then from their call number `after` on.
+    """
+    begun = not store or any(Path(store).glob("*/_build/build.json"))
+    if "HOLD" in os.environ and begun and next(_calls) >= after:
+        Path(folder, str(os.getpid())).touch()
+        poll(Path(folder, "go").exists, "the test's leave to go on")
+    return array
+
+
+_calls: Iterator[int] = iter(range(sys.maxsize))
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+# Forked from a server that has torch loaded and runs nothing else: cheap, and safe to fork.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["tests.building", "workers.build", "workers.shard_task"])
+
+
+def start(function: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Run a module's function in a process of its own."""
+    process = _forks.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def end(process: BaseProcess) -> int:
+    """Wait for a process, and return its exit status, negative for a signal."""
+    process.join(DEADLINE)
+    assert process.exitcode is not None, f"process {process.pid} hangs"
+    return process.exitcode
+
+
+def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a module's function returns, or the precache error it raises, in another process."""
+    receiver, sender = _forks.Pipe(duplex=False)
+    process = start(_answer, sender, function, arguments)
+    sender.close()
+    with receiver:
+        answer = receiver.recv()
+    assert end(process) == 0
+    if isinstance(answer, Exception) and not isinstance(answer, precache.PrecacheError):
+        raise answer
+    return answer
+
+
+def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        sender.send(function(*arguments))
+    except Exception as error:
+        sender.send(error)
+
+
+def build_here(
+    source: Path,
+    store: Path,
+    pipeline: precache.Pipeline,
+    options: dict[str, Any] | None = None,
+    variables: dict[str, str] | None = None,
+) -> Any:
+    """A serial build, for processes that are told all by arguments."""
+    os.environ.update(variables or {})
+    return precache.build(source, store, pipeline, **{"address": "serial", **(options or {})})
+
+
+def changes(source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]) -> int:
+    """How often a build changes what lies below `store`."""
+    made = 0
+
+    def count() -> None:
+        nonlocal made
+        made += 1
+
+    _on_change(store, count)
+    build_here(source, store, pipeline, options)
+    return made
+
+
+def build_until(
+    change: int, source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]
+) -> None:
+    """Build, and be killed right before change number `change` of what lies below `store`."""
+    left = change
+
+    def die_in_time() -> None:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    _on_change(store, die_in_time)
+    build_here(source, store, pipeline, options)
+
+
+def _on_change(store: Path, act: Callable[[], None]) -> None:
+    """Call `act` before each change of a file or folder; audit hooks live as long as a process."""
+    below = os.fspath(store)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event == "open" and "x" in (arguments[1] or "")
+        if writes or event in ("os.rename", "os.link", "os.mkdir", "os.rmdir", "os.remove"):
+            name = os.fspath(arguments[0])
+            if name.startswith(below) or not name.startswith("/"):  # relative to a descriptor
+                act()
+
+    sys.addaudithook(hook)
+
+
+def peak_memory(
+    source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]
+) -> int:
+    """Bytes of memory that this process had at most when it had built."""
+    build_here(source, store, pipeline, options)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def build_as_anyone(
+    source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]
+) -> Any:
+    """A build for which modes of files count, though root runs it."""
+    drop_privileges()
+    return build_here(source, store, pipeline, options)
+
+
+def drop_privileges() -> None:
+    """Give up the capabilities by which root overrides the modes of files (capset(2))."""
+    if os.geteuid():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    version_3, kinds, words = 0x20080522, 3, 2
+    header = ctypes.create_string_buffer(struct.pack("<Ii", version_3, 0))
+    sets = ctypes.create_string_buffer(4 * kinds * words)
+    assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
+    values = list(struct.unpack("<6I", sets.raw[:24]))
+    override = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    values[:kinds] = [value & ~override for value in values[:kinds]]
+    changed = ctypes.create_string_buffer(struct.pack("<6I", *values))
+    assert libc.capset(header, changed) == 0, os.strerror(ctypes.get_errno())

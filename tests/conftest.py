@@ -1,0 +1,202 @@
+"""Small generated photos and the stores built from them, shared by all tests.
+
+Images are PNG and stored without a resize, so that their pixels are known without the ops' help.
+Stores of a session are shared: a test that writes into one asks `copy_store` for its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from PIL import Image
+
+import precache
+
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("quick")
+
+CODECS = ("raw", "zstd", "image")
+SIDE = 112
+"""A row of 112 x 112 x 3 bytes is a chunk of its own."""
+
+TILE = 32
+"""Sixteen rows of 32 x 32 x 3 bytes share a chunk."""
+
+
+@dataclass(frozen=True)
+class BuiltStore:
+    """A store, the folder it was built from, and what the build returned."""
+
+    path: Path
+    source: Path
+    pipeline: precache.Pipeline
+    result: Any
+
+    @property
+    def version_folder(self) -> Path:
+        return Path(self.result.path)
+
+    def open(self) -> precache.Version:
+        return precache.open(self.path)
+
+    def pixels(self, key: str) -> np.ndarray:
+        """(C, H, W) uint8 that the row of `key` must hold."""
+        with Image.open(self.source / key) as image:
+            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+    def rows(self) -> np.ndarray:
+        """(rows, C, H, W) uint8 that the store must hold; zeros where a row is a hole."""
+        version = self.open()
+        shape = version.fields["image"].shape
+        return np.stack(
+            [
+                self.pixels(key) if valid else np.zeros(shape, np.uint8)
+                for key, valid in zip(version.keys, version.valid, strict=True)
+            ]
+        )
+
+    def shard_path(self, number: int, field: str = "image") -> Path:
+        return self.version_folder / field / "c" / str(number) / "0" / "0" / "0"
+
+
+def photo(number: int, height: int, width: int) -> np.ndarray:
+    """(H, W, 3) uint8: slopes and a little noise, another for each number."""
+    random = np.random.default_rng(number)
+    y, x = np.mgrid[0:height, 0:width]
+    slopes = random.uniform(-2, 2, (3, 2))
+    planes = [slopes[c, 0] * y + slopes[c, 1] * x + 40 * c + number for c in range(3)]
+    noise = random.integers(-3, 4, (height, width, 3))
+    return (np.stack(planes, axis=2) + noise + 60).clip(0, 255).astype(np.uint8)
+
+
+def write_photos(
+    root: Path,
+    count: int,
+    size: tuple[int, int] = (SIDE, SIDE),
+    *,
+    classes: Sequence[str] = ("cat", "dog", "eel"),
+    broken: int = 0,
+    black: int = 0,
+    suffix: str = ".png",
+) -> Path:
+    """Write `count` images below `root`, one folder a class, the first ones black or broken.
+
+    Parameters
+    ----------
+    broken
+        How many files are no images, whatever their name; they come on top of `count`.
+    black
+        How many of the images are all zeros.
+    """
+    for number in range(count + broken):
+        folder = root / classes[number % len(classes)] if classes else root
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{number:04d}{suffix}"
+        if number >= count:
+            path.write_bytes(b"no image at all")
+        else:
+            pixels = photo(number, *size) * np.uint8(number >= black)
+            Image.fromarray(pixels).save(path)
+    return root
+
+
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A factory of folders of images; takes what `write_photos` takes behind the root."""
+
+    def make(count: int, *args: Any, **kwargs: Any) -> Path:
+        return write_photos(tmp_path_factory.mktemp("photos"), count, *args, **kwargs)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., BuiltStore]:
+    """A factory of stores built in this process; takes what `precache.build` takes."""
+
+    def make(source: Path, pipeline: precache.Pipeline | None = None, **kwargs: Any) -> BuiltStore:
+        path = tmp_path_factory.mktemp("built") / "store"
+        pipeline = pipeline or precache.Pipeline.image()
+        result = precache.build(source, path, pipeline, **{"address": "serial", **kwargs})
+        return BuiltStore(path, source, pipeline, result)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def photos(image_folder: Callable[..., Path]) -> Path:
+    """21 images, one of them black, and two files that are none."""
+    return image_folder(21, broken=2, black=1)
+
+
+@pytest.fixture(scope="session")
+def stores(photos: Path, make_store: Callable[..., BuiltStore]) -> dict[str, BuiltStore]:
+    """Codec -> store of `photos`: 23 rows, two of them holes, in shards of 8, a chunk a row."""
+    return {
+        codec: make_store(photos, precache.Pipeline.image(codec=codec), shard_samples=8)
+        for codec in CODECS
+    }
+
+
+@pytest.fixture(scope="session", params=CODECS)
+def store(request: pytest.FixtureRequest, stores: dict[str, BuiltStore]) -> BuiltStore:
+    """The store of `photos`, once for each codec."""
+    return stores[request.param]
+
+
+@pytest.fixture(scope="session")
+def tiles(image_folder: Callable[..., Path]) -> Path:
+    """73 images of 32 x 32, one of them black, and two files that are none."""
+    return image_folder(73, (TILE, TILE), broken=2, black=1)
+
+
+@pytest.fixture(scope="session")
+def tile_stores(tiles: Path, make_store: Callable[..., BuiltStore]) -> dict[str, BuiltStore]:
+    """Codec -> store of `tiles`: 75 rows, two holes, shards of 32 rows in two chunks of 16."""
+    return {
+        codec: make_store(tiles, precache.Pipeline.image(codec=codec), shard_samples=32)
+        for codec in CODECS
+    }
+
+
+@pytest.fixture(scope="session", params=CODECS)
+def tile_store(request: pytest.FixtureRequest, tile_stores: dict[str, BuiltStore]) -> BuiltStore:
+    """The store of `tiles`, once for each codec."""
+    return tile_stores[request.param]
+
+
+@pytest.fixture
+def copy_store(tmp_path: Path) -> Callable[[BuiltStore], BuiltStore]:
+    """A factory of private copies of a store, to be damaged."""
+
+    def copy(store: BuiltStore) -> BuiltStore:
+        path = tmp_path / "copy" / store.path.name
+        shutil.copytree(store.path, path)
+        result = type(store.result)(
+            **{**vars(store.result), "path": str(path / store.result.version)}
+        )
+        return BuiltStore(path, store.source, store.pipeline, result)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a fresh interpreter, arguments in `sys.argv`; its end must be a good one."""
+
+    def run(code: str, *arguments: object, check: bool = True) -> Any:
+        command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert not check or done.returncode == 0, f"exit {done.returncode}:\n{done.stderr}"
+        return done
+
+    return run

@@ -1,0 +1,149 @@
+"""`CachedDataset` is a map-style dataset like any other, in any process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import precache
+from precache.errors import PrecacheError, StoreError, UsageError
+from tests.conftest import BuiltStore
+
+
+@pytest.fixture
+def dataset(store: BuiltStore) -> precache.CachedDataset:
+    return precache.CachedDataset(store.path)
+
+
+def _assert_sample(store: BuiltStore, sample: dict[str, torch.Tensor], key: str) -> None:
+    version = store.open()
+    row = version.keys.index(key)
+    assert sample["row"].dtype == torch.int64
+    assert sample["row"].shape == sample["label"].shape == ()
+    assert int(sample["row"]) == row
+    assert int(sample["label"]) == int(version.labels[row])
+    assert version.classes[int(sample["label"])] == Path(key).parent.name
+    np.testing.assert_array_equal(sample["image"].numpy(), store.pixels(key))
+
+
+def test_every_valid_row_is_a_sample_in_row_order(
+    dataset: precache.CachedDataset, store: BuiltStore
+) -> None:
+    version = store.open()
+    assert len(dataset) == 21
+    valid = [key for key, holds in zip(version.keys, version.valid, strict=True) if holds]
+    assert list(dataset.keys) == valid
+    for index, key in enumerate(valid):
+        _assert_sample(store, dataset[index], key)
+
+
+def test_fields_come_in_the_order_of_the_pipeline(dataset: precache.CachedDataset) -> None:
+    sample = dataset[0]
+    assert list(sample) == ["image", "label", "row"]
+    assert (sample["image"].dtype, sample["label"].dtype) == (torch.uint8, torch.int64)
+
+
+def test_negative_indices_count_from_the_end(
+    dataset: precache.CachedDataset, store: BuiltStore
+) -> None:
+    for index in (-1, -21):
+        _assert_sample(store, dataset[index], dataset.keys[index])
+        assert int(dataset[index]["row"]) == int(dataset[index + 21]["row"])
+
+
+@pytest.mark.parametrize("index", [21, -22, 10**12])
+def test_other_indices_are_an_index_error(dataset: precache.CachedDataset, index: int) -> None:
+    with pytest.raises(IndexError, match=f"{index}.* is outside of the 21 samples"):
+        dataset[index]
+    with pytest.raises(IndexError):
+        dataset.__getitems__([0, index])
+    with pytest.raises(IndexError):
+        dataset.keys[index]
+
+
+@pytest.mark.parametrize("index", [np.int64(3), torch.tensor(3), np.array(3)])
+def test_indices_of_other_kinds_are_taken(dataset: precache.CachedDataset, index: Any) -> None:
+    assert int(dataset[index]["row"]) == int(dataset[3]["row"])
+
+
+@pytest.mark.parametrize("index", [1.5, "3", None, slice(0, 3)])
+def test_what_is_no_index_is_refused(stores: dict[str, BuiltStore], index: Any) -> None:
+    with pytest.raises((TypeError, IndexError, ValueError)):
+        precache.CachedDataset(stores["raw"].path)[index]
+
+
+def test_iterating_ends(dataset: precache.CachedDataset) -> None:
+    assert [int(sample["row"]) for sample in dataset] == [  # type: ignore[attr-defined]
+        int(dataset[i]["row"]) for i in range(21)
+    ]
+
+
+def test_several_samples_come_together_in_the_order_asked_for(
+    dataset: precache.CachedDataset,
+) -> None:
+    samples = dataset.__getitems__([20, 0, -1, 7])
+    assert [int(s["row"]) for s in samples] == [int(dataset[i]["row"]) for i in (20, 0, 20, 7)]
+    assert dataset.__getitems__([]) == []
+
+
+def test_samples_are_the_callers_own(dataset: precache.CachedDataset) -> None:
+    dataset[0]["image"].zero_()
+    one, other = dataset.__getitems__([0, 0])
+    one["image"].zero_()
+    np.testing.assert_array_equal(other["image"], dataset[0]["image"])
+    assert dataset[0]["label"].add_(5) != dataset[0]["label"]
+
+
+def test_fields_can_be_chosen(store: BuiltStore) -> None:
+    assert list(precache.CachedDataset(store.path, fields=["label"])[0]) == ["label", "row"]
+    with pytest.raises(UsageError, match="no field 'mask'; it has image, label"):
+        precache.CachedDataset(store.path, fields=["mask"])
+
+
+def test_what_cannot_be_opened_is_refused(tmp_path: Path, stores: dict[str, BuiltStore]) -> None:
+    with pytest.raises(StoreError, match="there is no store"):
+        precache.CachedDataset(tmp_path / "nowhere")
+    with pytest.raises(PrecacheError, match="verify is 'maybe'"):
+        precache.CachedDataset(stores["raw"].path, verify="maybe")
+
+
+# --- other processes ----------------------------------------------------------------------------
+
+
+def test_a_pickle_is_small_and_opens_the_same_version(
+    photos: Path, make_store: Callable[..., BuiltStore]
+) -> None:
+    store = make_store(photos, precache.Pipeline.image(codec="raw"))
+    dataset = precache.CachedDataset(store.path)
+    _ = (dataset[3], dataset.keys[0])
+    data = pickle.dumps(dataset)
+    precache.build(photos, store.path, precache.Pipeline.image(codec="zstd"), address="serial")
+    again = pickle.loads(data)
+    assert len(data) < 10_000
+    assert again.version.id == dataset.version.id != store.open().id
+    np.testing.assert_array_equal(again[3]["image"], dataset[3]["image"])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("context", "workers"), [(None, 0), ("fork", 2), ("spawn", 1)])
+def test_a_dataloader_reads_it_in_any_kind_of_worker(
+    context: str | None, workers: int, tile_stores: dict[str, BuiltStore]
+) -> None:
+    store = tile_stores["image"]
+    dataset = precache.CachedDataset(store.path)
+    _ = dataset[0]  # what a parent has mapped must serve its children too
+    loader = DataLoader(
+        dataset, batch_size=16, shuffle=True, num_workers=workers, multiprocessing_context=context
+    )
+    expected, rows = store.rows(), []
+    for batch in loader:
+        rows += batch["row"].tolist()
+        np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+    assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()

@@ -1,0 +1,51 @@
+"""The tree of errors is the one that its module draws."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from precache import errors
+from precache.errors import PrecacheError
+
+CLASSES = [
+    value
+    for _, value in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(value, PrecacheError)
+]
+
+
+def _drawn() -> dict[str, str]:
+    """Name -> parent, as the docstring draws them."""
+    assert errors.__doc__ is not None
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for line in errors.__doc__.splitlines():
+        bare = line.lstrip(" │├└─")
+        name = bare.split(" ")[0]
+        if not name.endswith("Error") or not (set(line) & set("├└") or bare == "PrecacheError"):
+            continue
+        depth = (len(line) - len(bare) - 4) // 4
+        path[depth:] = [name]
+        if depth:
+            parents[name] = path[depth - 1]
+    return parents
+
+
+def test_the_docstring_draws_the_tree() -> None:
+    actual = {c.__name__: c.__base__.__name__ for c in CLASSES if c is not PrecacheError}
+    assert _drawn() == actual
+
+
+def test_wrong_requests_exit_with_2_and_everything_else_with_1() -> None:
+    for each in CLASSES:
+        assert each.exit_status == (2 if issubclass(each, errors.UsageError) else 1)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_errors_travel_between_processes(kind: type[PrecacheError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("shard 3 is short")))
+    assert type(error) is kind
+    assert str(error) == "shard 3 is short"

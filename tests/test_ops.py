@@ -1,0 +1,764 @@
+"""Ops: every format decoded, and pixels held against Pillow doing the same."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from precache.errors import PipelineError, SampleError
+from precache.layout import RowShape
+from precache.pipeline import Decode, Field, Pipeline, RandomResizedCrop, ToDType
+from precache.shards import ShardWriter
+from tests.building import encoded, environment, photograph
+from tests.demo.photos import Photo, plan_photos, render
+from workers.ops import FieldRecipe, center_crop, decode, resize, resized_shape, to_dtype
+from workers.shard_task import _FieldOutput, make_row
+from workers.sources import Sample
+
+ORIENTATION = 0x0112
+SAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
+    """(H, W, C) uint8 as Pillow decodes it."""
+    with Image.open(io.BytesIO(data)) as image:
+        return as_array(ImageOps.exif_transpose(image).convert(mode))
+
+
+def as_array(image: Image.Image) -> np.ndarray:
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[..., None]
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    """The promise: at most 1 level on average, 3 at most."""
+    assert found.shape == expected.shape
+    difference = np.abs(found.astype(np.int16) - expected)
+    assert difference.mean() <= 1
+    assert difference.max() <= 3
+
+
+def recipe(*ops: dict[str, Any], seed: int = 0, **field: Any) -> FieldRecipe:
+    return FieldRecipe("image", Field(ops=ops, **field), seed)
+
+
+def row(data: Any, *ops: dict[str, Any], key: str = "key", seed: int = 0) -> np.ndarray:
+    return recipe({"op": "decode"}, *ops, seed=seed)(Sample({"bytes": data}), key)
+
+
+# --- JPEG ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(451, 300), (450, 299), (17, 33), (1, 1), (8, 2000)])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", ["4:2:0", "4:2:2", "4:4:4", "4:1:1"])
+def test_jpegs_are_decoded_as_by_pillow(
+    subsampling: str, progressive: bool, size: tuple[int, int]
+) -> None:
+    image = photograph().resize(size)
+    data = encoded(image, quality=85, subsampling=subsampling, progressive=progressive)
+    assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
+@pytest.mark.parametrize("quality", [1, 30, 75, 100])
+def test_any_quality(quality: int) -> None:
+    data = encoded(photograph("coffee.png"), quality=quality)
+    assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
+def test_restart_markers_and_optimised_tables() -> None:
+    data = encoded(photograph(), quality=80, optimize=True, restart_marker_rows=1)
+    assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("stored", ["RGB", "L", "CMYK"])
+def test_colours_are_what_was_asked_for(stored: str, mode: str) -> None:
+    data = encoded(photograph().convert(stored), quality=90)
+    found = decode(data, Decode(mode=mode))
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, by_pillow(data, mode))
+    assert found.shape[2] == {"RGB": 3, "L": 1, "RGBA": 4}[mode]
+
+
+def test_cmyk_looks_like_the_photograph() -> None:
+    data = encoded(photograph().convert("CMYK"), quality=95)
+    difference = np.abs(decode(data, Decode()).astype(int) - np.asarray(photograph()))
+    assert difference.mean() < 4
+
+
+def test_ycck() -> None:
+    cmyk = encoded(photograph().convert("CMYK"), quality=95)
+    marker = cmyk.index(b"Adobe") + len(b"Adobe") + 6
+    ycck = cmyk[:marker] + b"\x02" + cmyk[marker + 1 :]  # the transform: 2 says YCCK
+    found = decode(ycck, Decode())
+    assert np.array_equal(found, by_pillow(ycck))
+    assert not np.array_equal(found, decode(cmyk, Decode()))
+
+
+def test_jpegs_stored_as_rgb() -> None:
+    data = encoded(photograph(), quality=95, keep_rgb=True)
+    assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
+def test_bytes_behind_the_end_do_not_count() -> None:
+    data = encoded(photograph(), quality=90)
+    assert np.array_equal(decode(data + b"\0 trailing" * 50, Decode()), by_pillow(data))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_kind_of_buffer(kind: Callable[[bytes], Any]) -> None:
+    data = encoded(photograph(), quality=90)
+    assert np.array_equal(decode(kind(data), Decode()), by_pillow(data))
+
+
+# --- other formats ------------------------------------------------------------------------------
+
+
+def palette(**options: Any) -> bytes:
+    return encoded(photograph().quantize(64), "PNG", **options)
+
+
+def half_transparent() -> Image.Image:
+    image = photograph().convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+FORMATS: dict[str, Callable[[], bytes]] = {
+    "PNG": lambda: encoded(photograph(), "PNG"),
+    "PNG interlaced bits": lambda: encoded(photograph().convert("1"), "PNG"),
+    "PNG grey": lambda: encoded(photograph().convert("L"), "PNG"),
+    "PNG palette": palette,
+    "PNG palette with one transparent colour": lambda: palette(transparency=3),
+    "PNG alpha": lambda: encoded(half_transparent(), "PNG"),
+    "PNG grey with alpha": lambda: encoded(half_transparent().convert("LA"), "PNG"),
+    "PNG transparent colour": lambda: encoded(photograph(), "PNG", transparency=(9, 9, 9)),
+    "WebP": lambda: encoded(photograph(), "WEBP", quality=80),
+    "WebP lossless alpha": lambda: encoded(half_transparent(), "WEBP", lossless=True),
+    "BMP": lambda: encoded(photograph(), "BMP"),
+    "BMP bits": lambda: encoded(photograph().convert("1"), "BMP"),
+    "GIF": lambda: encoded(photograph().quantize(32), "GIF"),
+    "TIFF": lambda: encoded(photograph(), "TIFF"),
+    "TIFF LZW": lambda: encoded(photograph(), "TIFF", compression="tiff_lzw"),
+    "TIFF JPEG": lambda: encoded(photograph(), "TIFF", compression="jpeg"),
+    "TIFF CMYK": lambda: encoded(photograph().convert("CMYK"), "TIFF"),
+    "TIFF grey": lambda: encoded(photograph().convert("L"), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_decoded_as_by_pillow(name: str, mode: str) -> None:
+    data = FORMATS[name]()
+    assert np.array_equal(decode(data, Decode(mode=mode)), by_pillow(data, mode))
+
+
+def test_a_palette_with_a_transparency_for_each_colour() -> None:
+    data = palette(transparency=bytes(range(0, 256, 4)))
+    with Image.open(io.BytesIO(data)) as image:
+        expected = image.convert("RGBA")
+    assert np.array_equal(decode(data, Decode(mode="RGBA")), np.asarray(expected))
+    assert np.array_equal(decode(data, Decode()), np.asarray(expected)[..., :3])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_keep_their_high_byte(kind: str) -> None:
+    grey = np.asarray(photograph().convert("L"))
+    wide = grey.astype(np.uint16) << 8 | np.random.default_rng(0).integers(
+        0, 256, grey.shape, np.uint16
+    )
+    data = encoded(Image.fromarray(wide), kind)
+    found = decode(data, Decode())
+    assert found.shape == (*grey.shape, 3)
+    assert all(np.array_equal(found[..., channel], grey) for channel in range(3))
+    assert np.array_equal(decode(data, Decode(mode="L"))[..., 0], grey)
+
+
+def test_sixteen_bits_of_colour() -> None:
+    """A hand-made PNG, as Pillow writes none: 2 x 1 pixels."""
+    pixels = np.array([[[0x1234, 0x80FF, 0xFF00], [0, 0x0100, 0xFFFF]]], ">u2")
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    data = png((2, 1, 16, 2), zlib.compress(lines))
+    assert decode(data, Decode()).tolist() == [[[0x12, 0x80, 0xFF], [0, 0x01, 0xFF]]]
+
+
+def png(header: tuple[int, int, int, int], body: bytes) -> bytes:
+    """A PNG of (width, height, bits, colour type) with the given compressed lines."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checked = kind + content
+        return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    start = chunk(b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def test_the_first_frame_of_an_animation() -> None:
+    frames = [photograph(name).resize((60, 40)).quantize(64) for name in PHOTOGRAPHS]
+    for kind in ("GIF", "WEBP", "TIFF", "PNG"):
+        images = [f.convert("RGB") for f in frames] if kind == "WEBP" else frames
+        options = {"lossless": True} if kind == "WEBP" else {}
+        data = encoded(images[0], kind, save_all=True, append_images=images[1:], **options)
+        assert np.array_equal(decode(data, Decode()), by_pillow(data)), kind
+        assert np.array_equal(decode(data, Decode()), np.asarray(frames[0].convert("RGB"))), kind
+
+
+def test_pillow_images_arrays_and_tensors_are_taken_as_they_are() -> None:
+    pixels = np.asarray(photograph())
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    for value in (photograph(), pixels, tensor, pixels[:, ::-1][:, ::-1]):
+        assert np.array_equal(decode(value, Decode()), pixels)
+    grey = pixels[..., 1]
+    for value in (grey, grey[..., None], Image.fromarray(grey)):
+        assert np.array_equal(decode(value, Decode(mode="L"))[..., 0], grey)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        3,
+        "photo.jpg",
+        np.zeros((4, 4, 3), np.float32),
+        np.zeros((4, 4, 3, 1), np.uint8),
+        np.zeros(4, np.uint8),
+        torch.zeros(3, 4, 4),
+    ],
+)
+def test_values_that_are_no_image(value: Any) -> None:
+    with pytest.raises(SampleError, match=r"decode was given .*; it takes bytes"):
+        decode(value, Decode())
+
+
+# --- EXIF ---------------------------------------------------------------------------------------
+
+
+def oriented(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "grey JPEG", "CMYK JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientations_are_applied_as_by_pillow(orientation: int, kind: str) -> None:
+    mode = {"grey JPEG": "L", "CMYK JPEG": "CMYK"}.get(kind, "RGB")
+    options: dict[str, Any] = {"exif": oriented(orientation)}
+    if kind == "TIFF":
+        options = {"tiffinfo": {ORIENTATION: orientation}}
+    if kind == "WEBP":
+        options["lossless"] = True
+    data = encoded(photograph().convert(mode), kind.rsplit(maxsplit=1)[-1], **options)
+    found = decode(data, Decode())
+    assert np.array_equal(found, by_pillow(data))
+    assert (found.shape[0] > found.shape[1]) is (orientation > 4)
+
+
+def test_an_orientation_behind_a_large_colour_profile() -> None:
+    data = encoded(photograph(), exif=oriented(6), icc_profile=bytes(200_000))
+    assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0no TIFF at all", b"Exif\0\0", oriented(0).tobytes(), oriented(9).tobytes()]
+)
+def test_an_orientation_that_cannot_be_read_turns_nothing(exif: bytes) -> None:
+    data = encoded(photograph(), exif=exif)
+    assert np.array_equal(decode(data, Decode()), by_pillow(encoded(photograph())))
+
+
+def test_exif_that_is_cut_short_neither_loses_the_photo_nor_warns() -> None:
+    """Pillow warns of it; a build says nothing of a photo that it can decode."""
+    cut_short = oriented(6).tobytes()[:17]
+    data = encoded(photograph(), exif=cut_short)
+    assert np.array_equal(decode(data, Decode()), by_pillow(encoded(photograph())))
+
+
+def test_a_turned_photo_is_resized_and_cropped_upright() -> None:
+    data = encoded(photograph(), exif=oriented(6), quality=95)
+    found = row(data, {"op": "resize", "size": 100}, {"op": "center_crop", "size": [90, 80]})
+    upright = by_pillow(data)
+    shape = resized_shape(*upright.shape[:2], 100)
+    expected = center_crop(resize(upright, shape, "bilinear"), (90, 80)).transpose(2, 0, 1)
+    assert np.array_equal(found, expected)
+
+
+# --- resize and crop ----------------------------------------------------------------------------
+
+PHOTOGRAPHS = ("chelsea.png", "astronaut.png", "coffee.png", "rocket.jpg")
+
+
+def by_pillow_resized(image: Image.Image, size: int, interpolation: str) -> Image.Image:
+    height, width = resized_shape(image.height, image.width, size)
+    return image.resize((width, height), SAMPLING[interpolation])
+
+
+@pytest.mark.parametrize("interpolation", SAMPLING)
+@pytest.mark.parametrize("size", [24, 100, 224, 299, 512, 700])
+@pytest.mark.parametrize("name", PHOTOGRAPHS)
+def test_resizing_agrees_with_pillow(name: str, size: int, interpolation: str) -> None:
+    image = photograph(name)
+    data = encoded(image, quality=90)
+    ops = {"op": "resize", "size": size, "interpolation": interpolation}
+    upright = Image.fromarray(by_pillow(data))
+    expected = as_array(by_pillow_resized(upright, size, interpolation)).transpose(2, 0, 1)
+    assert_close(row(data, ops), expected)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA"])
+@pytest.mark.parametrize("interpolation", SAMPLING)
+def test_resizing_of_other_colours_agrees_with_pillow(mode: str, interpolation: str) -> None:
+    image = half_transparent().convert(mode)
+    if mode == "RGBA":
+        image.putalpha(255)  # Pillow weights colours by alpha; here there is none
+    found = resize(as_array(image), (111, 167), interpolation)
+    assert_close(found, as_array(image.resize((167, 111), SAMPLING[interpolation])))
+
+
+def demo_photos() -> list[Photo]:
+    """As a web photo set has them; without the broken ones."""
+    return [photo for photo in plan_photos(40, seed=1) if max(photo.size) < 1500]
+
+
+@pytest.mark.parametrize("interpolation", SAMPLING)
+def test_a_photo_set_agrees_with_pillow(interpolation: str) -> None:
+    ops = (
+        {"op": "resize", "size": 64, "interpolation": interpolation},
+        {"op": "center_crop", "size": 56},
+    )
+    decoded = 0
+    for photo in demo_photos():
+        data = render(photo)
+        if photo.kind in ("truncated", "not an image"):
+            with pytest.raises(SampleError):
+                row(data, *ops)
+            continue
+        small = by_pillow_resized(Image.fromarray(by_pillow(data)), 64, interpolation)
+        left, top = round((small.width - 56) / 2), round((small.height - 56) / 2)
+        expected = np.asarray(small.crop((left, top, left + 56, top + 56)))
+        assert_close(row(data, *ops), expected.transpose(2, 0, 1))
+        decoded += 1
+    assert decoded > 30
+
+
+def test_black_and_white_stay_so() -> None:
+    for level in (0, 255):
+        flat = np.full((50, 70, 3), level, np.uint8)
+        for interpolation in SAMPLING:
+            assert (resize(flat, (23, 190), interpolation) == level).all()
+
+
+def test_an_image_of_the_size_wanted_is_not_touched() -> None:
+    array = np.asarray(photograph())
+    assert resize(array, array.shape[:2], "bicubic") is array
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 600))
+def test_the_shorter_side_is_the_size_and_the_other_is_rounded_down(
+    height: int, width: int, size: int
+) -> None:
+    """As torchvision's Resize: ``int(size * long / short)``."""
+    found = resized_shape(height, width, size)
+    assert min(found) == size
+    assert max(found) == int(size * max(height, width) / min(height, width))
+    assert (found[0] <= found[1]) is (height <= width) or found[0] == found[1]
+
+
+def test_a_pair_is_the_exact_shape() -> None:
+    assert resized_shape(300, 451, (17, 99)) == (17, 99)
+    assert row(encoded(photograph()), {"op": "resize", "size": [17, 99]}).shape == (3, 17, 99)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60))
+def test_the_crop_is_the_middle_as_torchvision_rounds_it(
+    height: int, width: int, crop_height: int, crop_width: int
+) -> None:
+    array = np.arange(height * width).reshape(height, width, 1)
+    if crop_height > height or crop_width > width:
+        with pytest.raises(SampleError, match=f"{width} x {height} px is smaller than the crop"):
+            center_crop(array, (crop_height, crop_width))
+        return
+    found = center_crop(array, (crop_height, crop_width))
+    top, left = round((height - crop_height) / 2), round((width - crop_width) / 2)
+    assert found.shape == (crop_height, crop_width, 1)
+    assert found[0, 0, 0] == top * width + left
+
+
+# --- scaled decoding ----------------------------------------------------------------------------
+
+
+def test_scaling_while_decoding_happens_only_when_asked_for() -> None:
+    data = encoded(photograph().resize((1804, 1200)), quality=92)
+    wanted = {"op": "resize", "size": 100}
+    expected = by_pillow_resized(Image.fromarray(by_pillow(data)), 100, "bilinear")
+    assert_close(row(data, wanted), as_array(expected).transpose(2, 0, 1))
+    scaled = recipe({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
+    assert scaled.shape == (3, *expected.size[::-1])
+    assert not np.array_equal(scaled, row(data, wanted))
+    difference = np.abs(scaled.astype(int) - as_array(expected).transpose(2, 0, 1))
+    assert difference.mean() < 3, "scaled is another way to the same picture"
+
+
+@pytest.mark.parametrize("size", [100, 599, 600, 1200, 1300, [50, 700]])
+def test_scaled_decoding_never_goes_below_the_resize(size: int | list[int]) -> None:
+    data = encoded(photograph().resize((1804, 1200)), quality=92)
+    wanted = {"op": "resize", "size": size}
+    scaled = recipe({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
+    full = row(data, wanted)
+    assert scaled.shape == full.shape
+    assert np.abs(scaled.astype(int) - full).mean() < 3
+
+
+def test_scaled_decoding_turns_with_the_photo() -> None:
+    data = encoded(photograph().resize((1804, 1200)), exif=oriented(6), quality=92)
+    scaled = recipe({"op": "decode", "scaled": True}, {"op": "resize", "size": 100})
+    found = scaled(Sample({"bytes": data}), "key")
+    assert found.shape == (3, 150, 100)
+
+
+# --- random ops ---------------------------------------------------------------------------------
+
+CROP = {"op": "random_resized_crop", "size": [20, 30]}
+FLIP = {"op": "horizontal_flip"}
+
+
+def test_random_ops_depend_on_seed_and_key_alone() -> None:
+    data = encoded(photograph(), quality=90)
+    one = row(data, CROP, FLIP, key="a", seed=1)
+    assert np.array_equal(one, row(data, CROP, FLIP, key="a", seed=1))
+    assert not np.array_equal(one, row(data, CROP, FLIP, key="b", seed=1))
+    assert not np.array_equal(one, row(data, CROP, FLIP, key="a", seed=2))
+
+
+def test_random_ops_do_not_depend_on_what_came_before() -> None:
+    data = encoded(photograph(), quality=90)
+    made = recipe({"op": "decode"}, CROP, FLIP)
+    sample = Sample({"bytes": data})
+    keys = [f"{number}.jpg" for number in range(12)]
+    forth = {key: made(sample, key) for key in keys}
+    np.random.seed(5)  # noqa: NPY002 - whatever generators of the process are at
+    torch.manual_seed(5)
+    back = {key: made(sample, key) for key in reversed(keys)}
+    assert all(np.array_equal(forth[key], back[key]) for key in keys)
+
+
+def test_random_ops_are_the_same_on_every_machine() -> None:
+    """Golden: boxes and flips, drawn by a generator whose stream NumPy promises to keep."""
+    ramp = np.arange(200 * 300, dtype=np.uint32).reshape(200, 300)
+    pixels = np.stack([ramp >> 16, ramp >> 8 & 255, ramp & 255], axis=2).astype(np.uint8)
+    flips = [
+        recipe({"op": "decode"}, FLIP)(Sample({"image": pixels}), str(key))[2, 0, 0] != 0
+        for key in range(16)
+    ]
+    assert "".join(str(int(flip)) for flip in flips) == FLIPS
+
+
+FLIPS = "1101110000010000"
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_certain_flips(p: float) -> None:
+    pixels = np.asarray(photograph())
+    found = row(pixels, {"op": "horizontal_flip", "p": p}).transpose(1, 2, 0)
+    assert np.array_equal(found, pixels[:, ::-1] if p else pixels)
+
+
+def test_flips_come_about_as_often_as_they_should() -> None:
+    pixels = np.asarray(photograph().resize((4, 4)))
+    made = recipe({"op": "decode"}, {"op": "horizontal_flip", "p": 0.25})
+    upright = pixels.transpose(2, 0, 1)
+    flipped = sum(
+        not np.array_equal(made(Sample({"image": pixels}), str(key)), upright)
+        for key in range(2000)
+    )
+    assert 0.2 < flipped / 2000 < 0.3
+
+
+def test_two_random_ops_of_a_field_draw_apart() -> None:
+    pixels = np.asarray(photograph().resize((8, 8)))
+    once = recipe({"op": "decode"}, FLIP)
+    twice = recipe({"op": "decode"}, FLIP, FLIP)
+    same = [
+        np.array_equal(once(Sample({"i": pixels}), str(k)), twice(Sample({"i": pixels}), str(k)))
+        for k in range(64)
+    ]
+    assert not all(same)
+    assert any(same)
+
+
+@pytest.mark.parametrize("size", [(451, 300), (10, 400), (400, 10), (1, 1)])
+def test_random_crops_have_the_size_and_the_bounds_asked_for(size: tuple[int, int]) -> None:
+    width, height = size
+    place = np.mgrid[0:height, 0:width].transpose(1, 2, 0).astype(np.uint16)
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = place[..., 0] * 255 // max(1, height - 1)
+    pixels[..., 1] = place[..., 1] * 255 // max(1, width - 1)
+    made = recipe({"op": "decode"}, {**CROP, "scale": [0.2, 0.3], "ratio": [0.9, 1.1]})
+    areas = []
+    for key in range(40):
+        found = made(Sample({"image": pixels}), str(key)).astype(float)
+        assert found.shape == (3, 20, 30)
+        covered = [np.ptp(found[channel]) / 255 for channel in (0, 1)]
+        areas.append(covered[0] * covered[1])
+    if size == (451, 300):
+        assert 0.15 < np.mean(areas) < 0.35
+        assert np.std(areas) > 0
+
+
+def test_a_random_crop_of_all_is_a_resize() -> None:
+    op = RandomResizedCrop(size=(20, 30), scale=(1, 1), ratio=(451 / 300, 451 / 300))
+    data = encoded(photograph())
+    crop = {k: v for k, v in op.model_dump().items() if v is not None}
+    expected = row(data, {"op": "resize", "size": [20, 30]})
+    assert np.abs(row(data, crop).astype(int) - expected).max() <= 1
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def test_to_dtype() -> None:
+    array = np.array([0, 51, 255], np.uint8)
+    scaled = to_dtype(array, ToDType(dtype="float32", scale=True))
+    assert scaled.dtype == np.float32
+    assert scaled.tolist() == pytest.approx([0, 0.2, 1])
+    assert to_dtype(array, ToDType(dtype="float16")).tolist() == [0, 51, 255]
+    assert to_dtype(array, ToDType(dtype="int32")).dtype == np.int32
+    floats = np.array([0.5], np.float64)
+    assert to_dtype(floats, ToDType(dtype="float16", scale=True)).tolist() == [0.5]
+
+
+def test_resizing_after_scaling_to_floats() -> None:
+    data = encoded(photograph())
+    ops = ({"op": "to_dtype", "dtype": "float32", "scale": True}, {"op": "resize", "size": 64})
+    found = row(data, *ops)
+    expected = row(data, {"op": "resize", "size": 64})
+    assert found.dtype == np.float32
+    assert np.abs(found * 255 - expected).max() <= 1.5
+
+
+def double(array: np.ndarray, by: float = 2.0) -> np.ndarray:
+    return array.astype(np.float32) * by
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int32))
+
+
+def fail(array: np.ndarray) -> np.ndarray:
+    raise ZeroDivisionError("in a function")
+
+
+def test_functions_of_the_users_own() -> None:
+    pixels = np.asarray(photograph())
+    op = {"op": "function", "function": f"{__name__}:double", "params": {"by": 3}, "version": "1"}
+    found = recipe({"op": "decode"}, op, codec="zstd")(Sample({"image": pixels}), "key")
+    assert np.array_equal(found, pixels.astype(np.float32).transpose(2, 0, 1) * 3)
+    op = {"op": "function", "function": f"{__name__}:as_tensor", "version": "1"}
+    found = recipe(op)(Sample({"x": np.arange(4)}), "key")
+    assert found.dtype == np.int32
+    assert found.tolist() == [0, 1, 2, 3]
+
+
+def test_a_function_that_fails_is_named_with_its_error() -> None:
+    op = {"op": "function", "function": f"{__name__}:fail", "version": "1"}
+    with pytest.raises(SampleError, match=r"test_ops:fail failed: ZeroDivisionError\('in a fun"):
+        recipe(op)(Sample({"x": np.arange(4)}), "key")
+
+
+def test_a_function_that_is_not_there_is_found_before_the_first_sample() -> None:
+    with pytest.raises(PipelineError, match=r"test_ops:nowhere"):
+        recipe({"op": "function", "function": f"{__name__}:nowhere", "version": "1"})
+
+
+# --- hostile files ------------------------------------------------------------------------------
+
+
+def test_a_bomb_is_refused_by_its_header() -> None:
+    giant = png((60_000, 60_000, 1, 0), zlib.compress(bytes(100)))
+    with pytest.raises(SampleError, match=r"60000 x 60000 px is over the limit|Decompression"):
+        decode(giant, Decode())
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
+def test_the_limit_of_pixels_is_the_users_own(kind: str) -> None:
+    image = photograph().quantize(16) if kind == "GIF" else photograph()
+    data = encoded(image, kind)
+    limit = image.width * image.height
+    assert decode(data, Decode(max_pixels=limit)).shape == (300, 451, 3)
+    with pytest.raises(SampleError, match=rf"451 x 300 px is over the limit of {limit - 1} "):
+        decode(data, Decode(max_pixels=limit - 1))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
+def test_the_limit_of_pixels_takes_the_place_of_pillows(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"tiffinfo": {ORIENTATION: 6}} if kind == "TIFF" else {"exif": oriented(6)}
+    data = encoded(photograph(), kind, **options)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert decode(data, Decode()).shape == (451, 300, 3)
+    assert Image.MAX_IMAGE_PIXELS == 1000
+
+
+STRIP = """
+    import io, resource
+    from PIL import Image
+    from precache.errors import SampleError
+    from precache.pipeline import Field
+    from workers.ops import FieldRecipe
+    from workers.sources import Sample
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (1, 4000)).save(buffer, "PNG")
+    field = Field(ops=[{"op": "decode"}, {"op": "resize", "size": 256},
+                       {"op": "center_crop", "size": 224}])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        FieldRecipe("image", field, 0)(Sample({"bytes": buffer.getvalue()}), "key")
+    except SampleError:
+        pass
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_strip_does_not_become_a_bomb_by_its_resize() -> None:
+    """1 x 4,000 px to a shorter side of 256 would be 256 x 1,024,000 px: 786 MB."""
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STRIP)],
+        check=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert int(ran.stdout) < 300, "MB"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.6, 0.97])
+@pytest.mark.parametrize("name", ["JPEG", *FORMATS])
+def test_truncated_files_are_samples_that_fail(name: str, share: float) -> None:
+    data = encoded(photograph()) if name == "JPEG" else FORMATS[name]()
+    try:
+        found = decode(data[: int(len(data) * share)], Decode())
+    except SampleError:
+        return
+    assert name in ("TIFF LZW", "TIFF JPEG"), f"{name} was decoded: {found.shape}"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xd8",
+        b"\xff\xd8\xff",
+        b"\xff\xd8\xff\xd9",
+        b"GIF89a",
+        b"BM" + bytes(60),
+        b"RIFF\0\0\0\0WEBPVP8 ",
+        b"II*\0\x08\0\0\0\xff\xff",
+        b"\x89PNG\r\n\x1a\n",
+        b"<html><body>404</body></html>",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        bytes(4096),
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
+    ],
+)
+def test_garbage_is_a_sample_that_fails(data: bytes) -> None:
+    with pytest.raises(SampleError) as caught:
+        decode(data, Decode())
+    assert str(caught.value)
+
+
+def test_postscript_is_not_run() -> None:
+    """Pillow would hand it to Ghostscript where that is installed."""
+    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(SampleError):
+        decode(data, Decode())
+
+
+def outputs() -> list[_FieldOutput]:
+    field = Pipeline.image(resize=24, crop=20).fields["image"]
+    writer = ShardWriter((1, 3, 20, 20), "uint8", 1, lambda chunk: b"")
+    shape = RowShape((3, 20, 20), "uint8")
+    return [_FieldOutput(FieldRecipe("image", field, 0), shape, writer, None)]
+
+
+SEED_JPEGS = [
+    encoded(photograph().resize((40, 30)), quality=70),
+    encoded(photograph().resize((40, 30)), quality=70, progressive=True, exif=oriented(6)),
+    encoded(photograph().resize((40, 30)).convert("CMYK"), quality=70),
+    encoded(photograph().resize((40, 30)).convert("L"), quality=70, exif=oriented(3)),
+]
+SEED_OTHERS = [
+    encoded(photograph().resize((40, 30)), "PNG", exif=oriented(8)),
+    encoded(photograph().resize((40, 30)), "WEBP"),
+    encoded(photograph().resize((40, 30)).quantize(8), "GIF"),
+    encoded(photograph().resize((40, 30)), "TIFF", compression="tiff_lzw"),
+    encoded(photograph().resize((40, 30)), "BMP"),
+]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+    """A file with a few bytes overwritten, cut out or doubled, mostly in its headers."""
+    data = bytearray(draw(st.sampled_from(seeds)))
+    for _ in range(draw(st.integers(1, 6))):
+        end = draw(st.sampled_from([64, 700, len(data)]))
+        at = draw(st.integers(0, min(end, len(data)) - 1))
+        match draw(st.sampled_from(["set", "cut", "insert"])):
+            case "set":
+                data[at] = draw(st.integers(0, 255))
+            case "cut":
+                del data[at : at + draw(st.integers(1, 40))]
+            case "insert":
+                data[at:at] = draw(st.binary(min_size=1, max_size=8))
+        if not data:
+            break
+    return bytes(data)
+
+
+@settings(max_examples=400)
+@given(mutated(SEED_JPEGS))
+@example(SEED_JPEGS[0])
+@pytest.mark.filterwarnings("ignore")
+def test_mutated_jpegs_are_rows_or_reasons(data: bytes) -> None:
+    assert_row_or_reason(data)
+
+
+def assert_row_or_reason(data: bytes) -> None:
+    """`make_row` raises nothing, and calls a row only what decodes."""
+    reason = make_row(outputs(), Sample({"bytes": data}), "key")
+    failing = pytest.raises(Exception) if reason else contextlib.nullcontext()  # noqa: PT011
+    with failing:
+        row(data, {"op": "resize", "size": 24}, {"op": "center_crop", "size": 20})
+
+
+@settings(max_examples=200)
+@given(mutated(SEED_OTHERS) | st.binary(max_size=300))
+@pytest.mark.filterwarnings("ignore")
+def test_other_mutated_files_are_rows_or_reasons(data: bytes) -> None:
+    assert_row_or_reason(data)
+
+
+def test_make_row_gives_a_reason_for_whatever_a_sample_does() -> None:
+    class Trap:
+        def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            raise RuntimeError("trap")
+
+    assert make_row(outputs(), Sample({"bytes": Trap()}), "key")
+    assert make_row(outputs(), Sample({}), "key")
+    assert make_row(outputs(), Sample({"bytes": encoded(photograph())}), "key") == ""

@@ -1,0 +1,230 @@
+"""Slots are aligned, come back when nobody reads them any more, and not before."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import precache
+from precache.codecs import filter_image, undo_image
+from precache.pipeline import DTYPES
+from precache.slots import SlotLayout, SlotPool, undo_image_tensor
+from tests.conftest import BuiltStore
+
+FIELDS = st.dictionaries(
+    st.sampled_from(["image", "label", "mask", "row"]),
+    st.tuples(st.lists(st.integers(1, 9), max_size=3).map(tuple), st.sampled_from(DTYPES)),
+    min_size=1,
+)
+
+
+def _address(slot: np.ndarray) -> int:
+    return slot.__array_interface__["data"][0]
+
+
+# --- layout -------------------------------------------------------------------------------------
+
+
+@given(FIELDS, st.integers(1, 20), st.data())
+def test_fields_lie_apart_at_multiples_of_64_bytes(
+    fields: dict[str, tuple[tuple[int, ...], str]], batch_size: int, data: st.DataObject
+) -> None:
+    layout = SlotLayout.of(fields, batch_size)
+    slot = SlotPool(layout.nbytes, 1).acquire()
+    rows = data.draw(st.integers(1, batch_size))
+    arrays = layout.arrays(slot, rows)
+    assert _address(slot) % 64 == 0
+    for number, (name, array) in enumerate(arrays.items()):
+        shape, dtype = fields[name]
+        assert (array.shape, array.dtype.name) == ((rows, *shape), dtype)
+        assert _address(array) % 64 == 0
+        assert array.flags.c_contiguous
+        array.view(np.uint8).fill(number)
+    for number, array in enumerate(arrays.values()):
+        assert (array.view(np.uint8) == number).all()
+
+
+@given(FIELDS, st.integers(1, 20))
+def test_tensors_and_arrays_are_the_same_memory(
+    fields: dict[str, tuple[tuple[int, ...], str]], rows: int
+) -> None:
+    layout = SlotLayout.of(fields, rows)
+    slot = SlotPool(layout.nbytes, 1).acquire()
+    slot[:] = 1
+    arrays, tensors = layout.arrays(slot, rows), layout.tensors(torch.from_numpy(slot), rows)
+    assert list(arrays) == list(tensors) == list(fields)
+    for name, array in arrays.items():
+        assert tensors[name].shape == array.shape
+        assert tensors[name].numpy().dtype == array.dtype
+        assert tensors[name].data_ptr() == _address(array)
+
+
+# --- the pool -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> SlotPool:
+    return SlotPool(1000, keep=2)
+
+
+def test_a_slot_is_used_again_once_it_was_released(pool: SlotPool) -> None:
+    first = pool.acquire()
+    other = pool.acquire()
+    assert _address(first) != _address(other)
+    pool.release(first)
+    assert _address(pool.acquire()) == _address(first)
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], object]] = {
+    "the tensor": lambda tensor: tensor,
+    "a slice": lambda tensor: tensor[3:5],
+    "a reshaped view": lambda tensor: tensor.view(10, 100),
+    "another dtype": lambda tensor: tensor.view(torch.int64),
+    "an array": lambda tensor: tensor.numpy(),
+    "a slice of an array": lambda tensor: tensor.numpy()[7:],
+    "an array of a slice": lambda tensor: tensor[7:].numpy(),
+    "a transposed view": lambda tensor: tensor.view(10, 100).T,
+    "the storage": lambda tensor: tensor.untyped_storage(),
+    "detached": lambda tensor: tensor.detach(),
+    "through DLPack": np.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_slot_comes_back_when_its_last_reader_is_gone(pool: SlotPool, holder: str) -> None:
+    slot = pool.acquire()
+    address = _address(slot)
+    held = HOLDERS[holder](pool.lend(slot))
+    del slot
+    fresh = pool.acquire()
+    assert _address(fresh) != address
+    del held
+    assert _address(pool.acquire()) == address
+
+
+def test_a_reader_in_a_cycle_gives_its_slot_back_when_it_is_collected(pool: SlotPool) -> None:
+    slot = pool.acquire()
+    address = _address(slot)
+    cycle: list[object] = [pool.lend(slot)]
+    cycle.append(cycle)
+    del slot, cycle
+    gc.collect()
+    assert _address(pool.acquire()) == address
+
+
+def test_a_copy_of_a_batch_holds_no_slot(pool: SlotPool) -> None:
+    slot = pool.acquire()
+    address = _address(slot)
+    copy = pool.lend(slot).clone()
+    del slot
+    assert _address(pool.acquire()) == address
+    assert len(copy) == 1000
+
+
+def test_an_empty_pool_makes_fresh_slots_and_says_so_once(
+    pool: SlotPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="precache"):
+        held = [pool.acquire() for _ in range(2)]
+        assert not caplog.records
+        held += [pool.acquire() for _ in range(5)]
+    assert len({_address(slot) for slot in held}) == 7
+    assert len(caplog.records) == 1
+    assert "more than 2 batches" in caplog.text
+
+
+def test_a_reader_may_outlive_its_pool() -> None:
+    pool = SlotPool(100, 1)
+    slot = pool.acquire()
+    slot[:] = 7
+    tensor = pool.lend(slot)
+    del pool, slot
+    assert (tensor == 7).all()
+
+
+def test_no_slot_is_with_two_threads_at_once() -> None:
+    pool = SlotPool(64, keep=100)
+    clashes: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            slot = pool.acquire()
+            slot[:] = number
+            tensor = pool.lend(slot)
+            if not (tensor == number).all():
+                clashes.append(number)
+            del slot, tensor
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clashes == []
+
+
+# --- through the loader -------------------------------------------------------------------------
+
+
+def test_what_is_kept_of_a_batch_stays_what_it_was(store: BuiltStore) -> None:
+    expected = store.rows()
+    kept: list[tuple[int, np.ndarray]] = []
+    with precache.Loader(store.path, batch_size=3, threads=2) as loader:
+        for _ in range(3):
+            for batch in loader:
+                kept.append((int(batch["row"][1]), batch["image"][1, :, 5:9].numpy()))
+                del batch
+    assert len(kept) == 21
+    for row, lines in kept:
+        np.testing.assert_array_equal(lines, expected[row, :, 5:9])
+
+
+def test_a_list_of_all_batches_is_an_epoch(
+    store: BuiltStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1) as loader:
+        batches = list(loader)
+    expected = store.rows()
+    assert len({batch["image"].data_ptr() for batch in batches}) == 21
+    for batch in batches:
+        np.testing.assert_array_equal(batch["image"][0], expected[int(batch["row"])])
+    assert len([r for r in caplog.records if "batches" in r.message]) == 1
+
+
+def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) -> None:
+    with precache.Loader(store.path, batch_size=2, threads=1, ahead=2) as loader:
+        addresses = [batch["image"].data_ptr() for _ in range(4) for batch in loader]
+    assert len(addresses) == 44
+    assert len(set(addresses)) <= 5
+    assert all(address % 64 == 0 for address in addresses)
+
+
+def test_every_field_of_a_batch_is_aligned(tile_stores: dict[str, BuiltStore]) -> None:
+    with precache.Loader(tile_stores["raw"].path, batch_size=7) as loader:
+        batch = next(iter(loader))
+    assert [tensor.data_ptr() % 64 for tensor in batch.values()] == [0, 0, 0]
+
+
+# --- the filter on a device ---------------------------------------------------------------------
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)).flatmap(
+        lambda shape: hnp.arrays(np.uint8, shape)
+    )
+)
+def test_the_filter_undone_by_tensors_is_that_undone_by_arrays(rows: np.ndarray) -> None:
+    filtered = filter_image(rows)
+    tensor = undo_image_tensor(torch.from_numpy(filtered.copy()))
+    undo_image(filtered)
+    np.testing.assert_array_equal(tensor.numpy(), filtered)
+    np.testing.assert_array_equal(tensor.numpy(), rows)
