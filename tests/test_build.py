@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -11,7 +12,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from tests.building import (
     pixels,
     poll,
     remains,
+    running,
     shard_files,
     start,
     write,
@@ -856,22 +857,24 @@ def kill_at_random(folder: Path, source: Path, kills: int, seed: int) -> None:
     """Kill the command line at random times, again and again on one store; then let it finish."""
     arguments = ("--resize", "160", "--crop", "150", "--address", "serial", "--shard-samples", "1")
     line = command("build", source, folder / "store", *arguments, "--quiet", "--json")
-    began = time.monotonic()
-    first = [*line[:4], str(source), str(folder / "undisturbed"), *line[6:]]
-    subprocess.run(first, check=True, env=environment(), capture_output=True)
-    lasted = time.monotonic() - began
+    undisturbed = build(source, folder / "undisturbed", shard_samples=1)
+
+    def receipts() -> int:
+        try:
+            return len(list((folder / "store").glob("*/_build/receipts/*.json")))
+        except FileNotFoundError:  # just removed, after the commit
+            return undisturbed.shards
+
     moments = random.Random(seed)
     for _ in range(kills):
-        process = subprocess.Popen(
-            line, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            process.wait(lasted * moments.uniform(0.5, 1))
-        except subprocess.TimeoutExpired:
+        before = receipts()
+        with running(line, environment()) as process:
+            poll(lambda: receipts() > before or process.poll() is not None, "another shard")  # noqa: B023
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(moments.uniform(0, 0.02) * (undisturbed.shards - before))
             process.kill()
-            assert process.wait() == -signal.SIGKILL
     ran = subprocess.run(line, check=True, env=environment(), capture_output=True, text=True)
-    assert json.loads(ran.stdout)["samples"] == len(list(source.rglob("*.jpg")))
+    assert json.loads(ran.stdout)["samples"] == undisturbed.samples
     assert contents(folder / "store") == contents(folder / "undisturbed")
     assert remains(folder / "store") == []
 

@@ -1,0 +1,331 @@
+"""Device transforms: each against a slow reference, and what its random numbers rest on."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import precache
+from precache.errors import UsageError
+from precache.transforms import (
+    Batch,
+    ColorJitter,
+    Compose,
+    CutMix,
+    Draw,
+    HorizontalFlip,
+    MixUp,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    ToDType,
+    Transform,
+    run,
+)
+from tests.conftest import BuiltStore
+
+ROWS = torch.arange(100, 124)
+GREY = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+def _images(count: int = 24, height: int = 20, width: int = 26) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    shape = (count, 3, height, width)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+def _draw(rows: torch.Tensor = ROWS, epoch: int = 3) -> Draw:
+    return Draw((11, epoch), 5, rows)
+
+
+def _batch() -> Batch:
+    return {"image": _images(), "label": ROWS % 10, "row": ROWS}
+
+
+# --- draws --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**40), st.integers(0, 1000), st.integers(1, 40), st.integers(1, 5))
+def test_a_draw_depends_on_the_row_and_not_on_its_batch(
+    first: int, epoch: int, count: int, columns: int
+) -> None:
+    rows = torch.arange(first, first + count)
+    whole = Draw((1, epoch), 0, rows).uniform(columns)
+    alone = [Draw((1, epoch), 9, row[None]).uniform(columns) for row in rows]
+    assert torch.equal(whole, torch.cat(alone))
+    assert ((whole >= 0) & (whole < 1)).all()
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    numbers = Draw((0, 0), 0, torch.arange(50_000)).uniform(4).double().numpy()
+    assert np.abs(numbers.mean(0) - 0.5).max() < 0.01
+    assert np.abs(numbers.var(0) - 1 / 12).max() < 0.002
+    both = np.concatenate([numbers, np.roll(numbers, 1, axis=0)], axis=1)
+    correlation = np.corrcoef(both.T) - np.eye(8)
+    assert np.abs(correlation).max() < 0.02
+
+
+def test_another_seed_epoch_or_place_draws_otherwise() -> None:
+    draws = [Draw((1, 2), 0, ROWS), Draw((2, 2), 0, ROWS), Draw((1, 3), 0, ROWS)]
+    draws += [draws[0].inside(0), draws[0].inside(1), draws[0].inside(0).inside(1)]
+    found = {tuple(draw.uniform(1)[:, 0].tolist()) for draw in draws}
+    assert len(found) == len(draws)
+
+
+def test_draws_are_those_of_earlier_releases() -> None:
+    found = Draw((0, 0), 0, torch.arange(3)).uniform(2)
+    golden = Draw((0, 0), 0, torch.tensor([2, 1, 0])).uniform(2).flip(0)
+    assert torch.equal(found, golden)
+    assert [round(x, 6) for x in found.flatten().tolist()] == GOLDEN_DRAWS
+
+
+GOLDEN_DRAWS = [0.363138, 0.852229, 0.226694, 0.940511, 0.386057, 0.981346]
+
+
+# --- geometry -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [0, 4])
+def test_a_random_crop_is_a_window_of_its_own_image(padding: int) -> None:
+    images = _images()
+    found = RandomCrop((12, 15), padding).images(images, _draw())
+    padded = functional.pad(images, (padding,) * 4)
+    corners = set()
+    for image, crop in zip(padded, found, strict=True):
+        windows = image.unfold(1, 12, 1).unfold(2, 15, 1)
+        same = (windows == crop[:, None, None]).all(-1).all(-1).all(0)
+        assert same.sum() == 1
+        corners.add(tuple(same.nonzero()[0].tolist()))
+    assert len(corners) > 12
+
+
+def test_a_random_crop_of_the_whole_image_is_the_image() -> None:
+    images = _images()
+    assert torch.equal(RandomCrop((20, 26)).images(images, _draw()), images)
+
+
+def test_a_crop_that_does_not_fit_is_named() -> None:
+    with pytest.raises(UsageError, match="a crop of 30 x 30 does not fit images of 20 x 26"):
+        RandomCrop(30).images(_images(), _draw())
+
+
+@pytest.mark.parametrize("size", [(9, 11), (20, 26), (40, 31)])
+def test_a_random_resized_crop_is_its_box_resized(size: tuple[int, int]) -> None:
+    images, crop = _images(), RandomResizedCrop(size, scale=(0.2, 1.0))
+    found = crop.images(images, _draw())
+    boxes = crop.boxes(20, 26, _draw()).long().tolist()
+    for image, got, (top, left, height, width) in zip(images, found, boxes, strict=True):
+        box = image[None, :, top : top + height, left : left + width].float()
+        wanted = functional.interpolate(box, size, mode="bilinear", align_corners=False)[0]
+        assert (wanted.round() - got.float()).abs().max() <= 1
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 99))
+def test_random_boxes_lie_inside_the_image(height: int, width: int, seed: int) -> None:
+    draw = Draw((seed,), 0, torch.arange(50))
+    top, left, h, w = RandomResizedCrop(8).boxes(height, width, draw).unbind(1)
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (h >= 1).all()
+    assert (w >= 1).all()
+    assert (top + h <= height).all()
+    assert (left + w <= width).all()
+
+
+def test_random_boxes_have_the_areas_and_ratios_asked_for() -> None:
+    crop = RandomResizedCrop(8, scale=(0.25, 0.5), ratio=(0.8, 1.25))
+    _, _, h, w = crop.boxes(1000, 1000, Draw((0,), 0, torch.arange(5000))).unbind(1)
+    area, ratio = (h * w / 1e6).numpy(), (w / h).numpy()
+    assert 0.245 < area.min() < 0.26
+    assert 0.49 < area.max() < 0.505
+    assert abs(area.mean() - 0.375) < 0.005
+    assert 0.79 < ratio.min() < 0.81
+    assert 1.23 < ratio.max() < 1.26
+    assert abs(np.log(ratio).mean()) < 0.005
+
+
+def test_a_flip_mirrors_about_its_share_of_the_images() -> None:
+    rows = torch.arange(4000)
+    images = torch.arange(4)[None, None, None].expand(4000, 1, 1, 4)
+    found = HorizontalFlip(0.3).images(images, _draw(rows))
+    flipped = found[:, 0, 0, 0] == 3
+    assert torch.equal(found, torch.where(flipped[:, None, None, None], images.flip(3), images))
+    assert 0.27 < flipped.float().mean() < 0.33
+    assert not torch.equal(HorizontalFlip(1).images(images, _draw(rows)), images)
+    assert torch.equal(HorizontalFlip(0).images(images, _draw(rows)), images)
+
+
+# --- colour and values --------------------------------------------------------------------------
+
+
+def _jittered(image: np.ndarray, factors: tuple[float, float, float], turn: float) -> np.ndarray:
+    """Brightness, contrast, saturation and hue of one (3, H, W) image in [0, 1], pixel by pixel."""
+    pixels = np.clip(image * factors[0], 0, 1)
+    mean = np.tensordot(GREY, pixels, 1).mean()
+    pixels = np.clip(mean + factors[1] * (pixels - mean), 0, 1)
+    grey = np.tensordot(GREY, pixels, 1)
+    pixels = np.clip(grey + factors[2] * (pixels - grey), 0, 1)
+    out = np.empty_like(pixels)
+    for y, x in np.ndindex(pixels.shape[1:]):
+        h, s, v = colorsys.rgb_to_hsv(*pixels[:, y, x].tolist())
+        out[:, y, x] = colorsys.hsv_to_rgb((h + turn) % 1, s, v)
+    return out
+
+
+def test_colour_jitter_is_that_of_the_standard_library() -> None:
+    images = _images(6, 8, 9)
+    jitter, draw = ColorJitter(0.5, 0.4, 0.3, 0.2), _draw(ROWS[:6])
+    found = jitter.images(images, draw).numpy()
+    u = draw.uniform(4).numpy() * 2 - 1
+    for image, got, (b, c, s, h) in zip(images.numpy(), found, u, strict=True):
+        wanted = _jittered(image / 255, (1 + 0.5 * b, 1 + 0.4 * c, 1 + 0.3 * s), 0.2 * h)
+        assert np.abs(wanted * 255 - got).max() <= 0.51
+
+
+def test_colour_jitter_of_nothing_changes_nothing() -> None:
+    assert torch.equal(ColorJitter().images(_images(), _draw()), _images())
+    floats = _images().float() / 255
+    assert torch.equal(ColorJitter().images(floats, _draw()), floats)
+
+
+@pytest.mark.parametrize("amounts", [(-0.1, 0, 0, 0), (0, 0, 0, 0.6)])
+def test_colour_jitter_refuses_what_makes_no_sense(amounts: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match="hue at most"):
+        ColorJitter(*amounts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_normalize(dtype: torch.dtype, channels_last: bool) -> None:
+    images, mean, std = _images(), [120, 110, 100], [60, 50.5, 40]
+    found = Normalize(mean, std, dtype, channels_last).images(images, _draw())
+    shape = (1, 3, 1, 1)
+    wanted = (images.double() - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    assert found.dtype == dtype
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert found.is_contiguous(memory_format=layout)
+    tolerance = 1e-6 if dtype == torch.float32 else 0.02
+    assert (found.double() - wanted).abs().max() < tolerance
+
+
+def test_normalize_refuses_what_does_not_fit() -> None:
+    with pytest.raises(UsageError, match="floats"):
+        Normalize([0], [1], torch.uint8)
+    with pytest.raises(UsageError, match="std above 0"):
+        Normalize([0, 0, 0], [1, 0, 1])
+    with pytest.raises(UsageError, match="1 channels, images 3"):
+        Normalize([0], [1]).images(_images(), _draw())
+
+
+def test_to_dtype_scales_integers() -> None:
+    assert torch.equal(ToDType().images(_images(), _draw()), _images().float() / 255)
+    floats = torch.rand(2, 3, 4, 4)
+    assert torch.equal(ToDType(torch.float64).images(floats, _draw()), floats.double())
+
+
+# --- mixing -------------------------------------------------------------------------------------
+
+
+def test_mixup_blends_images_and_labels_by_the_same_share() -> None:
+    batch = {**_batch(), "image": _images().float()}
+    found = MixUp(10, 0.8).apply(batch, _draw())
+    label = found["label"]
+    for n in range(len(label)):
+        own, other = batch["label"][n], batch["label"][n - 1]
+        share = label[n, own]
+        assert torch.isclose(label[n].sum(), torch.tensor(1.0))
+        assert torch.isclose(label[n, other], 1 - share, atol=1e-6)
+        wanted = share * batch["image"][n] + (1 - share) * batch["image"][n - 1]
+        assert torch.allclose(found["image"][n], wanted, atol=1e-3)
+
+
+def test_cutmix_replaces_a_box_and_labels_by_its_area() -> None:
+    batch = _batch()
+    found = CutMix(10).apply(batch, _draw())
+    sizes = set()
+    for n, image in enumerate(found["image"]):
+        foreign = (image != batch["image"][n]).any(0)
+        rows, columns = foreign.any(1).nonzero()[:, 0], foreign.any(0).nonzero()[:, 0]
+        if len(rows):
+            box = (
+                slice(int(rows[0]), int(rows[-1]) + 1),
+                slice(int(columns[0]), int(columns[-1]) + 1),
+            )
+            assert torch.equal(image[:, *box], batch["image"][n - 1][:, *box])
+            sizes.add((box[0].stop - box[0].start, box[1].stop - box[1].start))
+            area = foreign[box].numel() / foreign.numel()
+            own = found["label"][n, batch["label"][n]]
+            assert torch.isclose(own, torch.tensor(1 - area), atol=1e-6)
+    assert len(sizes) > 8
+
+
+def test_mixing_is_the_same_again_and_another_in_the_next_step() -> None:
+    for mix in (MixUp(10), CutMix(10)):
+        first = mix.apply(_batch(), _draw())["label"]
+        assert torch.equal(first, mix.apply(_batch(), _draw())["label"])
+        assert not torch.equal(first, mix.apply(_batch(), Draw((11, 3), 6, ROWS))["label"])
+
+
+# --- all of them, in a loader -------------------------------------------------------------------
+
+EVERY: dict[str, Callable[[], Transform]] = {
+    "crop": lambda: RandomCrop(12, 2),
+    "resized crop": lambda: RandomResizedCrop(12),
+    "flip": HorizontalFlip,
+    "jitter": lambda: ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "normalize": lambda: Normalize([120] * 3, [60] * 3),
+    "dtype": ToDType,
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_is_given_stays_as_it_is(name: str) -> None:
+    batch = _batch()
+    before = {key: value.clone() for key, value in batch.items()}
+    run(EVERY[name](), batch, _draw())
+    assert all(torch.equal(batch[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_images_of_another_rank_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"takes \(N, C, H, W\), not \(3, 4\)"):
+        run(EVERY[name](), {"image": torch.zeros(3, 4), "row": ROWS}, _draw())
+
+
+def test_a_resumed_loader_augments_as_if_nothing_had_been(tile_store: BuiltStore) -> None:
+    """Also in batches of another size: what a row draws rests on its epoch and number alone."""
+    transform = Compose(
+        [RandomCrop(24, 2), Compose([HorizontalFlip(), ColorJitter(hue=0.2)]), lambda batch: batch]
+    )
+
+    def rows(size: int, skip: int) -> dict[int, np.ndarray]:
+        with precache.Loader(tile_store.path, size, seed=3, transform=transform) as loader:
+            state = {**loader.state_dict(), "epoch": 2, "batch": skip}
+            loader.load_state_dict(state)
+            return {
+                int(row): image.numpy().copy()
+                for batch in loader
+                for row, image in zip(batch["row"], batch["image"], strict=True)
+            }
+
+    whole, resumed, other = rows(8, 0), rows(8, 2), rows(5, 0)
+    assert len(resumed) == len(whole) - 16
+    assert all(np.array_equal(whole[row], image) for row, image in resumed.items())
+    assert whole.keys() == other.keys()
+    assert all(np.array_equal(whole[row], image) for row, image in other.items())
+
+
+def test_a_transform_comes_before_the_tuple(tile_store: BuiltStore) -> None:
+    with precache.Loader(
+        tile_store.path, 8, transform=MixUp(5), output="tuple", device="cpu"
+    ) as loader:
+        image, label = next(iter(loader))
+    assert image.shape == (8, 3, 32, 32)
+    assert label.shape == (8, 5)
