@@ -11,26 +11,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
-from numcodecs import zstd
-from numcodecs.vlen import VLenUTF8
 from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
 from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
-from precache.codecs import codec_metadata
-from precache.errors import DamageError, StoreError
-from precache.pipeline import Pipeline, ZstdCodec
+from precache.errors import StoreError
+from precache.pipeline import Pipeline
+from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
 from precache.storage import Folder, open_folder
 
 ROOT = "zarr.json"
 BUILD = "_build"
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
-KEYS_PER_CHUNK = 1 << 16
-ROWS_PER_CHUNK = 1 << 20
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory whole."""
 
@@ -387,83 +383,3 @@ def read_array_document(folder: Folder, name: str) -> metadata.Array:
     if not folder.exists(f"{name}/zarr.json"):
         raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}")
     return metadata.parse_array(metadata.parse_json(folder.read(f"{name}/zarr.json"), where), where)
-
-
-# --- small arrays -------------------------------------------------------------------------------
-
-
-def read_small(folder: Folder, name: str, array: metadata.Array) -> np.ndarray:
-    """A whole unsharded array, chunked along axis 0 only, from one read for each chunk."""
-    values = np.full(array.shape, array.fill_value, array.dtype)
-    step = array.object_shape[0]
-    for number in range(array.objects):
-        chunk = np.empty(array.chunk_shape, array.dtype)
-        object_name = f"{name}/{array.object_name(number)}"
-        try:
-            array.decoder.decode(memoryview(folder.read(object_name)), chunk)
-        except DamageError as error:
-            raise DamageError(f"{folder.path(object_name)} is damaged: {error}") from None
-        part = values[number * step : (number + 1) * step]
-        part[...] = chunk[: len(part)]
-    return values
-
-
-def small_array(
-    values: np.ndarray, dimension_names: Sequence[str], fill_value: Any = 0
-) -> dict[str, bytes]:
-    """Name below the array's folder -> bytes of a zstd-compressed array."""
-    rows = max(1, min(len(values), ROWS_PER_CHUNK))
-    chunk_shape = (rows, *values.shape[1:])
-    dtype = values.dtype.name
-    document = metadata.array_document(
-        values.shape,
-        dtype,
-        chunk_shape,
-        codec_metadata(ZstdCodec(), "uint8"),
-        fill_value=fill_value,
-        dimension_names=dimension_names,
-    )
-    files = {"zarr.json": json.dumps(document).encode()}
-    tail = "/0" * (values.ndim - 1)
-    for number, start in enumerate(range(0, len(values), rows)):
-        chunk = np.full(chunk_shape, fill_value, values.dtype)
-        part = values[start : start + rows]
-        chunk[: len(part)] = part
-        files[f"c/{number}{tail}"] = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))
-    return files
-
-
-def file_array(data: bytes) -> dict[str, bytes]:
-    """A file as a Zarr array of its bytes, since Zarr software stumbles over plain files."""
-    codecs = [{"name": "bytes"}]
-    document = metadata.array_document(
-        (len(data),), "uint8", (len(data),), codecs, dimension_names=["byte"]
-    )
-    return {"zarr.json": json.dumps(document).encode(), "c/0": data}
-
-
-def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:
-    """Name below the array's folder -> bytes of a Zarr `string` array (codec `vlen-utf8`)."""
-    rows = max(1, min(len(values), KEYS_PER_CHUNK))
-    codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
-    document = metadata.array_document(
-        (len(values),), "string", (rows,), codecs, fill_value="", dimension_names=[dimension_name]
-    )
-    files = {"zarr.json": json.dumps(document).encode()}
-    for number, start in enumerate(range(0, len(values), rows)):
-        part = [*values[start : start + rows]]
-        chunk = np.array(part + [""] * (rows - len(part)), object)
-        files[f"c/{number}"] = _compress(VLenUTF8().encode(chunk))
-    return files
-
-
-def decode_strings(data: bytes, where: str) -> np.ndarray:
-    """An object array of str from one chunk of a `string_array`."""
-    try:
-        return np.asarray(VLenUTF8().decode(zstd.decompress(data)))
-    except (RuntimeError, ValueError) as error:
-        raise DamageError(f"{where} is damaged: {error}") from None
-
-
-def _compress(data: Any) -> bytes:
-    return bytes(zstd.compress(data, 3, True))

@@ -18,10 +18,10 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     errors pipeline attributes layout codecs zarr_codec sampler meter storage metadata rowtable
-    receipts store shards slots prefetch readahead columns stream transforms dataset report resident
-    loader bench verification jobs cli __main__
+    receipts smallarrays store shards slots prefetch readahead columns stream transforms dataset
+    report resident loader bench verification jobs cli __main__
 """
-WORKERS = "sources plan goal ops shard_task commit progress cluster build"
+WORKERS = "usercode sources plan goal ops shard_task commit progress cluster build"
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -60,6 +61,9 @@ from tests.demo.photos import make_photos
 SMALL = precache.Pipeline.image(resize=24, crop=20)
 LARGE = precache.Pipeline.image(resize=160, crop=150)
 """A row is a chunk of its own: as many rows a shard as are asked for."""
+
+
+RESIZED = ({"op": "resize", "size": [150, 150]},)
 
 
 def build(source: object, store: Path, pipeline: precache.Pipeline = LARGE, **options: Any) -> Any:
@@ -373,6 +377,47 @@ def test_a_change_of_a_functions_code_is_another_version(
     for key, row in pixels(tmp_path / "store").items():
         with Image.open(source / key) as image:
             assert np.array_equal(row, (np.asarray(image) // 5).transpose(2, 0, 1))
+
+
+def test_a_function_imported_before_its_file_changed_is_not_taken_for_the_file(
+    tmp_path: Path, source: Path, module: Callable[[str], str]
+) -> None:
+    """The user's own import came first, as a notebook's does."""
+    name = module("def shade(array):\n    return array // 2\n")
+    importlib.import_module(name)
+    module("def shade(array):\n    return array // 5\n")
+    op = {"op": "function", "function": f"{name}:shade"}
+    build(source, tmp_path / "store", fields(image={"ops": [{"op": "decode"}, op]}))
+    for key, row in pixels(tmp_path / "store").items():
+        with Image.open(source / key) as image:
+            assert np.array_equal(row, (np.asarray(image) // 5).transpose(2, 0, 1))
+
+
+def test_code_that_changes_during_a_build_does_not_mix(
+    tmp_path: Path, source: Path, module: Callable[[str], str]
+) -> None:
+    """Somebody edits the file while a long build runs: all rows are of one code, or none are."""
+    code = """
+        from pathlib import Path
+        calls = []
+        def shade(array):
+            calls.append(1)
+            if len(calls) == 20:  # beyond the probe
+                path = Path(__file__)
+                path.write_text(path.read_text().replace("// 2", "// 5"))
+            return array // 2
+    """
+    op = {"op": "function", "function": f"{module(code)}:shade"}
+    pipeline = fields(image={"ops": [{"op": "decode"}, *RESIZED, op], "codec": "raw"})
+    try:
+        build(source, tmp_path / "store", pipeline, shard_samples=2)
+    except precache.PrecacheError:
+        return
+    plain = fields(image={"ops": [{"op": "decode"}, *RESIZED], "codec": "raw"})
+    build(source, tmp_path / "plain", plain, shard_samples=2)
+    expected = pixels(tmp_path / "plain")
+    for key, row in pixels(tmp_path / "store").items():
+        assert np.array_equal(row, expected[key] // 2), key
 
 
 def test_a_change_of_a_datasets_code_is_another_version(
@@ -773,6 +818,27 @@ def test_a_repair_that_comes_out_different_is_refused(
     build(source, tmp_path / "store", pipeline, shard_samples=4)
     found = pixels(tmp_path / "store")
     assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_repair_leaves_whole_objects_alone(
+    tmp_path: Path, source: Path, module: Callable[[str], str]
+) -> None:
+    """Of two fields one has lost a shard, and the other could not be made the same again."""
+    name = module("def f(array):\n    return array\n")
+    pipeline = fields(
+        image={"ops": [{"op": "decode"}, *RESIZED], "codec": "raw"},
+        other={"ops": [{"op": "decode"}, *RESIZED, function(f"{name}:f")], "codec": "raw"},
+    )
+    build(source, tmp_path / "store", pipeline, shard_samples=4)
+    whole = {path: path.read_bytes() for path in shard_files(tmp_path / "store", "other").values()}
+    lost = next(iter(shard_files(tmp_path / "store").values()))
+    before = lost.read_bytes()
+    lost.unlink()
+    module("def f(array):\n    return array ^ 1\n")
+    with contextlib.suppress(BuildError):
+        build(source, tmp_path / "store", pipeline, shard_samples=4)
+    assert {path: path.read_bytes() for path in whole if path.exists()} == whole
+    assert not lost.exists() or lost.read_bytes() == before
 
 
 def test_a_version_without_its_metadata_is_made_again(tmp_path: Path, source: Path) -> None:

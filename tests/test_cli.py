@@ -480,6 +480,14 @@ def test_the_module_runs_as_the_command_does(store: BuiltStore) -> None:
     assert cli("info", "/nowhere").returncode == 2
 
 
+def test_a_terminal_that_shows_ascii_alone(tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "in", 3, classes=("Zoë",))
+    env = environment(PYTHONIOENCODING="ascii")
+    for arguments in (("build", source, tmp_path / "out", *SMALL), ("info", tmp_path / "out")):
+        ran = cli(*arguments, env=env)
+        assert ran.returncode == 0, ran.stderr[-500:]
+
+
 def test_output_into_a_closed_pipe_is_no_traceback(store: BuiltStore) -> None:
     """As with ``precache info STORE | head -1``."""
     reader, writer = os.pipe()

@@ -18,7 +18,7 @@ import torch
 
 import precache
 from precache.errors import PrecacheError, StoreError, UsageError
-from precache.store import small_array, string_array
+from precache.smallarrays import small_array, string_array
 from tests.conftest import BuiltStore
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]

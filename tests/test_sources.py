@@ -35,12 +35,11 @@ from tests.building import (
 from workers.sources import (
     Listing,
     freeze_classes,
-    load_object,
-    module_hash,
     open_source,
     override_labels,
     read_classes,
 )
+from workers.usercode import load_object, module_hash
 
 SMALL = precache.Pipeline.image(resize=16, crop=16)
 

@@ -18,20 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precache
+from precache import smallarrays
 from precache import store as store_module
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.metadata import parse_array, parse_json
+from precache.smallarrays import decode_strings, read_small, small_array, string_array
 from precache.storage import Folder
-from precache.store import (
-    append_commit,
-    decode_strings,
-    open_version,
-    read_commits,
-    read_small,
-    small_array,
-    split_uri,
-    string_array,
-)
+from precache.store import append_commit, open_version, read_commits, split_uri
 from tests.conftest import BuiltStore
 
 CopyStore = Callable[[BuiltStore], BuiltStore]
@@ -551,7 +544,7 @@ def _written(tmp_path: Path, files: dict[str, bytes]) -> Folder:
 def test_small_arrays_round_trip_over_several_chunks(
     rows: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "ROWS_PER_CHUNK", 8)
+    monkeypatch.setattr(smallarrays, "ROWS_PER_CHUNK", 8)
     values = (np.arange(rows * 2).reshape(rows, 2) % 3).astype(dtype)
     folder = _written(tmp_path, small_array(values, ["row", "pair"]))
     array = parse_array(parse_json(folder.read("x/zarr.json"), "x"), "x")
@@ -565,6 +558,7 @@ def test_small_arrays_round_trip_over_several_chunks(
 def test_strings_round_trip_over_several_chunks(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(smallarrays, "KEYS_PER_CHUNK", 4)
     monkeypatch.setattr(store_module, "KEYS_PER_CHUNK", 4)
     values = [f"cat/é {n}.jpg" for n in range(count)]
     files = string_array(values, "row")
@@ -577,6 +571,7 @@ def test_strings_round_trip_over_several_chunks(
 def test_keys_of_several_chunks_are_found(
     monkeypatch: pytest.MonkeyPatch, make_store: Callable[..., BuiltStore], photos: Path
 ) -> None:
+    monkeypatch.setattr(smallarrays, "KEYS_PER_CHUNK", 4)
     monkeypatch.setattr(store_module, "KEYS_PER_CHUNK", 4)
     store = make_store(photos, keep_order=True)
     listing = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))

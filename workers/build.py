@@ -31,6 +31,7 @@ from workers.goal import Goal, Recipe, find_goal
 from workers.plan import (
     deciding_versions,
     default_max_failures,
+    function_hashes,
     order_rows,
     sample_for_probe,
     shards_to_do,
@@ -169,12 +170,14 @@ class _Build:
         self.store = open_folder(request.store)
         self.source = sources.open_source(request.source)
         self.ignored = 0
+        self.code: Mapping[str, str] = {}
         self.timings: dict[str, float] = {}
 
     def run(self) -> BuildResult:
         recipe = self._list()
         goal = find_goal(self.store, recipe, self.request.shard_samples)
         if goal is not None and _is_whole(goal):
+            self._judge(list(open_version(goal.folder.root).holes.values()), len(goal.table))
             append_commit(self.store, goal.version)
             goal.folder.remove(BUILD)
             self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
@@ -201,6 +204,7 @@ class _Build:
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {self.ignored} not images by suffix" if self.ignored else ""
         self.progress.say(f"{len(table):,} samples{classes} in {request.source}{ignored}")
+        self.code = function_hashes(request.pipeline)
         fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
         recipe = Recipe(request.pipeline, fingerprint, table, table.digest())
         self.timings["list"] = time.perf_counter() - began
@@ -227,7 +231,7 @@ class _Build:
     def _job(self) -> Job:
         from workers.shard_task import Job
 
-        return Job(self.source, self.request.pipeline, self.request.import_path)
+        return Job(self.source, self.request.pipeline, self.request.import_path, self.code)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
@@ -257,10 +261,10 @@ class _Build:
 
     def _repair(self, run: Run, goal: Goal) -> BuildResult:
         """Make missing objects of a committed version again; they must be what they were."""
-        todo = _broken_shards(goal)
+        lost = _lost_objects(goal)
+        todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
-        made = self._run_shards(run, goal, todo, {})
-        _require_same(goal, made)
+        made = self._run_shards(run, goal, todo, {}, lost)
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
@@ -269,9 +273,20 @@ class _Build:
         return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
 
     def _run_shards(
-        self, run: Run, goal: Goal, todo: Sequence[int], receipts: dict[int, Receipt]
+        self,
+        run: Run,
+        goal: Goal,
+        todo: Sequence[int],
+        receipts: dict[int, Receipt],
+        lost: Mapping[tuple[str, int], tuple[int, int]] | None = None,
     ) -> list[Receipt]:
-        """Make shards until all are there; adds to `receipts` and returns the new ones."""
+        """Make shards until all are there; adds to `receipts` and returns the new ones.
+
+        Parameters
+        ----------
+        lost
+            (field, shard) -> size and XXH3-64, where only these are to be made, as they were.
+        """
         from workers.shard_task import run_shard
 
         made: list[Receipt] = []
@@ -279,7 +294,7 @@ class _Build:
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError] = {}
             accept = self.request.accept_missing and attempt == ATTEMPTS
-            tasks = (self._task(goal, shard, accept) for shard in todo)
+            tasks = (self._task(goal, shard, accept, lost) for shard in todo)
             for task, outcome in run(run_shard, tasks):
                 if isinstance(outcome, FetchError):
                     errors[task.shard] = outcome
@@ -299,38 +314,50 @@ class _Build:
             "cannot be fetched"
         )
 
-    def _task(self, goal: Goal, shard: int, accept_missing: bool) -> ShardTask:
+    def _task(
+        self,
+        goal: Goal,
+        shard: int,
+        accept_missing: bool,
+        lost: Mapping[tuple[str, int], tuple[int, int]] | None,
+    ) -> ShardTask:
         from workers.shard_task import ShardTask
 
+        names = [name for name in goal.shapes if lost is None or (name, shard) in lost]
         rows = goal.rows_of(shard)
         part = slice(rows.start, rows.stop)
         return ShardTask(
             self._job(),
             goal.folder,
             goal.shapes,
-            {name: goal.object_name(name, shard) for name in goal.shapes},
+            {name: goal.object_name(name, shard) for name in names},
             goal.rows_per_shard,
             shard,
             list(goal.table.keys[part]),
             goal.table.sizes[part].tolist(),
             accept_missing,
+            {name: lost[name, shard] for name in names} if lost else {},
         )
 
     def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
         """How many samples failed; raises where that is more than allowed."""
-        failed = sum(len(receipt.holes) for receipt in receipts.values())
+        reasons = holes(list(receipts.values()))
+        self._judge([(goal.table.keys[row], why) for row, why in reasons.items()], len(goal.table))
+        return len(reasons)
+
+    def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
+        """Raise where more samples failed than allowed."""
         skip, limit = self.request.on_error == "skip", self.request.max_failures
-        allowed = (default_max_failures(len(goal.table)) if limit is None else limit) * skip
-        if failed <= allowed:
-            return failed
-        found = list(holes(list(receipts.values())).items())[:5]
-        shown = "; ".join(f"{goal.table.keys[row]}: {reason}" for row, reason in found)
+        allowed = (default_max_failures(samples) if limit is None else limit) * skip
+        if len(failed) <= allowed:
+            return
+        shown = "; ".join(f"{key}: {reason}" for key, reason in failed[:5])
         way_out = (
             f"the limit is {allowed}: mend them, or raise --max-failures"
             if skip
             else "mend or remove it, or use --on-error skip"
         )
-        raise BuildError(f"{failed} of {len(goal.table)} samples failed ({shown}); {way_out}")
+        raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
 
     def _result(
         self, goal: Goal, receipts: Mapping[int, Receipt], made: Sequence[Receipt], skipped: int
@@ -361,22 +388,6 @@ class _Build:
         )
 
 
-def _require_same(goal: Goal, made: Sequence[Receipt]) -> None:
-    """Take back objects of a committed version that are not what they were."""
-    version = open_version(goal.folder.root)
-    for receipt in made:
-        for name, each in receipt.objects.items():
-            table = version.shard_table(name)
-            if table is not None and table[receipt.shard].tolist() != [each.size, each.xxh3]:
-                for every in receipt.objects:
-                    goal.folder.remove(goal.object_name(every, receipt.shard))
-                raise BuildError(
-                    f"shard {receipt.shard} of version {goal.version[:8]} came out different from "
-                    f"what it was: the source or a library changed; remove {goal.folder.root} and "
-                    "build again"
-                )
-
-
 def _is_readable(goal: Goal) -> bool:
     """Whether the version was committed, and all that tells of its shards can be read."""
     if not goal.folder.exists(ROOT):
@@ -391,18 +402,19 @@ def _is_readable(goal: Goal) -> bool:
 
 def _is_whole(goal: Goal) -> bool:
     """Whether the version was committed and every object is there."""
-    return _is_readable(goal) and not _broken_shards(goal)
+    return _is_readable(goal) and not _lost_objects(goal)
 
 
-def _broken_shards(goal: Goal) -> list[int]:
-    """Shards of a committed version whose objects are missing or of another size."""
+def _lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
+    """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
     version, sizes = open_version(goal.folder.root), goal.sizes()
-    expected = {name: version.shard_sizes(name) for name in goal.shapes}
-    return [
-        shard
-        for shard in range(goal.shards)
-        if any(sizes[name, shard] != expected[name][shard] for name in goal.shapes)
-    ]
+    lost = {}
+    for name in goal.shapes:
+        table = version.shard_table(name)
+        for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
+            if sizes[name, shard] != nbytes:
+                lost[name, shard] = (nbytes, digest)
+    return lost
 
 
 def read_receipts(goal: Goal) -> dict[int, Receipt]:

@@ -89,7 +89,8 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
         quiet |= {"include_dashboard": False, "num_cpus": cpus, "address": "local"}
     else:
         quiet |= {"address": address}
-    _require_listening(os.environ.get("RAY_ADDRESS", "") if address == "auto" else "")
+    if address is not None:
+        _require_listening(address)
     already = ray.is_initialized()
     try:
         if not already:
@@ -100,28 +101,27 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
             "--head`, or use --address local"
         ) from None
     # Ray prints that a worker died on standard output, whatever its own settings say.
-    speaks, ray._private.worker._worker_logs_enabled = (
-        ray._private.worker._worker_logs_enabled,
-        False,
-    )
+    printing = ray._private.worker
+    speaks, printing._worker_logs_enabled = getattr(printing, "_worker_logs_enabled", True), False
     try:
         yield
     finally:
-        ray._private.worker._worker_logs_enabled = speaks
+        printing._worker_logs_enabled = speaks
         if not already:
             ray.shutdown()
 
 
 def _require_listening(address: str) -> None:
-    """Raise `BuildError` where nothing answers at host:port: Ray itself would end the process."""
-    host, _, port = address.rpartition(":")
+    """Raise `BuildError` where nothing answers: Ray would end the process, or try for long."""
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = named.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
         raise BuildError(
-            f"cannot reach the Ray cluster at auto: RAY_ADDRESS is {address}, and {error}; start "
+            f"cannot reach the Ray cluster at {address}: {named} does not answer ({error}); start "
             "one with `ray start --head`, or use --address local"
         ) from None
 

@@ -14,15 +14,9 @@ from precache import metadata
 from precache.attributes import FORMAT
 from precache.codecs import codec_metadata
 from precache.receipts import ChannelSums, Receipt
+from precache.smallarrays import file_array, small_array, string_array
 from precache.storage import Folder
-from precache.store import (
-    BUILD,
-    ROOT,
-    append_commit,
-    file_array,
-    small_array,
-    string_array,
-)
+from precache.store import BUILD, ROOT, append_commit
 from workers.goal import SCRATCH, Goal
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")

@@ -111,8 +111,9 @@ def find_goal(store: Folder, recipe: Recipe, rows_per_shard: int | None) -> Goal
     rows_per_shard
         What it must have; any will do by default.
     """
-    for name in store.names():
-        for path, read in ((f"{name}/{ROOT}", read_attributes), (f"{name}/{DESCRIPTION}", _begun)):
+    for leaf, read in ((ROOT, read_attributes), (DESCRIPTION, _begun)):
+        for name in store.names():
+            path = f"{name}/{leaf}"
             if store.exists(path):
                 goal = _matching(store, read(store.read(path), path), recipe)
                 if goal is not None and rows_per_shard in (None, goal.rows_per_shard):

@@ -6,7 +6,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from precache.pipeline import (
     Resize,
     ToDType,
 )
-from workers.sources import Sample, load_object
+from workers.sources import Sample
+from workers.usercode import load_object
 
 # --- decoding -----------------------------------------------------------------------------------
 
@@ -249,14 +250,24 @@ def _call(function: Callable[..., Any], array: np.ndarray, op: Function) -> np.n
 
 
 class FieldRecipe:
-    """The ops of one field, ready to be applied to samples."""
+    """The ops of one field, ready to be applied to samples.
 
-    def __init__(self, name: str, field: Field, seed: int) -> None:
+    Parameters
+    ----------
+    code
+        Hash that the module of a function must have, by the function's name.
+    """
+
+    def __init__(
+        self, name: str, field: Field, seed: int, code: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self._field = field
         self._seed = seed
         self._functions = {
-            op.function: load_object(op.function) for op in field.ops if isinstance(op, Function)
+            op.function: load_object(op.function, (code or {}).get(op.function, ""))
+            for op in field.ops
+            if isinstance(op, Function)
         }
         self._shrink_to = _shrink_to(field)
         decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]

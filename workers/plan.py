@@ -19,7 +19,7 @@ from precache.pipeline import (
 from precache.receipts import Receipt
 from precache.rowtable import RowTable
 from precache.sampler import Permutation
-from workers.sources import module_hash
+from workers.usercode import module_hash
 
 ROW_ORDER_SEED = 0
 
@@ -44,7 +44,7 @@ def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int) -> str:
 
 
 def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
-    """Versions of the decoders, resizers and functions that decide this pipeline's pixels."""
+    """Versions of the libraries and of the custom functions that decide this pipeline's pixels."""
     ops = [op for field in pipeline.fields.values() for op in field.ops]
     libraries = []
     if any(isinstance(op, Decode) for op in ops):
@@ -52,10 +52,16 @@ def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
     if any(isinstance(op, Resize | RandomResizedCrop) for op in ops):
         libraries.append("torch")
     versions = {name: importlib.metadata.version(name).split("+")[0] for name in libraries}
-    for op in ops:
-        if isinstance(op, Function):
-            versions[op.function] = op.version or module_hash(op.function)
-    return versions
+    declared = {op.function: op.version for op in ops if isinstance(op, Function)}
+    given = {name: version for name, version in declared.items() if version}
+    return versions | given | function_hashes(pipeline)
+
+
+def function_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of the modules of custom functions that declare no version, by function."""
+    ops = [op for field in pipeline.fields.values() for op in field.ops]
+    functions = [op for op in ops if isinstance(op, Function) and not op.version]
+    return {op.function: module_hash(op.function) for op in functions}
 
 
 def shards_to_do(

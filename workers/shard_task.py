@@ -8,19 +8,19 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from precache.codecs import encoder
-from precache.errors import FetchError, PipelineError, SampleError
+from precache.errors import BuildError, FetchError, PipelineError, SampleError
 from precache.layout import RowShape, rows_per_chunk
-from precache.pipeline import ImageCodec, Pipeline
+from precache.pipeline import DTYPES, ImageCodec, Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt, ShardObject
 from precache.shards import ShardWriter
-from precache.storage import Buffer, Folder
+from precache.storage import Folder
 from precache.store import BUILD
 from workers.goal import SCRATCH
 from workers.ops import FieldRecipe
@@ -41,6 +41,7 @@ class Job:
     source: Source
     pipeline: Pipeline
     import_path: tuple[str, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class ShardTask:
         Of the version.
     objects
         Field -> name of the object to be put, below the folder.
+    expected
+        Field -> size and XXH3-64 that an object must have, where it replaces a lost one.
     accept_missing
         Make a hole of a sample that cannot be fetched.
     """
@@ -66,6 +69,7 @@ class ShardTask:
     keys: Sequence[str]
     sizes: Sequence[int]
     accept_missing: bool = False
+    expected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def first_row(self) -> int:
@@ -203,7 +207,7 @@ def _recipes(job: Job) -> dict[str, FieldRecipe]:
         if path not in sys.path:
             sys.path.append(path)
     return {
-        name: FieldRecipe(name, each, job.pipeline.seed)
+        name: FieldRecipe(name, each, job.pipeline.seed, job.code)
         for name, each in job.pipeline.fields.items()
     }
 
@@ -280,7 +284,11 @@ def run_shard(task: ShardTask) -> Receipt:
             clock.charge("encode")
     if unfetched and not task.accept_missing:
         raise _unfetched(task.shard, unfetched)
-    objects = {each.recipe.name: _put(task, each) for each in outputs}
+    finished = {each.recipe.name: each.writer.finish() for each in outputs}
+    _require_expected(task, {name: made for name, (_, made) in finished.items()})
+    for name, object_name in task.objects.items():
+        task.folder.put(object_name, finished[name][0], scratch=SCRATCH)
+    objects = {name: finished[name][1] for name in task.objects}
     clock.charge("put")
     sums = {each.recipe.name: each.sums.result() for each in outputs if each.sums is not None}
     receipt = Receipt(
@@ -298,11 +306,14 @@ def run_shard(task: ShardTask) -> Receipt:
     return receipt
 
 
-def _put(task: ShardTask, output: _FieldOutput) -> ShardObject:
-    parts: list[Buffer]
-    parts, made = output.writer.finish()
-    task.folder.put(task.objects[output.recipe.name], parts, scratch=SCRATCH)
-    return made
+def _require_expected(task: ShardTask, made: Mapping[str, ShardObject]) -> None:
+    for name, expected in task.expected.items():
+        if (made[name].size, made[name].xxh3) != expected:
+            raise BuildError(
+                f"shard {task.shard} of version {task.folder.root.name[:8]} came out different "
+                f"from what it was: the source or a library changed; remove {task.folder.root} "
+                "and build again"
+            )
 
 
 def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
@@ -334,12 +345,22 @@ def run_probe(task: ProbeTask) -> Probe:
                 reasons.append(f"{key}: {error}")
                 continue
             if not shapes:
+                _check_dtypes(rows)
                 shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
                 _check_declared(task.job.pipeline, shapes)
             stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
     if not shapes:
         raise SampleError(f"none of the first {len(task.keys)} samples has a row: {reasons[0]}")
     return Probe(shapes, float(stored.mean()))
+
+
+def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
+    for name, row in rows.items():
+        if row.dtype.name not in DTYPES:
+            kind = "str" if row.dtype.kind == "U" else row.dtype.name
+            raise PipelineError(
+                f"the ops of {name} make values of type {kind}; a store holds {', '.join(DTYPES)}"
+            )
 
 
 def _check_declared(pipeline: Pipeline, shapes: Mapping[str, RowShape]) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import csv
-import functools
-import importlib
-import importlib.util
 import json
-import sys
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,8 +16,6 @@ import xxhash
 
 from precache.errors import (
     FetchError,
-    PipelineError,
-    PrecacheError,
     SourceError,
     StorageError,
     StoreError,
@@ -30,10 +23,12 @@ from precache.errors import (
 from precache.rowtable import RowTable
 from precache.storage import FileInfo, Folder, open_folder
 from precache.store import open_version
+from workers.usercode import load_object, module_hash
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 )
+MOST_CLASSES = 10_000_000
 Tick = Callable[[int], None]
 
 
@@ -153,11 +148,12 @@ class DatasetSource:
     """
 
     factory: str
+    code: str
     labels_with_samples: bool = True
     fetch_threads: int = 1  # a Dataset promises nothing about threads
 
     def list(self, tick: Tick) -> Listing:
-        dataset = _dataset(self.factory)
+        dataset = _dataset(self.factory, self.code)
         try:
             count = len(dataset)
         except TypeError:
@@ -170,12 +166,13 @@ class DatasetSource:
         unknown = np.full(count, -1, np.int64)
         classes = tuple(map(str, getattr(dataset, "classes", ())))
         keys = [str(i) for i in range(count)]
-        etag = module_hash(self.factory)
+        etag = self.code
         return Listing(RowTable(keys, unknown, unknown, [etag] * count, labels, classes))
 
     def fetch(self, key: str, size: int) -> Sample:
+        dataset = _dataset(self.factory, self.code)
         try:
-            item = _dataset(self.factory)[int(key)]
+            item = dataset[int(key)]
         except Exception as error:
             raise FetchError(f"sample {key} of {self.factory}: {error!r}") from error
         return _dataset_sample(item)
@@ -185,13 +182,12 @@ _datasets: dict[str, tuple[str, Any]] = {}
 _lock = threading.Lock()
 
 
-def _dataset(factory: str) -> Any:
+def _dataset(factory: str, code: str) -> Any:
     """The dataset of a factory, made once for each state of its code."""
     with _lock:
-        code = _code_of(factory)
         held = _datasets.get(factory)
         if held is None or held[0] != code:
-            held = _datasets[factory] = code, load_object(factory)()
+            held = _datasets[factory] = code, load_object(factory, code)()
         return held[1]
 
 
@@ -231,7 +227,8 @@ def _dataset_sample(item: Any) -> Sample:
         if isinstance(value, bytes):
             digest.update(value)
         elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-            digest.update(np.ascontiguousarray(value).data)
+            array = np.asarray(value)
+            digest.update(repr(value).encode() if array.dtype.hasobject else array.tobytes())
         else:
             digest.update(repr(value).encode())
     return Sample(inputs, _number(label), digest.hexdigest())
@@ -240,7 +237,9 @@ def _dataset_sample(item: Any) -> Sample:
 def open_source(source: str) -> Source:
     """The source that a path, ``file://`` or ``python:module:factory`` names."""
     if source.startswith("python:"):
-        return DatasetSource(source.removeprefix("python:"))
+        factory = source.removeprefix("python:")
+        load_object(factory)
+        return DatasetSource(factory, module_hash(factory))
     return FolderSource(open_folder(source))
 
 
@@ -248,9 +247,10 @@ def open_source(source: str) -> Source:
 
 
 def override_labels(table: RowTable, path: str) -> RowTable:
-    """Labels from a CSV file of (key, label); other samples keep theirs.
+    """Labels from a CSV file of (key, label).
 
-    Labels that are all whole numbers are class numbers; others are class names, sorted.
+    Labels that are all whole numbers from -1 up are class numbers, and other samples have none;
+    otherwise they are class names, sorted together with those that other samples keep.
     """
     given = _read_labels(path)
     missing = sorted(given.keys() - set(table.keys))
@@ -259,8 +259,12 @@ def override_labels(table: RowTable, path: str) -> RowTable:
             f"no key of {path} is in the source; its first is {missing[0]!r}, "
             f"the source's first {table.keys[0]!r}"
         )
-    if all(label.isdecimal() for label in given.values()):
+    if all(re.fullmatch(r"-1|[0-9]+", label) for label in given.values()):
         numbers = {key: int(label) for key, label in given.items()}
+        if max(numbers.values()) > MOST_CLASSES:
+            raise SourceError(
+                f"{path} has class number {max(numbers.values())}; the highest is {MOST_CLASSES}"
+            )
         labels = [numbers.get(k, -1) for k in table.keys]
         classes = tuple(str(i) for i in range(max(numbers.values()) + 1))
     else:
@@ -327,95 +331,3 @@ def read_classes(uri: str) -> tuple[str, ...]:
 def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:
     numbers = np.fromiter(labels, np.int64, len(table))
     return RowTable(table.keys, table.sizes, table.mtimes, table.etags, numbers, classes)
-
-
-# --- code of the user's own ---------------------------------------------------------------------
-
-
-_loaded: dict[str, str] = {}
-"""Module -> hash of the code that this process runs."""
-
-
-def load_object(name: str) -> Any:
-    """The object that ``package.module:attribute`` names, by the code that its file holds."""
-    module, _, attribute = name.partition(":")
-    try:
-        loaded = importlib.import_module(module)
-        code = _code_of(name)
-        if _loaded.setdefault(module, code) != code:
-            _run_again(loaded)
-            _loaded[module] = code
-        return getattr(loaded, attribute)
-    except PrecacheError:
-        raise
-    except Exception as error:  # whatever the user's module raises when it is imported
-        raise PipelineError(
-            f"cannot load {name!r}: {error}; give package.module:name, importable from "
-            f"{sys.path[0] or 'the current folder'}"
-        ) from None
-
-
-def _run_again(module: ModuleType) -> None:
-    """Bring a module up to its file; `importlib.reload` may take an outdated cached one for it."""
-    path = Path(str(module.__file__))
-    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
-
-
-def module_hash(name: str) -> str:
-    """XXH3-128 (hex) of the syntax tree of the module of ``package.module:attribute``.
-
-    Comments and layout do not count; the same over the supported releases of Python.
-
-    Raises
-    ------
-    PipelineError
-        The module has no Python source, or one that does not parse.
-    """
-    found = _code_of(name)
-    if not found:
-        raise PipelineError(
-            f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
-            "make its module importable, or declare a version"
-        )
-    return found
-
-
-def _code_of(name: str) -> str:
-    """`module_hash`, empty for a module without Python source."""
-    path = _source_of(name.partition(":")[0])
-    if path is None:
-        return ""
-    status = path.stat()
-    return _hash_of(path, status.st_mtime_ns, status.st_size)
-
-
-def _source_of(module: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    found = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
-    return Path(str(spec.origin)) if spec is not None and found else None
-
-
-@functools.lru_cache(maxsize=256)
-def _hash_of(path: Path, mtime_ns: int, size: int) -> str:
-    try:
-        tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
-        raise PipelineError(f"{path} does not parse: {error}") from None
-    return xxhash.xxh3_128_hexdigest(_canonical(tree).encode())
-
-
-def _canonical(node: Any) -> str:
-    """A dump without what releases of Python add or leave out: positions, empty fields."""
-    if isinstance(node, ast.AST):
-        parts = [
-            f"{name}={_canonical(value)}"
-            for name, value in ast.iter_fields(node)
-            if value is not None and value != [] and name not in ("ctx", "type_comment", "kind")
-        ]
-        return f"{type(node).__name__}({','.join(parts)})"
-    if isinstance(node, list):
-        return f"[{','.join(map(_canonical, node))}]"
-    return repr(node)

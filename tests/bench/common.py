@@ -1,0 +1,208 @@
+"""What the benchmarks share: photos, clean processes, costs, and the machine in a line."""
+
+import contextlib
+import importlib.metadata
+import itertools
+import multiprocessing
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from rich.console import Console
+
+from tests.demo.photos import make_photos
+
+DEFAULT_PHOTOS = Path(__file__).resolve().parents[2] / "../shared/photos"
+PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
+LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "ray")
+CROP = 224
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+log = Console(stderr=True, highlight=False)
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where figures were measured."""
+
+    cpu: str
+    cores: int
+    python: str
+    libraries: dict[str, str]
+
+    @classmethod
+    def here(cls) -> "Machine":
+        versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+        return cls(_cpu_model(), cores(), platform.python_version(), versions)
+
+    def __str__(self) -> str:
+        libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
+        return f"{self.cpu}, {self.cores} cores, Python {self.python}, {libraries}"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+# --- costs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some samples cost this process, all its threads together.
+
+    Attributes
+    ----------
+    others_seconds
+        CPU time that the machine spent on other processes meanwhile.
+    disk_bytes
+        That this process had to read from the disk; 0 where all was in the page cache.
+    """
+
+    samples: int
+    cpu_seconds: float
+    wall_seconds: float
+    others_seconds: float
+    disk_bytes: int
+
+    @property
+    def cpu_ms_per_1000(self) -> float:
+        return self.cpu_seconds * 1e6 / self.samples
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.wall_seconds
+
+
+def cost_of(work: Callable[[], int]) -> Cost:
+    """Run `work`, which returns how many samples it went through."""
+    disk, busy, wall, cpu = _disk_bytes(), _busy_seconds(), time.perf_counter(), time.process_time()
+    samples = work()
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    others = max(0.0, _busy_seconds() - busy - cpu)
+    return Cost(samples, cpu, wall, others, _disk_bytes() - disk)
+
+
+def _disk_bytes() -> int:
+    return _proc_number("/proc/self/io", "read_bytes")
+
+
+def _busy_seconds() -> float:
+    """CPU time that all processes of this machine have had, and what its host took away."""
+    ticks = [
+        int(field) for field in Path("/proc/stat").read_text("utf-8").split("\n")[0].split()[1:]
+    ]
+    idle, waiting = ticks[3:5]
+    return (sum(ticks[:8]) - idle - waiting) / os.sysconf("SC_CLK_TCK")
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs."""
+    return _proc_number("/proc/self/status", "RssAnon") * 1024
+
+
+def _proc_number(path: str, name: str) -> int:
+    for line in Path(path).read_text("utf-8").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0])
+    raise LookupError(f"{path} has no {name}")
+
+
+def median_ratio(costs: Sequence[float], floors: Sequence[float]) -> float:
+    """Median of the ratios of neighbours in time: what the whole machine was doing cancels out."""
+    return statistics.median(a / b for a, b in zip(costs, floors, strict=True))
+
+
+def in_clean_process(
+    work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Call `work` where no earlier measurement left threads, warm pools or freed memory."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *args, **kwargs).result()
+
+
+def touch(files: Iterable[Path]) -> None:
+    """Read files, so that the page cache holds them."""
+    buffer = bytearray(1 << 20)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+# --- photos and folders -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def work_folder(named: Path | None) -> Iterator[Path]:
+    """The folder that was named, which stays, or a temporary one."""
+    if named is not None:
+        named.mkdir(parents=True, exist_ok=True)
+        yield named
+        return
+    with tempfile.TemporaryDirectory(prefix="precache-bench-") as folder:
+        yield Path(folder)
+
+
+def find_photos(named: Path | None, folder: Path) -> tuple[Path, list[Path]]:
+    """A folder of photographs, and the files in it that can be decoded.
+
+    Parameters
+    ----------
+    named
+        The user's own.
+    folder
+        Where photos are made, if there are none.
+    """
+    root = named or (DEFAULT_PHOTOS if DEFAULT_PHOTOS.is_dir() else None)
+    broken: set[Path] = set()
+    if root is None:
+        log.print("Making photos")
+        made = make_photos(folder / "photos")
+        root, broken = made.folder, {made.folder / key for key in made.broken}
+    files = (path for path in root.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES)
+    return root, sorted(set(files) - broken)
+
+
+def multiply(files: Sequence[Path], root: Path, count: int, folder: Path) -> Path:
+    """`count` photos in `folder`: links to `files`, each under as many names as it takes."""
+    if not files:
+        raise SystemExit(f"{root} holds no photo that would do; name another with --photos")
+    for number, path in zip(range(count), itertools.cycle(files), strict=False):
+        name = f"{path.stem}_{number // len(files):04d}{path.suffix}"
+        target = folder / path.relative_to(root).with_name(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _link(path, target)
+    return folder
+
+
+def _link(path: Path, target: Path) -> None:
+    if target.exists():
+        return
+    try:
+        target.hardlink_to(path)
+    except OSError:  # another file system, or files of another owner
+        shutil.copyfile(path, target)
