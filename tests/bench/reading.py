@@ -264,11 +264,12 @@ def measure(photos: Path | None, folder: Path, rows: int, epochs: int) -> list[R
 def _table(readings: Sequence[Reading], rows: int, epochs: int) -> Table:
     table = Table(
         "codec",
-        "read by",
-        *(Column(name, justify="right") for name in ("CPU-ms per 1,000", "ratio", "samples/s")),
+        Column("read by", no_wrap=True),
+        *(Column(name, justify="right") for name in ("CPU-ms", "ratio", "samples/s")),
         "target",
         title=f"{rows:,} rows of {CROP} x {CROP} x 3, batches of {BATCH}, shuffled, on the CPU",
-        caption=f"Medians of {epochs} warm epochs. The ratio is to the CPU time of the floor.",
+        caption=f"CPU-ms per 1,000 rows, its ratio to the floor's above, and samples/s:\n"
+        f"medians of {epochs} warm epochs.",
     )
     for reading in readings:
         for name, contender in reading.contenders.items():
