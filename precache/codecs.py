@@ -29,13 +29,17 @@ Encode = Callable[[np.ndarray], bytes]
 # --- the image filter ---------------------------------------------------------------------------
 
 
-def filter_image(rows: np.ndarray) -> np.ndarray:
+def filter_image(
+    rows: np.ndarray, plain: np.ndarray | None = None, out: np.ndarray | None = None
+) -> np.ndarray:
     """The `image` codec's filter, version 1.
 
     Parameters
     ----------
     rows
-        (..., C, H, W) uint8.
+        (..., C, H, W) uint8; stays as it is.
+    plain, out
+        Of the same shape: scratch and result to reuse, since fresh memory costs more than the work.
 
     Returns
     -------
@@ -43,14 +47,18 @@ def filter_image(rows: np.ndarray) -> np.ndarray:
         Same shape and dtype, modulo 256: where C = 3, (R - G, G, B - G); then each line of pixels
         less the line above it.
     """
-    plain = np.array(rows, order="C") if rows.shape[-3] == 3 else rows
+    plain = np.empty(rows.shape, np.uint8) if plain is None else plain
+    out = np.empty(rows.shape, np.uint8) if out is None else out
     if rows.shape[-3] == 3:
-        plain[..., 0, :, :] -= plain[..., 1, :, :]
-        plain[..., 2, :, :] -= plain[..., 1, :, :]
-    residue = np.empty(rows.shape, np.uint8)
-    residue[..., 0, :] = plain[..., 0, :]
-    np.subtract(plain[..., 1:, :], plain[..., :-1, :], out=residue[..., 1:, :])
-    return residue
+        green = rows[..., 1, :, :]
+        plain[..., 1, :, :] = green
+        np.subtract(rows[..., 0, :, :], green, out=plain[..., 0, :, :])
+        np.subtract(rows[..., 2, :, :], green, out=plain[..., 2, :, :])
+    else:
+        plain[...] = rows
+    out[..., 0, :] = plain[..., 0, :]
+    np.subtract(plain[..., 1:, :], plain[..., :-1, :], out=out[..., 1:, :])
+    return out
 
 
 def undo_image(rows: np.ndarray) -> None:
@@ -120,7 +128,14 @@ def _image_encoder() -> Encode:
         1, min_match=7, hash_log=6, write_checksum=True, write_content_size=True
     )
     compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    return lambda chunk: compressor.compress(filter_image(chunk).data)
+    buffers: list[np.ndarray] = []
+
+    def encode(chunk: np.ndarray) -> bytes:
+        if not buffers or buffers[0].shape != chunk.shape:
+            buffers[:] = np.empty((2, *chunk.shape), np.uint8)
+        return compressor.compress(filter_image(chunk, *buffers).data)
+
+    return encode
 
 
 def _encode_raw(chunk: np.ndarray) -> bytes:
