@@ -103,5 +103,6 @@ class Attributes(_Document):
     mean: dict[str, list[float]] = {}
     std: dict[str, list[float]] = {}
     pipeline: dict[str, Any]
+    digests: dict[str, str] = {}
     libraries: dict[str, str] = {}
     created: str = ""

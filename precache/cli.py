@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 import precache
 from precache.errors import PrecacheError, UsageError
 from precache.pipeline import Pipeline
-from precache.report import print_bench, print_build, print_info, print_verified, verify_progress
+from precache.report import (
+    bench_progress,
+    print_bench,
+    print_build,
+    print_info,
+    print_verified,
+    verify_progress,
+)
 
 if TYPE_CHECKING:
     from workers.build import BuildResult
@@ -73,7 +81,7 @@ def _add_build(commands: Any) -> None:
     build = commands.add_parser(
         "build",
         help="decode a source into a store",
-        description=_build.__doc__,
+        description=inspect.cleandoc(_build.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.set_defaults(run=_build)
@@ -101,7 +109,7 @@ def _add_build(commands: Any) -> None:
         choices=("image", "raw", "zstd"),
         help="image (lossless, smallest; default), raw (fastest, largest), zstd (any reader)",
     )
-    recipe.add_argument("--seed", type=int, help="of random ops; default 0")
+    recipe.add_argument("--seed", type=int, help="of random ops; part of the recipe; default 0")
     rows = build.add_argument_group("rows")
     rows.add_argument("--labels", metavar="CSV", help="key,label lines that override the folders")
     rows.add_argument(
@@ -110,7 +118,12 @@ def _add_build(commands: Any) -> None:
     rows.add_argument(
         "--keep-order", action="store_true", help="rows in the listing's order, not shuffled"
     )
-    rows.add_argument("--shard-samples", type=int, metavar="N", help="rows a shard")
+    rows.add_argument(
+        "--shard-samples",
+        type=int,
+        metavar="N",
+        help="rows a shard; default 128 MiB raw, 16 shards or more",
+    )
     run = build.add_argument_group("running")
     run.add_argument(
         "--address",
@@ -143,7 +156,7 @@ def _build(options: argparse.Namespace) -> int:
     Killed or failed, the same command continues it; with nothing changed it does nothing.
     What is not given about the recipe stays as it is: no resize, no crop.
     """
-    sys.path.insert(0, str(Path.cwd()))  # where a user's own functions and datasets are
+    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
     result = precache.build(
         options.source,
         options.store,
@@ -166,6 +179,8 @@ def _build(options: argparse.Namespace) -> int:
 
 def _pipeline(options: argparse.Namespace) -> Pipeline:
     given = {n: getattr(options, n) for n in _PIPELINE_FLAGS if getattr(options, n) is not None}
+    if "interpolation" in given and "resize" not in given and options.pipeline is None:
+        raise UsageError("--interpolation says how to resize; give --resize with it")
     if options.pipeline is None:
         return Pipeline.image(**given)
     if given:
@@ -216,7 +231,8 @@ def _bench(options: argparse.Namespace) -> int:
     """Epochs over a store on the CPU, shuffled, beside the machine's own copy limit."""
     from precache.bench import bench
 
-    result = bench(options.store, options.batch_size, options.epochs, options.threads)
+    with bench_progress(shown=not options.json) as tick:
+        result = bench(options.store, options.batch_size, options.epochs, options.threads, tick)
     _show(options, dataclasses.asdict(result), lambda: print_bench(result))
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     def version(self) -> Version:
         return self._columns.version
 
-    @property
+    @functools.cached_property
     def keys(self) -> Sequence[str]:
         """The samples' keys, by index."""
         return Keys(self.version, self._columns.valid(np.arange(len(self))))

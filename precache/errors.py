@@ -6,7 +6,8 @@
     ├── UsageError              what was asked for cannot be: exit status 2
     │   ├── PipelineError       a recipe that does not hold together
     │   ├── SourceError         a source that is missing, empty or unusable
-    │   └── StoreError          no such store or version, or one this release cannot read
+    │   └── StoreError          no such store or version, or one that cannot be read
+    │       └── NewerFormatError    one that a newer release wrote
     ├── BuildError              a job that failed or ended incomplete: exit status 1
     ├── StorageError            reading or writing bytes failed (disk full, permission, …)
     │   └── FetchError          one raw sample could not be fetched
@@ -41,6 +42,10 @@ class SourceError(UsageError):
 
 class StoreError(UsageError):
     """A store or version that does not exist or that this release cannot read."""
+
+
+class NewerFormatError(StoreError):
+    """A store that a newer release wrote."""
 
 
 class BuildError(PrecacheError):

@@ -30,7 +30,12 @@ class RowShape:
 
     @property
     def rows_per_chunk(self) -> int:
+        """Rows that would share a chunk, were the field alone."""
         return rows_per_chunk(self.nbytes)
+
+    def chunk_rows(self, rows_per_shard: int) -> int:
+        """Rows that share a chunk: a power of two that divides the rows of a shard."""
+        return min(self.rows_per_chunk, rows_per_shard & -rows_per_shard)
 
 
 def rows_per_chunk(row_nbytes: int) -> int:
@@ -55,10 +60,17 @@ def rows_per_shard(rows: int, row_nbytes: Sequence[int], wanted: int | None = No
     The largest field's shard aims at 128 MiB raw, and a small set still makes 16 shards, so that
     several workers share the work.
     """
-    step = max(rows_per_chunk(n) for n in row_nbytes)
+    largest = max(row_nbytes)
+    step = rows_per_chunk(largest)
+    several = len(set(map(rows_per_chunk, row_nbytes))) > 1
     if wanted is not None:
         return -(-wanted // step) * step
-    most = min(TARGET_SHARD_BYTES // max(1, *row_nbytes), rows // MIN_SHARDS)
+    most = max(1, min(TARGET_SHARD_BYTES // max(1, largest), rows // MIN_SHARDS))
+    # A multiple that lets smaller fields share chunks, where it costs the balance little.
+    for shared in (64, 16, 4):
+        if several and shared > step and most >= 8 * shared:
+            step = shared
+            break
     return max(1, most // step) * step
 
 

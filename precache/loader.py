@@ -166,7 +166,8 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
         if epoch != self._next[0]:
-            self._position = self._next = (epoch, 0)
+            self._next = (int(epoch), 0)
+        self._position = self._next
 
     def __iter__(self) -> Iterator[Any]:
         if self._closed:

@@ -193,7 +193,8 @@ class Function(_Model):
         Changes whenever the function computes something else. Without it, a hash of the syntax
         tree of the function's module stands in, in which comments do not count.
     dtype, shape
-        Of what it returns, where they differ from what it is given.
+        Of the stored row, where the function changes them: (C, H, W) for images, though it sees
+        and returns (H, W, C).
     """
 
     op: Literal["function"] = "function"
@@ -348,10 +349,6 @@ class Field(_Model):
                     shape = op.shape or None
         return shape
 
-    @property
-    def random(self) -> bool:
-        return any(isinstance(op, RandomResizedCrop | HorizontalFlip) for op in self.ops)
-
 
 class Pipeline(_Model):
     """The whole recipe: named fields, and the seed of their random ops.
@@ -368,10 +365,10 @@ class Pipeline(_Model):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in self.fields:
-            if name in RESERVED or not name.isidentifier():
+            if name in RESERVED or name.startswith("_") or not name.isidentifier():
                 raise ValueError(
-                    f"a field cannot be called '{name}': use a plain identifier other than "
-                    + ", ".join(sorted(RESERVED))
+                    f"a field cannot be called '{name}': use a plain identifier without a leading "
+                    "underscore, other than " + ", ".join(sorted(RESERVED))
                 )
         return self
 
@@ -435,7 +432,7 @@ class Pipeline(_Model):
         return hashlib.sha256(canonical_json(recipe)).hexdigest()
 
 
-RESERVED = frozenset({"label", "row", "key", "valid", "shards"})
+RESERVED = frozenset({"label", "row", "key", "valid", "shards", "rows", "holes"})
 
 
 def canonical_json(value: Any) -> bytes:

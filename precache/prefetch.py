@@ -13,12 +13,16 @@ Result = TypeVar("Result")
 
 
 def prefetch(
-    work: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    threads: int,
+    ahead: int,
+    discard: Callable[[Result], None] = lambda result: None,
 ) -> Generator[Result, None, None]:
     """``map(work, items)`` in order, up to `ahead` results in the making.
 
     Closing the generator, early or not, cancels what has not begun and joins every thread; an
-    error of `work` is raised at its item's turn.
+    error of `work` is raised at its item's turn. `discard` is told results that nobody took.
     """
     remaining = iter(items)
     pending: deque[Future[Result]] = deque()
@@ -32,3 +36,6 @@ def prefetch(
                 del result  # what the consumer dropped must not live on here
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+            for future in pending:
+                if not future.cancelled() and future.exception() is None:
+                    discard(future.result())

@@ -126,6 +126,13 @@ def verify_progress(uri: str, shown: bool) -> Iterator[Callable[[int], None]]:
         yield lambda nbytes: progress.advance(task, nbytes)
 
 
+@contextlib.contextmanager
+def bench_progress(shown: bool) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that tells what is being measured."""
+    with Console(stderr=True, quiet=not shown).status("Measuring") as status:
+        yield lambda what: status.update(f"Measuring: {what}")
+
+
 def print_verified(found: Verified) -> None:
     """Damage by shard and key, or that there is none."""
     for damage in found.damage:

@@ -54,7 +54,7 @@ class ShardWriter:
     @property
     def row(self) -> np.ndarray:
         """Where the next row goes; fill it, then `advance`."""
-        view: np.ndarray = self._chunk[self._filled]
+        view: np.ndarray = self._chunk[self._filled, ...]
         return view
 
     def advance(self) -> None:
@@ -201,6 +201,11 @@ class ArrayReader:
                 return False
             views[number] = found.rows
         chunks, within = np.divmod(inside, self.array.chunk_shape[0])
+        if chunks.max() >= min(map(len, views.values())) and any(
+            chunk >= len(views[number])
+            for number, chunk in zip(numbers.tolist(), chunks.tolist(), strict=True)
+        ):
+            return False
         self._check_plain(rows, numbers, chunks)
         flat = out.reshape(len(out), -1).view(np.uint8)
         if self.array.row_nbytes >= VECTOR_ROW_NBYTES:

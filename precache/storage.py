@@ -39,7 +39,7 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
     protocol, path = split_protocol(os.fspath(uri))
     if protocol not in (None, "file", "local"):
         raise UsageError(f"{uri}: {protocol}:// is not supported; give a local path or file://")
-    return Path(path).expanduser()
+    return Path(path).expanduser().absolute()
 
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)

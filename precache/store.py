@@ -14,11 +14,12 @@ from functools import partial
 from typing import overload
 
 import numpy as np
+import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
 from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
-from precache.errors import StoreError
+from precache.errors import DamageError, NewerFormatError, StoreError
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
 from precache.storage import Folder, open_folder
@@ -219,11 +220,6 @@ class Version:
             return None
         return self._small(f"shards/{field}", (self.arrays[field][1].objects, 2))
 
-    def shard_sizes(self, field: str) -> list[int]:
-        """Bytes of each of a field's objects."""
-        table = self.shard_table(field)
-        return [] if table is None else [int(size) for size in table[:, 0]]
-
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:
         """Keys of rows ``number * 65536`` and on."""
@@ -238,10 +234,16 @@ class Version:
             "label/c/0": lambda: self.labels,
             "valid/c/0": lambda: self.valid,
             "key": lambda: [self.key_chunk(start // KEYS_PER_CHUNK) for start in chunks],
-            HOLES: lambda: self.holes,
-            ROW_TABLE: lambda: self.folder.read(ROW_TABLE),
+            HOLES: lambda: self._check_digest(HOLES) and self.holes,
+            ROW_TABLE: lambda: self._check_digest(ROW_TABLE),
             **{f"shards/{name}/c/0/0": partial(self.shard_table, name) for name in self.fields},
         }
+
+    def _check_digest(self, name: str) -> bool:
+        digests = self.attributes.digests if self.attributes else {}
+        if xxhash.xxh3_64_hexdigest(self.folder.read(name)) != digests.get(name):
+            raise DamageError(f"{self.folder.path(name)} is damaged: its checksum does not hold")
+        return True
 
     def describe(self, row: int) -> str:
         """A row's key for an error text, or its number where keys cannot be read."""
@@ -355,7 +357,7 @@ def read_attributes(data: bytes, where: str) -> Attributes:
             "name its arrays, for example fields={'image': 'path/in/group'}"
         )
     if own.get("format") != FORMAT:
-        raise StoreError(
+        raise NewerFormatError(
             f"{where} has store format {own.get('format')}, and this release of precache reads "
             f"format {FORMAT}; update precache"
         )

@@ -49,15 +49,10 @@ class BatchStream:
         self._pool = SlotPool(self._layout.nbytes, self._ahead + SLOTS_IN_USE, pinned=cuda)
         self._copier = DeviceCopier(self._pool, device) if cuda else None
 
-    @property
-    def threads(self) -> int:
-        """Threads that decode."""
-        return self._threads
-
     def batches(self, rows: Rows) -> Generator[Batch, None, None]:
         """A batch for each array of row numbers; closing it joins every thread."""
         advised = self._read_ahead.around(rows, self._ahead)
-        work = prefetch(self._fill, advised, self._threads, self._ahead)
+        work = prefetch(self._fill, advised, self._threads, self._ahead, self._give_back)
         with contextlib.closing(rows), contextlib.closing(advised), contextlib.closing(work):
             for slot, count in work:
                 batch = self._deliver(slot, count)
@@ -75,6 +70,9 @@ class BatchStream:
             self._pool.release(slot)
             raise
         return slot, len(rows)
+
+    def _give_back(self, filled: tuple[np.ndarray, int]) -> None:
+        self._pool.release(filled[0])
 
     def _deliver(self, slot: np.ndarray, rows: int) -> Batch:
         """A filled slot as tensors on the device."""

@@ -74,7 +74,7 @@ def verify(uri: str | os.PathLike[str], tick: Tick = lambda nbytes: None) -> Ver
     damage = list(_small_arrays(version))
     objects = nbytes = 0
     for name in version.fields:
-        if any(each.shard.startswith(f"shards/{name}") for each in damage):
+        if any(each.shard.startswith(f"shards/{name}/") for each in damage):
             continue  # nothing to hold its objects against
         reader = ArrayReader(version, name, verify="always")
         for number, path in reader.objects():

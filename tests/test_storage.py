@@ -41,8 +41,8 @@ def _files(folder: Folder) -> set[str]:
     ],
 )
 def test_paths_and_file_uris_are_the_same_folder(uri: str | Path, path: str) -> None:
-    assert local_path(uri) == Path(path)
-    assert open_folder(uri).root == Path(path)
+    assert local_path(uri) == Path(path).absolute()
+    assert open_folder(uri).root == Path(path).absolute()
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

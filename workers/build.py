@@ -16,6 +16,7 @@ from precache.errors import (
     SampleError,
     SourceError,
     StorageError,
+    StoreError,
     UsageError,
 )
 from precache.layout import rows_per_shard
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
     from workers.shard_task import Job, ShardTask
 
 PROBE_SAMPLES = 24
+MOST_SHARD_SAMPLES = 1 << 24
 ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
@@ -150,6 +152,10 @@ def _check(request: Request) -> None:
         value = getattr(request, name)
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}; give a whole number from 1 up")
+    if (request.shard_samples or 0) > MOST_SHARD_SAMPLES:
+        raise UsageError(
+            f"shard_samples is {request.shard_samples}; the most is {MOST_SHARD_SAMPLES}"
+        )
     if request.max_failures is not None and request.max_failures < 0:
         raise UsageError(f"max_failures is {request.max_failures}; give 0 or more")
     if split_uri(request.store)[1] is not None:
@@ -198,6 +204,11 @@ class _Build:
         if request.labels is not None:
             table = sources.override_labels(table, request.labels)
         if request.classes is not None:
+            if self.source.labels_with_samples and (table.labels < 0).all():
+                raise SourceError(
+                    f"--classes {request.classes} numbers labels before samples are fetched, and "
+                    f"{request.source} has no targets; give it targets, or --labels"
+                )
             frozen = sources.read_classes(request.classes)
             table = sources.freeze_classes(table, frozen, request.classes)
         table = order_rows(table, request.keep_order)
@@ -231,7 +242,10 @@ class _Build:
     def _job(self) -> Job:
         from workers.shard_task import Job
 
-        return Job(self.source, self.request.pipeline, self.request.import_path, self.code)
+        request = self.request
+        relabelled = request.labels is not None or request.classes is not None
+        fetch_labels = self.source.labels_with_samples and not relabelled
+        return Job(self.source, request.pipeline, request.import_path, self.code, fetch_labels)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
@@ -395,7 +409,7 @@ def _is_readable(goal: Goal) -> bool:
     try:
         for check in open_version(goal.folder.root).small_checks().values():
             check()
-    except (DamageError, StorageError):
+    except (DamageError, StorageError, StoreError):
         return False
     return True
 
@@ -423,8 +437,8 @@ def read_receipts(goal: Goal) -> dict[int, Receipt]:
     for name in goal.folder.names(f"{BUILD}/receipts"):
         try:
             receipt = Receipt.from_json(goal.folder.read(f"{BUILD}/receipts/{name}"))
-        except ValueError:
-            continue  # a receipt that does not parse is none: its shard is made again
+        except (ValueError, StorageError):
+            continue  # damaged, or swept by another build's commit: its shard is made again
         receipts[receipt.shard] = receipt
     return receipts
 

@@ -149,6 +149,8 @@ def _run_on_ray(
             item = under_way.pop(ready[0])
             try:
                 outcome = ray.get(ready[0])
+            except ray.exceptions.RayTaskError as error:
+                outcome = BuildError(f"a task failed: {error.cause!r}")
             except ray.exceptions.RayError as error:
                 outcome = BuildError(f"a worker died {MAX_RETRIES + 1} times: {error}")
             yield item, outcome

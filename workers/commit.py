@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from precache import metadata
 from precache.attributes import FORMAT
@@ -16,7 +17,7 @@ from precache.codecs import codec_metadata
 from precache.receipts import ChannelSums, Receipt
 from precache.smallarrays import file_array, small_array, string_array
 from precache.storage import Folder
-from precache.store import BUILD, ROOT, append_commit
+from precache.store import BUILD, HOLES, ROOT, ROW_TABLE, append_commit
 from workers.goal import SCRATCH, Goal
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")
@@ -31,16 +32,20 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
         Of every shard of the version, by number.
     """
     ordered = [receipts[shard] for shard in range(goal.shards)]
-    for name, data in _objects(goal, ordered).items():
+    objects = _objects(goal, ordered)
+    for name, data in objects.items():
         goal.folder.put(name, [data], scratch=SCRATCH)
-    root = metadata.group_document({"precache": _attributes(goal, ordered)})
+    # Their own codec has no checksum, so that each stays the file that it is.
+    digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
+    attributes = {**_attributes(goal, ordered), "digests": digests}
+    root = metadata.group_document({"precache": attributes})
     goal.folder.put(ROOT, [_json(root)], scratch=SCRATCH)
     append_commit(store, goal.version)
     goal.folder.remove(BUILD)
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=1).encode()
+    return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
 def holes(receipts: Sequence[Receipt]) -> dict[int, str]:
@@ -79,7 +84,7 @@ def _labels(goal: Goal, receipts: Sequence[Receipt]) -> np.ndarray:
     labels = goal.table.labels
     if any(receipt.labels for receipt in receipts):
         fetched = np.concatenate([np.array(r.labels or [], np.int64) for r in receipts])
-        labels = np.where(labels < 0, fetched, labels)
+        labels = np.where(fetched < 0, labels, fetched)
     return labels
 
 
@@ -94,7 +99,7 @@ def narrow(labels: np.ndarray) -> np.ndarray:
 
 def _field_document(goal: Goal, name: str) -> dict[str, Any]:
     row, field = goal.shapes[name], goal.recipe.pipeline.fields[name]
-    inner = (row.rows_per_chunk, *row.shape)
+    inner = (row.chunk_rows(goal.rows_per_shard), *row.shape)
     image = len(row.shape) == 3 and field.decodes
     return metadata.array_document(
         (len(goal.table), *row.shape),
@@ -134,7 +139,7 @@ def channel_statistics(
     mean, std = {}, {}
     for name in receipts[0].sums:
         count, total, squares = _add_sums([receipt.sums[name] for receipt in receipts])
-        if count:
+        if count and np.isfinite(squares).all():  # JSON knows no NaN
             average = total / count
             mean[name] = average.tolist()
             std[name] = np.sqrt(np.maximum(squares / count - average**2, 0)).tolist()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from precache.attributes import Attributes, Identity
-from precache.errors import StoreError
-from precache.layout import RowShape
+from precache.errors import NewerFormatError, StoreError
+from precache.layout import RowShape, rows_per_shard
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from precache.storage import Folder
@@ -103,22 +103,38 @@ class Goal:
         self.folder.put(DESCRIPTION, [json.dumps(self.describe()).encode()], scratch=SCRATCH)
 
 
-def find_goal(store: Folder, recipe: Recipe, rows_per_shard: int | None) -> Goal | None:
+def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     """The version of this recipe that the store has, committed or begun; None where it has none.
 
     Parameters
     ----------
-    rows_per_shard
-        What it must have; any will do by default.
+    wanted
+        Rows a shard, as the user gave them; any will do by default.
     """
-    for leaf, read in ((ROOT, read_attributes), (DESCRIPTION, _begun)):
+    for leaf, read in ((ROOT, _committed), (DESCRIPTION, _begun)):
         for name in store.names():
             path = f"{name}/{leaf}"
             if store.exists(path):
                 goal = _matching(store, read(store.read(path), path), recipe)
-                if goal is not None and rows_per_shard in (None, goal.rows_per_shard):
+                if goal is not None and _has_shards_of(goal, wanted):
                     return goal
     return None
+
+
+def _has_shards_of(goal: Goal, wanted: int | None) -> bool:
+    nbytes = [row.nbytes for row in goal.shapes.values()]
+    if wanted in (None, goal.rows_per_shard):
+        return True
+    return goal.rows_per_shard == rows_per_shard(len(goal.table), nbytes, wanted)
+
+
+def _committed(data: bytes, where: str) -> Attributes | None:
+    try:
+        return read_attributes(data, where)
+    except NewerFormatError:
+        raise
+    except StoreError:
+        return None  # not ours, or damaged: then it is made again
 
 
 def _begun(data: bytes, where: str) -> Identity | None:

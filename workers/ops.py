@@ -29,6 +29,8 @@ from precache.pipeline import (
 from workers.sources import Sample
 from workers.usercode import load_object
 
+_APP1 = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
+
 # --- decoding -----------------------------------------------------------------------------------
 
 
@@ -84,10 +86,17 @@ def _decode_jpeg(data: bytes, op: Decode, shrink_to: int | None) -> np.ndarray |
 
 
 def _has_exif(data: bytes) -> bool:
-    """Whether a segment before the picture is EXIF (ITU-T T.81, B.1; JEITA CP-3451, 4.5.4)."""
+    """Whether a segment before the picture may tell an orientation, as EXIF or XMP.
+
+    Source: ITU-T T.81, B.1 (segments, after any number of fill bytes); JEITA CP-3451, 4.5.4.
+    """
     at = 2
-    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
-        if data.startswith(b"\xe1", at + 1) and data.startswith(b"Exif\0\0", at + 4):
+    while data.startswith(b"\xff", at):
+        while data.startswith(b"\xff\xff", at):
+            at += 1
+        if data.startswith(b"\xda", at + 1):
+            return False
+        if data.startswith(b"\xe1", at + 1) and data.startswith(_APP1, at + 4):
             return True
         at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
     return False
@@ -143,7 +152,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                 return _to_array(ImageOps.exif_transpose(image), op.mode)
         except UnidentifiedImageError:
             raise SampleError("not an image that Pillow knows, whatever its name") from None
-        except SampleError:
+        except (SampleError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise many kinds on broken files
             raise SampleError(f"cannot be decoded: {type(error).__name__}: {error}") from None
@@ -320,6 +329,8 @@ class FieldRecipe:
             case Function():
                 try:
                     return _call(self._functions[op.function], value, op)
+                except MemoryError:
+                    raise
                 except Exception as error:
                     raise SampleError(f"{op.function} failed: {error!r}") from error
 

@@ -42,6 +42,7 @@ class Job:
     pipeline: Pipeline
     import_path: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
+    fetch_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,10 @@ def _one_thread() -> Iterator[None]:
 
 def _output(task: ShardTask, name: str, recipe: FieldRecipe) -> _FieldOutput:
     shape, codec = task.shapes[name], task.job.pipeline.fields[name].stored_as
-    chunks = task.rows_per_shard // shape.rows_per_chunk
+    chunk_rows = shape.chunk_rows(task.rows_per_shard)
+    chunks = task.rows_per_shard // chunk_rows
     writer = ShardWriter(
-        (shape.rows_per_chunk, *shape.shape), shape.dtype, chunks, encoder(codec, shape.dtype)
+        (chunk_rows, *shape.shape), shape.dtype, chunks, encoder(codec, shape.dtype)
     )
     image = task.job.pipeline.fields[name].decodes and len(shape.shape) == 3
     return _FieldOutput(recipe, shape, writer, _Sums(shape.shape) if image else None)
@@ -240,6 +242,8 @@ def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str:
             each.make(sample, key)
     except SampleError as error:
         return str(error)
+    except MemoryError:
+        raise FetchError(f"{key}: the worker ran out of memory") from None
     except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
         return f"{type(error).__name__}: {error}"
     return ""
@@ -300,7 +304,7 @@ def run_shard(task: ShardTask) -> Receipt:
         clock.seconds,
         time.process_time() - started,
         started if next(_tasks_before) == 0 else 0.0,
-        labels=labels if task.job.source.labels_with_samples else None,
+        labels=labels if task.job.fetch_labels else None,
     )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt

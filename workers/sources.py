@@ -187,16 +187,21 @@ def _dataset(factory: str, code: str) -> Any:
     with _lock:
         held = _datasets.get(factory)
         if held is None or held[0] != code:
-            held = _datasets[factory] = code, load_object(factory, code)()
+            make = load_object(factory, code)
+            try:
+                held = _datasets[factory] = code, make()
+            except Exception as error:
+                raise SourceError(f"{factory}() failed: {error!r}") from error
         return held[1]
 
 
 def _labels(targets: Any, count: int) -> np.ndarray:
     labels = np.asarray(targets)
-    if labels.shape != (count,) or labels.dtype.kind not in "iub":
+    whole = labels.shape == (count,) and labels.dtype.kind in "iub"
+    if not whole or labels.min() < -1:
         raise SourceError(
             f"the dataset's targets are {labels.dtype} {labels.shape}; they are to be {count} "
-            "whole numbers, one for each sample"
+            "whole numbers from -1 up, one for each sample"
         )
     return labels.astype(np.int64)
 
@@ -205,11 +210,13 @@ def _number(label: Any) -> int | None:
     if label is None or np.ndim(label):
         return None
     try:
-        return int(label)
+        number = int(label)
+        whole = number == label and number >= -1
     except (TypeError, ValueError):
-        raise SourceError(
-            f"a sample's label is {label!r}; labels of a Dataset are class numbers"
-        ) from None
+        whole = False
+    if not whole:
+        raise SourceError(f"a sample's label is {label!r}; a Dataset's are numbers from -1 up")
+    return number
 
 
 def _dataset_sample(item: Any) -> Sample:
@@ -247,10 +254,10 @@ def open_source(source: str) -> Source:
 
 
 def override_labels(table: RowTable, path: str) -> RowTable:
-    """Labels from a CSV file of (key, label).
+    """Labels from a CSV file of (key, label); other samples keep theirs.
 
-    Labels that are all whole numbers from -1 up are class numbers, and other samples have none;
-    otherwise they are class names, sorted together with those that other samples keep.
+    Labels that are all whole numbers from -1 up are class numbers; others are class names, sorted
+    together with those of the samples that keep theirs.
     """
     given = _read_labels(path)
     missing = sorted(given.keys() - set(table.keys))
@@ -259,21 +266,25 @@ def override_labels(table: RowTable, path: str) -> RowTable:
             f"no key of {path} is in the source; its first is {missing[0]!r}, "
             f"the source's first {table.keys[0]!r}"
         )
-    if all(re.fullmatch(r"-1|[0-9]+", label) for label in given.values()):
-        numbers = {key: int(label) for key, label in given.items()}
-        if max(numbers.values()) > MOST_CLASSES:
-            raise SourceError(
-                f"{path} has class number {max(numbers.values())}; the highest is {MOST_CLASSES}"
-            )
-        labels = [numbers.get(k, -1) for k in table.keys]
-        classes = tuple(str(i) for i in range(max(numbers.values()) + 1))
-    else:
-        old = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
-        names = [given.get(k, name) for k, name in zip(table.keys, old, strict=True)]
+    if not all(re.fullmatch(r"-1|[0-9]+", label) for label in given.values()):
+        named = zip(table.keys, _names(table), strict=True)
+        names = [given.get(key, name) for key, name in named]
         classes = tuple(sorted({name for name in names if name is not None}))
         lookup: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-        labels = [lookup.get(name, -1) for name in names]
-    return _relabelled(table, labels, classes)
+        return _relabelled(table, [lookup.get(name, -1) for name in names], classes)
+    own = zip(table.keys, table.labels.tolist(), strict=True)
+    labels = [int(given.get(key, label)) for key, label in own]
+    if max(labels) > MOST_CLASSES:
+        raise SourceError(f"{path} has class number {max(labels)}; the highest is {MOST_CLASSES}")
+    kept = table.classes if any(key not in given for key in table.keys) else ()
+    numbers = map(str, range(len(kept), max(labels) + 1))
+    return _relabelled(table, labels, (*kept, *numbers))
+
+
+def _names(table: RowTable) -> list[str | None]:
+    """The class of each sample by name; by number where the source names none."""
+    known = dict(enumerate(table.classes))
+    return [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
 
 
 def _read_labels(path: str) -> dict[str, str]:
@@ -296,7 +307,7 @@ def _read_labels(path: str) -> dict[str, str]:
 def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
     """Number the labels by a given class map."""
     lookup = {name: i for i, name in enumerate(classes)}
-    used = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
+    used = _names(table)
     unknown = sorted({name for name in used if name is not None} - lookup.keys())
     if unknown:
         raise SourceError(

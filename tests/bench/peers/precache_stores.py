@@ -1,0 +1,71 @@
+"""precache: each codec read by a `Loader`, and `raw` by a `DataLoader` over a `CachedDataset`.
+
+A `Loader` has its defaults, with checksums on, and undoes the image filter on the CPU. The samples
+of a `CachedDataset` are stacked by NumPy; the default collate function takes four times as long,
+and burns more while it waits for a disk. The rows go in as the arrays they are, by ``python:``.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import precache
+from tests.bench.peers.child import BATCH, Batch, read_rows
+from tests.bench.peers.torch_loaders import stack_tensors
+
+ROWS_VARIABLE = "PRECACHE_BENCH_ROWS"
+
+
+class _RowDataset(Dataset[Batch]):
+    def __init__(self, rows: Path) -> None:
+        self._rows = read_rows(rows)
+        self.targets = range(len(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._rows[index], index
+
+
+def make_dataset() -> _RowDataset:
+    """What ``python:`` calls: the rows in the folder that the environment names."""
+    return _RowDataset(Path(os.environ[ROWS_VARIABLE]))
+
+
+def _stack_fields(samples: Sequence[dict[str, torch.Tensor]]) -> Batch:
+    return stack_tensors([(sample["image"], sample["label"]) for sample in samples])
+
+
+@dataclass(frozen=True)
+class _Store:
+    codec: str
+    exact = shuffled = True
+
+    def write(self, rows: Path, store: Path) -> None:
+        os.environ[ROWS_VARIABLE] = str(rows)
+        field = precache.Field(ops=(precache.Decode(),), codec=self.codec)
+        source = f"python:{__name__}:make_dataset"
+        pipeline = precache.Pipeline(fields={"image": field})
+        precache.build(source, store, pipeline, address="serial", on_error="raise")
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        loader = precache.Loader(store, BATCH, device="cpu", output="tuple")
+        while True:
+            yield loader
+
+
+@dataclass(frozen=True)
+class _DatasetStore(_Store):
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        dataset = precache.CachedDataset(store)
+        loader = DataLoader(dataset, BATCH, shuffle=True, collate_fn=_stack_fields)
+        while True:
+            yield loader
+
+
+RAW, ZSTD, IMAGE, DATASET = _Store("raw"), _Store("zstd"), _Store("image"), _DatasetStore("raw")

@@ -1,0 +1,137 @@
+"""The floor, and what torch itself offers.
+
+`np.take` from a memory map into one reused buffer is the least that copying rows can cost.
+
+JPEGs are decoded, cropped and resized by Pillow in as many workers as there are cores: the CPU time
+is the same without workers, and the rate that of one core. Pillow's `draft`, which is faster on
+large photographs, would give other pixels than the rows'.
+
+The others have no workers: passing batches between processes costs five to ten times what it
+saves. `TensorDataset` gives its samples to NumPy to stack: with the default collate function it
+takes three to thirty times as long, indexed by whole batches seven times. `np.memmap` has
+`__getitems__`, so that a batch is one fancy index of NumPy.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from tests.bench.peers.child import BATCH, Batch
+
+
+def stack(samples: Sequence[tuple[np.ndarray, int]]) -> Batch:
+    """Collate (image, number) pairs."""
+    images, numbers = zip(*samples, strict=True)
+    return torch.from_numpy(np.stack(images)), torch.tensor(numbers)
+
+
+def stack_tensors(samples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Batch:
+    """Collate (image, number) pairs of tensors."""
+    images, numbers = zip(*samples, strict=True)
+    return torch.from_numpy(np.stack([image.numpy() for image in images])), torch.stack(numbers)
+
+
+def _link(rows: Path, store: Path) -> None:
+    store.hardlink_to(rows / "rows.npy")
+
+
+class _Take:
+    exact = shuffled = True
+
+    def write(self, rows: Path, store: Path) -> None:
+        _link(rows, store)
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        source = np.load(store, mmap_mode="r")
+        flat = source.reshape(len(source), -1)
+        buffer = np.empty((BATCH, flat.shape[1]), np.uint8)
+        random = np.random.default_rng(0)
+
+        def epoch() -> Iterator[Batch]:
+            order = random.permutation(len(flat))
+            for start in range(0, len(flat), BATCH):
+                part = order[start : start + BATCH]
+                np.take(flat, part, axis=0, out=buffer[: len(part)], mode="clip")
+                yield buffer[: len(part)].reshape(len(part), *source.shape[1:]), part
+
+        while True:
+            yield epoch()
+
+
+class _MemmapDataset(Dataset[Batch]):
+    def __init__(self, store: Path) -> None:
+        self._rows = np.load(store, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return torch.from_numpy(self._rows[indices]), torch.tensor(indices)
+
+
+class _Memmap:
+    exact = shuffled = True
+
+    def write(self, rows: Path, store: Path) -> None:
+        _link(rows, store)
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        dataset = _MemmapDataset(store)
+        loader = DataLoader(dataset, BATCH, shuffle=True, collate_fn=lambda batch: batch)
+        while True:
+            yield loader
+
+
+class _Tensors:
+    exact = shuffled = True
+
+    def write(self, rows: Path, store: Path) -> None:
+        _link(rows, store)
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        images = torch.from_numpy(np.load(store))
+        dataset = TensorDataset(images, torch.arange(len(images)))
+        loader = DataLoader(dataset, BATCH, shuffle=True, collate_fn=stack_tensors)
+        while True:
+            yield loader
+
+
+class _JpegDataset(Dataset[tuple[np.ndarray, int]]):
+    def __init__(self, store: Path) -> None:
+        self._photos = sorted(store.iterdir())
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        from tests.bench.peers.crops import draw_crop
+
+        return draw_crop(self._photos[index], index), index
+
+
+class _Jpegs:
+    exact = shuffled = True
+
+    def write(self, rows: Path, store: Path) -> None:
+        shutil.copytree(rows / "photos", store, copy_function=os.link)
+
+    def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
+        workers = len(os.sched_getaffinity(0))
+        loader = DataLoader(
+            _JpegDataset(store),
+            BATCH,
+            shuffle=True,
+            num_workers=workers,
+            collate_fn=stack,
+            persistent_workers=True,
+        )
+        while True:
+            yield loader
+
+
+TAKE, MEMMAP, TENSORS, JPEGS = _Take(), _Memmap(), _Tensors(), _Jpegs()
