@@ -153,7 +153,7 @@ def test_fields_of_every_dtype_are_the_same_to_every_reader(
     path = many_fields.version_folder / name
     array = zarr.open_array(path, mode="r")
     assert array.shards[0] == 20
-    assert array.chunks[0] == {1: 16, 2: 8, 4: 4}[expected.itemsize]
+    assert array.chunks[0] == 4  # what divides the rows of a shard
     np.testing.assert_array_equal(array[:], expected)
     if name != "image":
         np.testing.assert_array_equal(_tensorstore(path).read().result(), expected)
