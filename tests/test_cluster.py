@@ -437,3 +437,20 @@ def test_a_ray_that_runs_in_this_process_is_used_and_left_alone(tmp_path: Path) 
 def test_build_errors_are_of_the_job() -> None:
     assert BuildError.exit_status == 1
     assert UsageError.exit_status == 2
+
+
+def test_one_process_builds_twice(tmp_path: Path) -> None:
+    """Each time with a Ray of its own, as a notebook does."""
+    write_jpegs(tmp_path / "in", 4)
+    code = (
+        "import precache\n"
+        f"for name in ('one', 'two'):\n"
+        f"    done = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path)!r} + '/' + name,\n"
+        "        precache.Pipeline.image(resize=32, crop=30))\n"
+        "    print(done.samples, done.failed)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment()
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "4 0\n4 0\n"

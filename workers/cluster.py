@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import tempfile
@@ -58,13 +59,19 @@ def check_address(address: str) -> None:
         raise UsageError(f"address is {address!r}; choose local, serial, auto, or ray://host:10001")
 
 
+@functools.cache
+def _token() -> str:
+    """One for the process: Ray's client keeps the first that it reads."""
+    return os.urandom(32).hex()
+
+
 @contextlib.contextmanager
 def _quiet_environment() -> Iterator[None]:
     """Settings of a Ray of our own, unless the user chose: no reports, a token of its own."""
     with tempfile.TemporaryDirectory(prefix="precache-ray-") as folder:
         token = Path(folder) / "token"
         token.touch(mode=0o600)
-        token.write_text(os.urandom(32).hex())
+        token.write_text(_token())
         settings = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",

@@ -187,8 +187,10 @@ def resize(array: np.ndarray, shape: tuple[int, int], interpolation: str) -> np.
         return array
     usable = array.flags.writeable and min(array.strides) > 0
     pixels = torch.from_numpy(array if usable else array.copy())
+    # The batch axis comes before the permutation: only then does torch see a channels-last image,
+    # and spares itself a packing pass.
     out = torch.nn.functional.interpolate(
-        pixels.permute(2, 0, 1)[None],
+        pixels[None].permute(0, 3, 1, 2),
         size=shape,
         mode=interpolation,
         antialias=True,

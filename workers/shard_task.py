@@ -162,7 +162,7 @@ class _Sums:
         pixels = self._pixels.copy_(torch.from_numpy(row.reshape(self._pixels.shape)))
         self.count += pixels.shape[1]
         self.total += pixels.sum(1).numpy()
-        self.squares += torch.linalg.vecdot(pixels, pixels).numpy()
+        self.squares += pixels.square_().sum(1).numpy()
 
     def result(self) -> ChannelSums:
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
