@@ -77,6 +77,9 @@ def _quiet_environment() -> Iterator[None]:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # glibc gives freed image buffers back to the kernel, only to fault them in again.
+            "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         }
         added = {name: value for name, value in settings.items() if name not in os.environ}
         os.environ.update(added)
