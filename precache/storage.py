@@ -105,8 +105,9 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """The whole object."""
-        with _translated(self.path(name), "read"):
-            return self.path(name).read_bytes()
+        path = self.path(name)
+        with _translated(path, "read"), path.open("rb", buffering=0) as file:
+            return file.readall()
 
     def names(self, name: str = "") -> list[str]:
         """Names directly below `name`, sorted; none where it does not exist."""

@@ -25,7 +25,7 @@ from precache.pipeline import Decode, Field, Pipeline, RandomResizedCrop, ToDTyp
 from precache.shards import ShardWriter
 from tests.building import encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
-from workers.ops import FieldRecipe, center_crop, decode, resize, resized_shape, to_dtype
+from workers.ops import FieldRecipe, Scratch, center_crop, decode, resize, resized_shape, to_dtype
 from workers.shard_task import _FieldOutput, make_row
 from workers.sources import Sample
 
@@ -78,6 +78,30 @@ def test_jpegs_are_decoded_as_by_pillow(
 def test_any_quality(quality: int) -> None:
     data = encoded(photograph("coffee.png"), quality=quality)
     assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
+@pytest.mark.parametrize("limit", [Scratch.LIMIT, 1000])
+def test_memory_decoded_into_is_used_again_and_makes_no_difference(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(Scratch, "LIMIT", limit)
+    scratch = Scratch()
+    photos = [photograph().resize(size) for size in [(90, 60), (300, 200), (40, 50), (300, 200)]]
+    held = []
+    for data in [encoded(photo, quality=90) for photo in photos]:
+        found = decode(data, Decode(), scratch=scratch)
+        assert np.array_equal(found, by_pillow(data))
+        held.append(found)
+    assert np.shares_memory(held[1], held[3]) is (limit > 1000)
+
+
+def test_what_a_function_was_given_stays_as_it_was() -> None:
+    op = {"op": "function", "function": f"{__name__}:keep", "version": "1"}
+    keeping = recipe({"op": "decode"}, op)
+    photos = [encoded(photograph(name), quality=90) for name in ("astronaut.png", "coffee.png")]
+    for data in photos:
+        keeping(Sample({"bytes": data}), "key")
+    assert all(map(np.array_equal, KEPT, map(by_pillow, photos)))
 
 
 def test_restart_markers_and_optimised_tables() -> None:
@@ -561,6 +585,14 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 def fail(array: np.ndarray) -> np.ndarray:
     raise ZeroDivisionError("in a function")
+
+
+KEPT: list[np.ndarray] = []
+
+
+def keep(array: np.ndarray) -> np.ndarray:
+    KEPT.append(array)
+    return array
 
 
 def test_functions_of_the_users_own() -> None:

@@ -34,13 +34,34 @@ _APP1 = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
 # --- decoding -----------------------------------------------------------------------------------
 
 
-def decode(data: Any, op: Decode, shrink_to: int | None = None) -> np.ndarray:
+class Scratch:
+    """Memory to decode into again and again, since fresh memory costs a page fault each 4 KiB."""
+
+    LIMIT = 64 << 20
+
+    def __init__(self) -> None:
+        self._held = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """A uint8 buffer of `nbytes` or more; up to the limit the one given before, if it does."""
+        if nbytes > self.LIMIT:
+            return np.empty(nbytes, np.uint8)
+        if len(self._held) < nbytes:
+            self._held = np.empty(nbytes, np.uint8)
+        return self._held
+
+
+def decode(
+    data: Any, op: Decode, shrink_to: int | None = None, scratch: Scratch | None = None
+) -> np.ndarray:
     """An image file, a Pillow image or a uint8 array -> (H, W, C) uint8.
 
     Parameters
     ----------
     shrink_to
         Shorter side below which DCT-scaled decoding must not go; None for a full decode.
+    scratch
+        Where the result may lie, valid until the next one is decoded; None for memory of its own.
 
     Raises
     ------
@@ -48,7 +69,8 @@ def decode(data: Any, op: Decode, shrink_to: int | None = None) -> np.ndarray:
         It cannot be decoded, or has more pixels than allowed.
     """
     if isinstance(data, bytes | bytearray | memoryview):
-        fast = _decode_jpeg(bytes(data), op, shrink_to) if bytes(data[:2]) == b"\xff\xd8" else None
+        jpeg = bytes(data[:2]) == b"\xff\xd8"
+        fast = _decode_jpeg(bytes(data), op, shrink_to, scratch or Scratch()) if jpeg else None
         return _decode_pillow(bytes(data), op) if fast is None else fast
     if isinstance(data, Image.Image):
         return _to_array(data, op.mode)
@@ -64,7 +86,9 @@ def decode(data: Any, op: Decode, shrink_to: int | None = None) -> np.ndarray:
     return _to_array(image, op.mode)
 
 
-def _decode_jpeg(data: bytes, op: Decode, shrink_to: int | None) -> np.ndarray | None:
+def _decode_jpeg(
+    data: bytes, op: Decode, shrink_to: int | None, scratch: Scratch
+) -> np.ndarray | None:
     """By libjpeg-turbo, bit for bit as Pillow; None for what Pillow must see to."""
     if op.mode == "RGBA":
         return None
@@ -76,9 +100,15 @@ def _decode_jpeg(data: bytes, op: Decode, shrink_to: int | None) -> np.ndarray |
         limits = {}
         if shrink_to is not None and min(height, width) >= 2 * shrink_to:
             limits = {"min_height": shrink_to, "min_width": shrink_to}
-        wanted = "GRAY" if op.mode == "L" else "RGB"
+        wanted, channels = ("GRAY", 1) if op.mode == "L" else ("RGB", 3)
         array: np.ndarray = simplejpeg.decode_jpeg(
-            data, wanted, fastdct=False, fastupsample=False, strict=True, **limits
+            data,
+            wanted,
+            fastdct=False,
+            fastupsample=False,
+            strict=True,
+            buffer=scratch.take(height * width * channels),
+            **limits,
         )
     except ValueError:
         return None
@@ -281,11 +311,13 @@ class FieldRecipe:
             if isinstance(op, Function)
         }
         self._shrink_to = _shrink_to(field)
+        # A user's function may keep what it was given; our own ops do not.
+        self._scratch = None if self._functions else Scratch()
         decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]
         self._max_pixels = decoding[0].max_pixels
 
     def __call__(self, sample: Sample, key: str) -> np.ndarray:
-        """One row: (C, H, W) for a decoded image, else as the ops leave it.
+        """One row: (C, H, W) for a decoded image, else as the ops leave it; valid until the next.
 
         Raises
         ------
@@ -312,7 +344,7 @@ class FieldRecipe:
     def _apply(self, op: Op, number: int, value: Any, key: str) -> Any:
         match op:
             case Decode():
-                return decode(value, op, self._shrink_to)
+                return decode(value, op, self._shrink_to, self._scratch)
             case Resize():
                 shape = resized_shape(value.shape[0], value.shape[1], op.size)
                 if shape[0] * shape[1] > self._max_pixels:

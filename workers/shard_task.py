@@ -196,7 +196,7 @@ class _FieldOutput:
 
 
 def _check_row(name: str, row: np.ndarray, shape: RowShape) -> None:
-    if row.shape != shape.shape or row.dtype.name != shape.dtype:
+    if row.shape != shape.shape or row.dtype != shape.dtype:
         raise SampleError(
             f"its {name} is {row.dtype.name} {row.shape}, and the rows of this store are "
             f"{shape.dtype} {shape.shape}; add a resize and a crop"
