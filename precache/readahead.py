@@ -29,13 +29,15 @@ class ReadAhead:
         self._blocks = _blocks_read()
         self._quiet = 0
 
-    def advise(self, rows: np.ndarray) -> None:
-        """Start reading the stored bytes of rows, unless everything seems to be in memory."""
+    def due(self) -> bool:
+        """Whether the next batch is to be advised: not once everything seems to be in memory."""
         blocks = _blocks_read()
         self._quiet = self._quiet + 1 if blocks == self._blocks else 0
         self._blocks = blocks
-        if self._quiet >= QUIET_BATCHES:
-            return
+        return self._quiet < QUIET_BATCHES
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Start reading the stored bytes of rows."""
         for reader in self._readers:
             for path, extents in reader.extents(rows).items():
                 _will_need(path, extents)
@@ -44,11 +46,12 @@ class ReadAhead:
         self, batches: Iterable[np.ndarray], ahead: int
     ) -> Generator[np.ndarray, None, None]:
         """The same batches, each advised `ahead` batches before it is yielded."""
-        waiting: deque[tuple[np.ndarray, Future[None]]] = deque()
+        waiting: deque[tuple[np.ndarray, Future[None] | None]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="precache-readahead") as pool:
             try:
                 for rows in batches:
-                    waiting.append((rows, pool.submit(self.advise, rows)))
+                    advice = pool.submit(self.advise, rows) if self.due() else None
+                    waiting.append((rows, advice))
                     if len(waiting) > ahead:
                         yield _advised(*waiting.popleft())
                 while waiting:
@@ -57,8 +60,9 @@ class ReadAhead:
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _advised(rows: np.ndarray, advice: Future[None]) -> np.ndarray:
-    advice.result()
+def _advised(rows: np.ndarray, advice: Future[None] | None) -> np.ndarray:
+    if advice is not None:
+        advice.result()
     return rows
 
 

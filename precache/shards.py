@@ -206,34 +206,41 @@ class ArrayReader:
             for number, chunk in zip(numbers.tolist(), chunks.tolist(), strict=True)
         ):
             return False
-        self._check_plain(rows, numbers, chunks)
         flat = out.reshape(len(out), -1).view(np.uint8)
+        checks = self._checks(numbers, chunks)
         if self.array.row_nbytes >= VECTOR_ROW_NBYTES:
             places = zip(numbers.tolist(), chunks.tolist(), within.tolist(), strict=True)
-            for target, (number, chunk, row) in zip(flat, places, strict=True):
-                target[:] = views[number][chunk, row]
+            sources = [views[number][chunk, row] for number, chunk, row in places]
+            if not checks.any():
+                np.concatenate(sources, out=flat.reshape(-1))
+                return True
+            for position, source in enumerate(sources):
+                # Right before its copy: the row is then read from memory once for both.
+                if checks[position]:
+                    self._check_plain(rows[position], numbers[position], chunks[position])
+                flat[position] = source
         else:
+            for position in np.flatnonzero(checks):
+                self._check_plain(rows[position], numbers[position], chunks[position])
             for number, view in views.items():
                 here = np.flatnonzero(numbers == number)
                 flat[here] = view[chunks[here], within[here]]
         return True
 
-    def _check_plain(self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray) -> None:
+    def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        """(n,) bool: whether the CRC32C of each chunk is to be checked."""
         if self._verify == "off" or not self.array.decoder.codecs:
+            return np.zeros(len(chunks), bool)
+        return ~self._checked[numbers, chunks] | (self._verify == "always")
+
+    def _check_plain(self, row: int, number: int, chunk: int) -> None:
+        if self._verify == "first" and self._checked[number, chunk]:
             return
-        if self._verify == "first":
-            new = np.flatnonzero(~self._checked[numbers, chunks])
-        else:
-            new = np.arange(len(rows))
         tail = self._pieces[0].object_tail
-        for position in new.tolist():
-            number, chunk, row = int(numbers[position]), int(chunks[position]), int(rows[position])
-            if self._verify == "first" and self._checked[number, chunk]:
-                continue
-            data = self._chunk(number, tail, chunk, row)
-            if data is None or not crc32c_holds(data):
-                raise self._damage(number, tail, row, "its CRC32C does not hold")
-            self._checked[number, chunk] = True
+        data = self._chunk(int(number), tail, int(chunk), int(row))
+        if data is None or not crc32c_holds(data):
+            raise self._damage(int(number), tail, int(row), "its CRC32C does not hold")
+        self._checked[number, chunk] = True
 
     def _read_single(
         self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray, out: np.ndarray

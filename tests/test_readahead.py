@@ -49,21 +49,16 @@ def test_batches_come_in_order_each_advised_ahead(
 def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
     store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks, calls = 0, 0
-
-    def advise(path: str, extents: np.ndarray) -> None:
-        nonlocal calls
-        calls += 1
-
+    blocks = 0
     monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
-    monkeypatch.setattr(readahead, "_will_need", advise)
     ahead = ReadAhead(list(Columns(str(store.path)).readers.values()))
-    for rows in _batches(1, 3 * QUIET_BATCHES):
-        ahead.advise(rows)
-    assert calls == QUIET_BATCHES - 1
+    advised: list[int] = []
+    monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(len(advised)))
+    list(ahead.around(_batches(1, 3 * QUIET_BATCHES), 2))
+    assert len(advised) == QUIET_BATCHES - 1
     blocks += 8
-    ahead.advise(np.arange(1))
-    assert calls == QUIET_BATCHES
+    list(ahead.around(_batches(1, 1), 2))
+    assert len(advised) == QUIET_BATCHES
 
 
 def test_the_kernel_is_told(store: BuiltStore, monkeypatch: pytest.MonkeyPatch) -> None:
