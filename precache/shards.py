@@ -231,7 +231,8 @@ class ArrayReader:
         """(n,) bool: whether the CRC32C of each chunk is to be checked."""
         if self._verify == "off" or not self.array.decoder.codecs:
             return np.zeros(len(chunks), bool)
-        return ~self._checked[numbers, chunks] | (self._verify == "always")
+        checks: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
+        return checks
 
     def _check_plain(self, row: int, number: int, chunk: int) -> None:
         if self._verify == "first" and self._checked[number, chunk]:
