@@ -73,9 +73,11 @@ class Columns:
         self.small = {name: values for name, values in held.items() if name != "row"}
 
     def read(self, rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True) -> None:
-        """Fill ``out[name]`` (n, ...) for every name of `shapes` with the given rows."""
+        """Fill ``out[name]`` (n, ...) with the given rows, for the large fields that are in it and
+        all small ones."""
         for name, reader in self.readers.items():
-            reader.read(rows, out[name], undo=undo)
+            if name in out:
+                reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
             np.take(values, rows, axis=0, out=out[name], mode="clip")
         out["row"][:] = rows

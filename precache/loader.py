@@ -19,6 +19,7 @@ from precache.columns import Columns, FieldNames
 from precache.errors import UsageError
 from precache.meter import LoaderStats, StallClock
 from precache.sampler import Order, Shuffle
+from precache.slots import record_event, seconds_between
 from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
 from precache.transforms import Compose, Draw, Transform, run
@@ -64,6 +65,10 @@ class Loader:
         refused where it does not fit.
     window
         Shards mixed at a time by ``shuffle="block"``.
+    decompress
+        ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
+        decompresses them there. Falls back to the host, with one line in the log, where nvCOMP or
+        a CUDA device is missing. Checksums of frames are checked on the host, as `verify` says.
 
     Notes
     -----
@@ -96,11 +101,13 @@ class Loader:
         ahead: int | None = None,
         resident: str | None = None,
         window: int = 8,
+        decompress: str = "host",
     ) -> None:
         _choose("output", output, ("dict", "tuple"))
         _choose("order", order, ("row", "key"))
         _choose("verify", verify, ("first", "always", "off"))
         _choose("resident", resident, (None, "host", "device"))
+        _choose("decompress", decompress, ("host", "device"))
         for name, value in (("threads", threads), ("ahead", ahead), ("window", window)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; give a whole number from 1 up")
@@ -111,8 +118,11 @@ class Loader:
         self._sorted_by = order
         self._transform = transform
         self._output = self._output_names(output)
-        self._stream = _stream(self._columns, batch_size, self.device, threads, ahead, resident)
-        self._clock = StallClock()
+        stream = _made_resident(self._columns, self.device, resident)
+        self._stream = stream or BatchStream(
+            self._columns, batch_size, self.device, threads, ahead, decompress
+        )
+        self._clock = _stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self._closed = False
         self._position = (0, 0)
@@ -181,18 +191,18 @@ class Loader:
     def _run(self, epoch: int, start: int) -> Generator[Any, None, None]:
         batches = self._stream.batches(self._order.epoch(epoch, start))
         with contextlib.closing(batches):
-            asked = time.perf_counter()
+            self._clock.begin()
+            ready = self._stream.ready
             for number, batch in enumerate(batches, start + 1):
                 rows, nbytes = len(batch["row"]), sum(t.nbytes for t in batch.values())
                 output = self._finish(batch, epoch, number - 1)
                 del batch
-                arrived = time.perf_counter()
-                self._clock.batch(arrived - asked, rows, nbytes)
+                self._clock.arrived(rows, nbytes, ready)
                 self._position = (epoch, number) if number < len(self) else (epoch + 1, 0)
                 yield output
                 del output  # what the caller dropped must not live on here
-                asked = time.perf_counter()
-                self._clock.step(asked - arrived)
+                self._clock.asked()
+                ready = self._stream.ready
 
     def _finish(self, batch: Any, epoch: int, number: int) -> Any:
         """Apply the transform, and shape the output."""
@@ -202,8 +212,8 @@ class Loader:
         return batch if self._output is None else tuple(batch[name] for name in self._output)
 
     def stats(self) -> LoaderStats:
-        """Batches, bytes, waiting and step times since the last call."""
-        return self._clock.report()
+        """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
+        return self._clock.report(self._stream.thread_time.take())
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: what it has received, not what is being read ahead."""
@@ -276,20 +286,22 @@ def _shuffle(shuffle: bool | str, columns: Columns, window: int) -> Shuffle | No
     return Shuffle() if shuffle else None
 
 
-def _stream(
-    columns: Columns,
-    batch_size: int,
-    device: torch.device,
-    threads: int | None,
-    ahead: int | None,
-    resident: str | None,
-) -> BatchStream | ResidentStream:
+def _made_resident(
+    columns: Columns, device: torch.device, resident: str | None
+) -> ResidentStream | None:
+    """Load what is to be resident; None where batches still come through slots."""
     if resident == "device" and device.type != "cpu":
         return ResidentStream(residence.load(columns, device), device)
     if resident is not None:
         held = residence.load(columns, torch.device("cpu"))
         columns.adopt({name: values.numpy() for name, values in held.items()})
-    return BatchStream(columns, batch_size, device, threads, ahead)
+    return None
+
+
+def _stall_clock(device: torch.device) -> StallClock[Any]:
+    if device.type == "cuda":
+        return StallClock(lambda: record_event(device), seconds_between)
+    return StallClock(time.perf_counter, lambda start, end: end - start)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

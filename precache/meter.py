@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 WINDOW = 65_536
 """Steps kept between two reports."""
@@ -38,9 +42,15 @@ class LoaderStats:
     batches, samples, bytes
         Handed out.
     data, step
-        Waiting for a batch, and the caller's own time between two batches.
+        Waiting for a batch, and the caller's own time between two batches. On CUDA as the device
+        spent it: what the host does while the device is busy does not count.
     stall_ratio
         Waiting over all; near 0 means that data is not what limits the training.
+    cpu_seconds
+        CPU time of the threads that read ahead and decode, in all.
+    ready
+        Batches that lay decoded when one was asked for, on average; near 0 means that decoding
+        is what the loop waits for.
     """
 
     batches: int
@@ -49,43 +59,110 @@ class LoaderStats:
     data: Times
     step: Times
     stall_ratio: float
+    cpu_seconds: float = 0.0
+    ready: float = 0.0
 
 
-class StallClock:
-    """Collects the two times of every step; cheap enough for every step."""
+class ThreadTime:
+    """CPU time that several threads spend on one thing."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds = 0.0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Add what the calling thread spends in the block."""
+        started = time.thread_time()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seconds += time.thread_time() - started
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+Mark = TypeVar("Mark")
+Between = Callable[[Mark, Mark], float | None]
+"""Seconds from one mark to a later one, or None as long as the device has not come by."""
+
+
+class StallClock(Generic[Mark]):
+    """Tells waiting from working by two marks a step; cheap enough for every step.
+
+    Parameters
+    ----------
+    mark
+        Takes the time, such as `time.perf_counter`, or records an event on a device's stream.
+    between
+        Seconds from one mark to another.
+    """
+
+    def __init__(self, mark: Callable[[], Mark], between: Between[Mark]) -> None:
+        self._mark = mark
+        self._between = between
+        self._asked: Mark | None = None
+        self._arrived: Mark | None = None
+        self._open: deque[tuple[bool, Mark, Mark]] = deque()
         self._reset()
 
     def _reset(self) -> None:
-        self._data: deque[float] = deque(maxlen=WINDOW)
-        self._step: deque[float] = deque(maxlen=WINDOW)
-        self._waited = self._worked = 0.0
-        self._batches = self._samples = self._bytes = 0
+        self._times: dict[bool, deque[float]] = {
+            waiting: deque(maxlen=WINDOW) for waiting in (True, False)
+        }
+        self._totals = dict.fromkeys((True, False), 0.0)
+        self._batches = self._samples = self._bytes = self._ready = 0
 
-    def batch(self, waited: float, samples: int, nbytes: int) -> None:
-        """One batch was handed out after `waited` seconds."""
-        self._data.append(waited)
-        self._waited += waited
+    def begin(self) -> None:
+        """An epoch begins: what the caller did since the last one is not a step."""
+        self._arrived = None
+        self._asked = self._mark()
+
+    def asked(self) -> None:
+        """The caller came back for the next batch."""
+        self._asked = self._mark()
+        if self._arrived is not None:
+            self._open.append((False, self._arrived, self._asked))
+            self._settle()
+
+    def arrived(self, samples: int, nbytes: int, ready: int) -> None:
+        """A batch is handed out; `ready` lay decoded when it was asked for."""
+        self._arrived = self._mark()
+        if self._asked is not None:
+            self._open.append((True, self._asked, self._arrived))
         self._batches += 1
         self._samples += samples
         self._bytes += nbytes
+        self._ready += ready
 
-    def step(self, seconds: float) -> None:
-        """The caller came back for the next batch after `seconds`."""
-        self._step.append(seconds)
-        self._worked += seconds
+    def _settle(self) -> None:
+        while self._open:
+            waiting, start, end = self._open[0]
+            seconds = self._between(start, end)
+            if seconds is None:
+                return
+            self._open.popleft()
+            self._times[waiting].append(seconds)
+            self._totals[waiting] += seconds
 
-    def report(self) -> LoaderStats:
+    def report(self, cpu_seconds: float = 0.0) -> LoaderStats:
         """Everything since the last report, which starts a new one."""
-        total = self._waited + self._worked
+        self._settle()
+        total = sum(self._totals.values())
         stats = LoaderStats(
             self._batches,
             self._samples,
             self._bytes,
-            Times.of(self._data),
-            Times.of(self._step),
-            self._waited / total if total else 0.0,
+            Times.of(self._times[True]),
+            Times.of(self._times[False]),
+            self._totals[True] / total if total else 0.0,
+            cpu_seconds,
+            self._ready / self._batches if self._batches else 0.0,
         )
         self._reset()
         return stats

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from precache.meter import ThreadTime
 from precache.shards import ArrayReader
 
 QUIET_BATCHES = 8
@@ -24,8 +25,11 @@ QUIET_BATCHES = 8
 class ReadAhead:
     """Advises the kernel of rows, as long as the process still reads from its disk."""
 
-    def __init__(self, readers: Sequence[ArrayReader]) -> None:
+    def __init__(
+        self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
+    ) -> None:
         self._readers = readers
+        self._thread_time = thread_time or ThreadTime()
         self._blocks = _blocks_read()
         self._quiet = 0
 
@@ -38,9 +42,10 @@ class ReadAhead:
 
     def advise(self, rows: np.ndarray) -> None:
         """Start reading the stored bytes of rows."""
-        for reader in self._readers:
-            for path, extents in reader.extents(rows).items():
-                _will_need(path, extents)
+        with self._thread_time.counted():
+            for reader in self._readers:
+                for path, extents in reader.extents(rows).items():
+                    _will_need(path, extents)
 
     def around(
         self, batches: Iterable[np.ndarray], ahead: int

@@ -11,7 +11,8 @@ from precache.columns import Columns
 from precache.errors import UsageError
 from precache.report import size
 from precache.sampler import Order
-from precache.stream import Batch, BatchStream
+from precache.slots import Batch
+from precache.stream import BatchStream
 
 LOAD_ROWS = 256
 """Rows a batch while loading."""

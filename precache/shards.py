@@ -1,4 +1,4 @@
-"""Whole shards: write one, map one, and read rows of it into the caller's buffer."""
+"""Reading shards: map one, and read rows of it into the caller's buffer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
-from precache.codecs import Encode, crc32c_holds, undo_image
+from precache.codecs import crc32c_holds, undo_image
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
-from precache.layout import MISSING, decode_index, encode_index
+from precache.layout import MISSING, decode_index
 from precache.metadata import Piece
-from precache.receipts import ShardObject
-from precache.storage import Buffer
 from precache.store import Version
 
 UNDO_ROWS = 64
@@ -26,66 +23,6 @@ UNDO_ROWS = 64
 
 VECTOR_ROW_NBYTES = 16 << 10
 """Plain rows below this size are gathered by one call a shard instead of one a row."""
-
-
-# --- writing ------------------------------------------------------------------------------------
-
-
-class ShardWriter:
-    """Collects the rows of one shard of one field, chunk by chunk, in compressed form.
-
-    Parameters
-    ----------
-    chunk_shape
-        (rows, ...) of a chunk; the last chunk is padded with zeros.
-    chunks
-        Of a whole shard; those never written are missing in the index.
-    """
-
-    def __init__(
-        self, chunk_shape: tuple[int, ...], dtype: str, chunks: int, encode: Encode
-    ) -> None:
-        self._chunk = np.zeros(chunk_shape, np.dtype(dtype).newbyteorder("<"))
-        self._filled = 0
-        self._encode = encode
-        self._parts: list[bytes] = []
-        self._chunks = chunks
-
-    @property
-    def row(self) -> np.ndarray:
-        """Where the next row goes; fill it, then `advance`."""
-        view: np.ndarray = self._chunk[self._filled, ...]
-        return view
-
-    def advance(self) -> None:
-        """The next row is in its place."""
-        self._filled += 1
-        if self._filled == len(self._chunk):
-            self._flush()
-
-    def _flush(self) -> None:
-        self._chunk[self._filled :] = 0
-        self._parts.append(self._encode(self._chunk))
-        self._filled = 0
-
-    def finish(self) -> tuple[list[Buffer], ShardObject]:
-        """The object's bytes in parts, index last, and what the receipt says of it."""
-        if self._filled:
-            self._flush()
-        lengths = np.full(self._chunks, MISSING, np.uint64)
-        offsets = lengths.copy()
-        lengths[: len(self._parts)] = [len(part) for part in self._parts]
-        ends = np.cumsum(lengths[: len(self._parts)], dtype=np.uint64)
-        offsets[: len(self._parts)] = ends - lengths[: len(self._parts)]
-        parts: list[Buffer] = [*self._parts, encode_index(offsets, lengths)]
-        digest = xxhash.xxh3_64()
-        for part in parts:
-            digest.update(part)
-        size = sum(map(len, parts))
-        return parts, ShardObject(size, digest.intdigest(), len(self._parts) * self._chunk.nbytes)
-
-
-# --- reading ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -366,12 +303,66 @@ class ArrayReader:
             )
         return self._damage(number, tail, row, "it is missing")
 
+    def damage(self, row: int, reason: str) -> DamageError:
+        """The error that says so of a row, and what to do."""
+        number = row // self.array.object_shape[0]
+        return self._damage(number, self._pieces[0].object_tail, row, reason)
+
     def _damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
         path = self._root / self.array.object_name(number, tail)
         return DamageError(
             f"shard {path} is damaged at row {row} ({self._version.describe(row)}): {reason}; "
             "delete the file and run the same precache build command again to repair it"
         )
+
+    @property
+    def framed(self) -> bool:
+        """Whether every row is stored as one zstd frame, which `read_frames` can hand out."""
+        decoder = self.array.decoder
+        single = len(self._pieces) == 1 and self.array.chunk_shape[0] == 1
+        return single and decoder.codecs == ("zstd",) and self._expected is not None
+
+    @property
+    def frame_bound(self) -> int:
+        """Bytes that no frame of a row exceeds. Source: ZSTD_compressBound in zstd.h."""
+        return self.array.row_nbytes + (self.array.row_nbytes >> 8) + 128
+
+    def read_frames(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Copy the zstd frames of rows, one after another, into `out` (uint8).
+
+        Each is decompressed here too the first time (as `verify` says), because only that checks
+        its content checksum.
+
+        Returns
+        -------
+        np.ndarray
+            (n,) int64 lengths.
+
+        Raises
+        ------
+        DamageError
+            As `read`.
+        """
+        numbers, chunks = np.divmod(rows, self.array.object_shape[0])
+        tail = self._pieces[0].object_tail
+        checks = ~self._checked[numbers, chunks] | (self._verify == "always")
+        scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
+        frames = []
+        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), checks.tolist()
+        for row, number, chunk, check in zip(*columns, strict=True):
+            data = self._chunk(number, tail, chunk, row)
+            if data is None or len(data) > self.frame_bound:
+                raise self._damage(number, tail, row, "it has no frame of that row")
+            if check:
+                try:
+                    self.array.decoder.decode(data, scratch)
+                except DamageError as error:
+                    raise self._damage(number, tail, row, str(error)) from None
+            frames.append(np.frombuffer(data, np.uint8))
+        self._checked[numbers, chunks] = True
+        lengths = np.array([len(frame) for frame in frames], np.int64)
+        np.concatenate(frames, out=out[: int(lengths.sum())])
+        return lengths
 
     def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Path of each object -> (n, 2) offsets and lengths of the chunks that hold rows.

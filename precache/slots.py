@@ -11,7 +11,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ import torch
 from precache.layout import align
 
 log = logging.getLogger(__name__)
+
+Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -144,17 +146,37 @@ class DeviceCopier:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def copy(self, slot: np.ndarray) -> torch.Tensor:
-        """The slot's bytes on the device, ready for the caller's current stream."""
+    def copy(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Batch:
+        """The first `nbytes` of a slot on the device, unpacked there.
+
+        The copy and what `unpack` does run on the side stream; the caller's current stream waits
+        for them, the host does not.
+        """
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            memory = torch.from_numpy(slot).to(self._device, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        self._pool.release_after(event, slot)
-        current.wait_event(event)
-        memory.record_stream(current)
-        return memory
+            memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+            batch = unpack(memory)
+        self._pool.release_after(copied, slot)
+        current.wait_stream(self._stream)
+        for tensor in batch.values():
+            tensor.record_stream(current)
+        return batch
+
+
+def record_event(device: torch.device) -> torch.cuda.Event:
+    """A timed event at this point of the caller's current stream."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
+    """What the device spent from one event to another; None before it has passed both."""
+    if not end.query():  # type: ignore[no-untyped-call]
+        return None
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:

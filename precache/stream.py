@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from precache import nvcomp
 from precache.columns import Columns
+from precache.meter import ThreadTime
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
-from precache.slots import DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.shards import ArrayReader
+from precache.slots import Batch, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
 
-Batch = dict[str, torch.Tensor]
+log = logging.getLogger(__name__)
+
 Rows = Generator[np.ndarray, None, None]
 
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from there."""
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A slot with a batch in it.
+
+    Attributes
+    ----------
+    frames
+        Field -> where its zstd frames start, for those that the device decompresses.
+    nbytes
+        Of the slot that are in use.
+    """
+
+    slot: np.ndarray
+    rows: np.ndarray
+    frames: Mapping[str, int]
+    nbytes: int
 
 
 class BatchStream:
@@ -30,6 +56,8 @@ class BatchStream:
         By default one where reading is copying, since one saturates memory; else up to four.
     ahead
         Batches in the making; by default one more than threads.
+    decompress
+        Where zstd frames are decompressed: ``host``, or ``device`` where that can be had.
     """
 
     def __init__(
@@ -39,60 +67,158 @@ class BatchStream:
         device: torch.device,
         threads: int | None = None,
         ahead: int | None = None,
+        decompress: str = "host",
     ) -> None:
         self._columns = columns
-        self._threads = threads or (1 if columns.plain else min(4, os.cpu_count() or 1))
+        self._framed = _framed(columns, device) if decompress == "device" else {}
+        copying = columns.plain or len(self._framed) == len(columns.readers)
+        self._threads = threads or (1 if copying else min(4, os.cpu_count() or 1))
         self._ahead = ahead or self._threads + 1
-        self._read_ahead = ReadAhead(list(columns.readers.values()))
-        self._layout = SlotLayout.of(columns.shapes, batch_size)
+        self.thread_time = ThreadTime()
+        self._read_ahead = ReadAhead(list(columns.readers.values()), self.thread_time)
+        shapes = {name: each for name, each in columns.shapes.items() if name not in self._framed}
+        lengths = {_lengths(name): ((), "int64") for name in self._framed}
+        self._layout = SlotLayout.of({**shapes, **lengths}, batch_size)
+        frames = batch_size * sum(reader.frame_bound for reader in self._framed.values())
         cuda = device.type == "cuda"
-        self._pool = SlotPool(self._layout.nbytes, self._ahead + SLOTS_IN_USE, pinned=cuda)
+        slots = self._ahead + SLOTS_IN_USE
+        self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned=cuda)
         self._copier = DeviceCopier(self._pool, device) if cuda else None
+        self._filled: deque[None] = deque()
+
+    @property
+    def ready(self) -> int:
+        """Batches that lie decoded."""
+        return len(self._filled)
 
     def batches(self, rows: Rows) -> Generator[Batch, None, None]:
         """A batch for each array of row numbers; closing it joins every thread."""
         advised = self._read_ahead.around(rows, self._ahead)
-        work = prefetch(self._fill, advised, self._threads, self._ahead, self._give_back)
+        # A deque's own methods need no lock between the threads that fill and the one that takes.
+        self._filled = ready = deque[None]()
+        fill = functools.partial(self._fill, ready)
+        work = prefetch(fill, advised, self._threads, self._ahead, self._give_back)
+        doubts = _Doubts(self._framed)
         with contextlib.closing(rows), contextlib.closing(advised), contextlib.closing(work):
-            for slot, count in work:
-                batch = self._deliver(slot, count)
-                del slot
+            for filled in work:
+                ready.pop()
+                batch = self._deliver(filled, doubts)
+                del filled
+                doubts.settle()
                 yield batch
                 del batch  # what the caller dropped must not live on here
+        doubts.settle(wait=True)
 
-    def _fill(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    def _fill(self, ready: deque[None], rows: np.ndarray) -> _Filled:
         """Decode a batch into a slot; runs on the decoding threads."""
-        slot = self._pool.acquire()
-        try:
-            out = self._layout.arrays(slot, len(rows))
-            self._columns.read(rows, out, undo=self._copier is None)
-        except BaseException:
-            self._pool.release(slot)
-            raise
-        return slot, len(rows)
+        with self.thread_time.counted():
+            slot = self._pool.acquire()
+            try:
+                out = self._layout.arrays(slot, len(rows))
+                self._columns.read(rows, out, undo=self._copier is None)
+                frames, nbytes = {}, self._layout.nbytes
+                for name, reader in self._framed.items():
+                    frames[name] = nbytes
+                    lengths = out[_lengths(name)]
+                    lengths[:] = reader.read_frames(rows, slot[nbytes:])
+                    nbytes += int(lengths.sum())
+            except BaseException:
+                self._pool.release(slot)
+                raise
+        ready.append(None)
+        return _Filled(slot, rows, frames, nbytes)
 
-    def _give_back(self, filled: tuple[np.ndarray, int]) -> None:
-        self._pool.release(filled[0])
+    def _give_back(self, filled: _Filled) -> None:
+        self._pool.release(filled.slot)
 
-    def _deliver(self, slot: np.ndarray, rows: int) -> Batch:
+    def _deliver(self, filled: _Filled, doubts: _Doubts) -> Batch:
         """A filled slot as tensors on the device."""
-        if self._copier is None:
-            batch = self._layout.tensors(self._pool.lend(slot), rows)
-            # A list of all labels must not keep all images alive.
-            return {n: t if n in self._columns.readers else t.clone() for n, t in batch.items()}
-        batch = self._layout.tensors(self._copier.copy(slot), rows)
+        if self._copier is not None:
+            unpack = functools.partial(self._unpack, filled, doubts)
+            return self._copier.copy(filled.slot, filled.nbytes, unpack)
+        batch = self._layout.tensors(self._pool.lend(filled.slot), len(filled.rows))
+        # A list of all labels must not keep all images alive.
+        return {n: t if n in self._columns.readers else t.clone() for n, t in batch.items()}
+
+    def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
+        """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
+        found = self._layout.tensors(memory, len(filled.rows))
+        for name, start in filled.frames.items():
+            array, lengths = self._framed[name].array, found.pop(_lengths(name))
+            offsets = lengths.cumsum(0) - lengths + start
+            values, failed = nvcomp.decompress(memory, offsets, lengths, array.row_nbytes)
+            doubts.add(name, filled.rows, failed)
+            like = torch.from_numpy(np.empty(0, array.dtype)).dtype
+            found[name] = values.view(like).view(len(filled.rows), *array.row_shape)
         for name, reader in self._columns.readers.items():
             if reader.filtered:
-                batch[name] = undo_image_tensor(batch[name])
-        return batch
+                found[name] = undo_image_tensor(found[name])
+        return {name: found[name] for name in self._columns.shapes}
+
+
+def _lengths(name: str) -> str:
+    """Name of the column with the lengths of a field's frames."""
+    return f"{name}/lengths"
+
+
+def _framed(columns: Columns, device: torch.device) -> dict[str, ArrayReader]:
+    """The fields whose frames the device decompresses; says why where there is none."""
+    framed = {name: reader for name, reader in columns.readers.items() if reader.framed}
+    if device.type != "cuda":
+        why = f"batches go to the {device.type}"
+    elif not framed:
+        why = "no field has a zstd frame for each row"
+    elif not nvcomp.available():
+        why = "nvCOMP is not installed: pip install 'precache[nvcomp]'"
+    else:
+        return framed
+    log.warning("decompressing on the host after all: %s", why)
+    return {}
+
+
+class _Doubts:
+    """What the device said of frames it decompressed, looked at when it has said it.
+
+    The host must not wait for the device at every batch; so a frame that failed is reported one
+    or two batches late.
+    """
+
+    def __init__(self, readers: Mapping[str, ArrayReader]) -> None:
+        self._readers = readers
+        self._open: deque[tuple[torch.cuda.Event, torch.Tensor, str, np.ndarray, torch.Tensor]]
+        self._open = deque()
+
+    def add(self, name: str, rows: np.ndarray, failed: torch.Tensor) -> None:
+        """Keep (n,) bool on the device; to be called on the stream that makes it."""
+        some = torch.empty((), dtype=torch.bool, pin_memory=True)
+        some.copy_(failed.any(), non_blocking=True)
+        said = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        said.record(torch.cuda.current_stream(failed.device))
+        self._open.append((said, some, name, rows, failed))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Raise `DamageError` for the first frame known to have failed."""
+        while self._open:
+            said, some, name, rows, failed = self._open[0]
+            if wait:
+                said.synchronize()
+            elif not said.query():  # type: ignore[no-untyped-call]
+                return
+            self._open.popleft()
+            if some:
+                row = int(rows[failed.cpu().numpy()][0])
+                raise self._readers[name].damage(row, "nvCOMP cannot decompress it")
 
 
 class ResidentStream:
     """Gathers batches from fields that are in device memory whole."""
 
+    ready = 0
+
     def __init__(self, fields: Batch, device: torch.device) -> None:
         self._fields = fields
         self._device = device
+        self.thread_time = ThreadTime()
 
     def batches(self, rows: Rows) -> Generator[Batch, None, None]:
         """A batch for each array of row numbers."""

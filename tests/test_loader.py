@@ -673,4 +673,6 @@ def test_statistics_count_what_was_handed_out(image_store: BuiltStore) -> None:
         assert (stats.batches, stats.samples, stats.bytes) == (6, 21, sum(handed))
         assert 0 <= stats.stall_ratio <= 1
         assert stats.data.max >= stats.data.median > 0
+        assert stats.cpu_seconds > 0
+        assert 0 <= stats.ready <= 6
         assert loader.stats().batches == 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.meter import WINDOW, StallClock, Times
+from precache.meter import WINDOW, StallClock, ThreadTime, Times
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
 
@@ -28,33 +32,109 @@ def test_the_95th_percentile_leaves_out_the_slowest_twentieth() -> None:
     assert Times.of([1.0] * 96 + [9.0] * 4).p95 == 1.0
 
 
+class Hands:
+    """A clock that stands where it was put."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.passed = math.inf
+
+    def clock(self) -> StallClock[float]:
+        return StallClock(lambda: self.now, self.between)
+
+    def between(self, start: float, end: float) -> float | None:
+        """As a device does it: unknown until it has passed the end."""
+        return end - start if end <= self.passed else None
+
+
+def _run(hands: Hands, clock: StallClock[float], steps: list[tuple[float, float]]) -> None:
+    clock.begin()
+    for waited, worked in steps:
+        hands.now += waited
+        clock.arrived(samples=4, nbytes=100, ready=3)
+        hands.now += worked
+        clock.asked()
+
+
 def test_a_report_sums_batches_and_tells_waiting_from_working() -> None:
-    clock = StallClock()
-    for waited, worked in [(0.3, 0.1), (0.1, 0.5)]:
-        clock.batch(waited, samples=4, nbytes=100)
-        clock.step(worked)
-    stats = clock.report()
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
+    stats = clock.report(cpu_seconds=1.5)
     assert (stats.batches, stats.samples, stats.bytes) == (2, 8, 200)
-    assert stats.data == Times.of([0.3, 0.1])
-    assert stats.step == Times.of([0.1, 0.5])
-    assert stats.stall_ratio == pytest.approx(0.4)
+    assert stats.data == Times.of([0.25, 0.125])
+    assert stats.step == Times.of([0.125, 0.5])
+    assert stats.stall_ratio == pytest.approx(0.375)
+    assert (stats.cpu_seconds, stats.ready) == (1.5, 3.0)
+
+
+def test_what_happens_between_two_epochs_is_no_step() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 2.0)])
+    hands.now += 100
+    _run(hands, clock, [(1.0, 2.0)])
+    stats = clock.report()
+    assert stats.data.max == 1.0
+    assert stats.step.max == 2.0
+
+
+def test_a_loop_that_is_left_early_counts_what_was_whole() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    clock.begin()
+    hands.now += 1
+    clock.arrived(4, 100, 0)
+    stats = clock.report()
+    assert (stats.data.max, stats.step.max, stats.batches) == (1.0, 0.0, 1)
+
+
+def test_times_that_the_device_does_not_know_yet_come_with_a_later_report() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.passed = 4.0
+    _run(hands, clock, [(1.0, 2.0), (1.0, 2.0)])
+    first = clock.report()
+    assert (first.data, first.step) == (Times.of([1.0, 1.0]), Times.of([2.0]))
+    hands.passed = math.inf
+    second = clock.report()
+    assert (second.data, second.step) == (Times(), Times.of([2.0]))
 
 
 def test_a_report_starts_a_new_one() -> None:
-    clock = StallClock()
-    clock.batch(1.0, 1, 1)
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 1.0)])
     clock.report()
     stats = clock.report()
     assert (stats.batches, stats.samples, stats.bytes, stats.stall_ratio) == (0, 0, 0, 0.0)
     assert stats.data == stats.step == Times()
+    assert stats.ready == 0.0
 
 
 def test_a_clock_that_is_never_asked_keeps_a_bounded_history_and_true_totals() -> None:
-    clock = StallClock()
-    for _ in range(WINDOW + 10):
-        clock.batch(1.0, 1, 1)
-        clock.step(1.0)
-    assert len(clock._data) == len(clock._step) == WINDOW
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 1.0)] * (WINDOW + 10))
+    assert all(len(times) == WINDOW for times in clock._times.values())
     stats = clock.report()
     assert stats.batches == WINDOW + 10
     assert stats.stall_ratio == 0.5
+
+
+def test_the_time_of_several_threads_adds_up() -> None:
+    spent = ThreadTime()
+
+    def work() -> None:
+        with spent.counted():
+            until = time.thread_time() + 0.05
+            while time.thread_time() < until:
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.15 <= spent.take() < 1
+    assert spent.take() == 0.0

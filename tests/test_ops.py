@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 from precache.errors import PipelineError, SampleError
 from precache.layout import RowShape
 from precache.pipeline import Decode, Field, Pipeline, RandomResizedCrop, ToDType
-from precache.shards import ShardWriter
+from precache.shardwriter import ShardWriter
 from tests.building import encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
 from workers.ops import FieldRecipe, Scratch, center_crop, decode, resize, resized_shape, to_dtype

@@ -26,7 +26,8 @@ from precache.codecs import encoder
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.layout import decode_index
 from precache.pipeline import RawCodec
-from precache.shards import ArrayReader, ShardWriter, map_file
+from precache.shards import ArrayReader, map_file
+from precache.shardwriter import ShardWriter
 from tests.conftest import BuiltStore
 
 CopyStore = Callable[[BuiltStore], BuiltStore]

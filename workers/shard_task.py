@@ -19,7 +19,7 @@ from precache.layout import RowShape, rows_per_chunk
 from precache.pipeline import DTYPES, ImageCodec, Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt, ShardObject
-from precache.shards import ShardWriter
+from precache.shardwriter import ShardWriter
 from precache.storage import Folder
 from precache.store import BUILD
 from workers.goal import SCRATCH

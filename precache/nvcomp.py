@@ -1,0 +1,102 @@
+"""zstd frames decompressed on a CUDA device, a batch at a time, by nvCOMP where it is installed.
+
+Source: nvCOMP 6, nvcomp/zstd.h, the batched low-level interface; its Python face makes an object
+for every frame, which costs more than copying it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.resources
+from typing import Any
+
+import torch
+
+from precache.errors import PrecacheError
+
+PACKAGE = "nvidia.libnvcomp"
+LIBRARY = "lib64/libnvcomp.so.6"
+
+
+class _Options(ctypes.Structure):
+    """nvcompBatchedZstdDecompressOpts_t: all zeros let nvCOMP choose the backend."""
+
+    _fields_ = (("backend", ctypes.c_int), ("reserved", ctypes.c_char * 60))
+
+
+@functools.cache
+def _library() -> Any:
+    """The library with its two functions declared, or None where it is not installed."""
+    try:
+        path = importlib.resources.files(PACKAGE).joinpath(LIBRARY)
+        library = ctypes.CDLL(str(path))
+    except (ModuleNotFoundError, OSError):
+        return None
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.nvcompBatchedZstdDecompressGetTempSize.argtypes = (
+        size, size, _Options, ctypes.POINTER(size), size, pointer,
+    )  # fmt: skip
+    library.nvcompBatchedZstdDecompressAsync.argtypes = (
+        pointer, pointer, pointer, pointer, size, pointer, size, pointer, _Options, pointer,
+        pointer,
+    )  # fmt: skip
+    return library
+
+
+def available() -> bool:
+    """Whether nvCOMP is installed and loads."""
+    return _library() is not None
+
+
+def temporary_nbytes(frames: int, row_nbytes: int, stream: int = 0) -> int:
+    """Bytes of device memory that decompressing `frames` frames at once needs meanwhile."""
+    found = ctypes.c_size_t()
+    status = _library().nvcompBatchedZstdDecompressGetTempSize(
+        frames, row_nbytes, _Options(), ctypes.byref(found), frames * row_nbytes, stream
+    )
+    _require_success(status)
+    return found.value
+
+
+def decompress(
+    memory: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor, row_nbytes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decompress frames on the current stream of their device, without waiting for it.
+
+    Parameters
+    ----------
+    memory
+        uint8, on a CUDA device; holds the frames.
+    offsets, lengths
+        (n,) int64 on the same device: where each frame lies.
+    row_nbytes
+        What each frame decompresses to.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        (n, row_nbytes) uint8, and (n,) bool: the frames that did not decompress. nvCOMP does not
+        check the frames' own checksums, and promises nothing for damaged ones.
+    """
+    count, device = len(lengths), memory.device
+    stream = torch.cuda.current_stream(device).cuda_stream
+    rows = torch.empty((count, row_nbytes), dtype=torch.uint8, device=device)
+    sources = offsets + memory.data_ptr()
+    targets = torch.arange(count, device=device) * row_nbytes + rows.data_ptr()
+    expected = torch.full((count,), row_nbytes, dtype=torch.int64, device=device)
+    found = torch.zeros_like(expected)
+    statuses = torch.zeros(count, dtype=torch.int32, device=device)
+    size = temporary_nbytes(count, row_nbytes, stream)
+    temporary = torch.empty(size, dtype=torch.uint8, device=device)
+    status = _library().nvcompBatchedZstdDecompressAsync(
+        sources.data_ptr(), lengths.data_ptr(), expected.data_ptr(), found.data_ptr(), count,
+        temporary.data_ptr(), size, targets.data_ptr(), _Options(), statuses.data_ptr(), stream,
+    )  # fmt: skip
+    _require_success(status)
+    return rows, (statuses != 0) | (found != expected)
+
+
+def _require_success(status: int) -> None:
+    if status:
+        raise PrecacheError(f"nvCOMP refused to decompress (status {status}); leave decompress out")

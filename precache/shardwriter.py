@@ -1,0 +1,65 @@
+"""Writing shards: rows of one field, collected into the bytes of one object."""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from precache.codecs import Encode
+from precache.layout import MISSING, encode_index
+from precache.receipts import ShardObject
+from precache.storage import Buffer
+
+
+class ShardWriter:
+    """Collects the rows of one shard of one field, chunk by chunk, in compressed form.
+
+    Parameters
+    ----------
+    chunk_shape
+        (rows, ...) of a chunk; the last chunk is padded with zeros.
+    chunks
+        Of a whole shard; those never written are missing in the index.
+    """
+
+    def __init__(
+        self, chunk_shape: tuple[int, ...], dtype: str, chunks: int, encode: Encode
+    ) -> None:
+        self._chunk = np.zeros(chunk_shape, np.dtype(dtype).newbyteorder("<"))
+        self._filled = 0
+        self._encode = encode
+        self._parts: list[bytes] = []
+        self._chunks = chunks
+
+    @property
+    def row(self) -> np.ndarray:
+        """Where the next row goes; fill it, then `advance`."""
+        view: np.ndarray = self._chunk[self._filled, ...]
+        return view
+
+    def advance(self) -> None:
+        """The next row is in its place."""
+        self._filled += 1
+        if self._filled == len(self._chunk):
+            self._flush()
+
+    def _flush(self) -> None:
+        self._chunk[self._filled :] = 0
+        self._parts.append(self._encode(self._chunk))
+        self._filled = 0
+
+    def finish(self) -> tuple[list[Buffer], ShardObject]:
+        """The object's bytes in parts, index last, and what the receipt says of it."""
+        if self._filled:
+            self._flush()
+        lengths = np.full(self._chunks, MISSING, np.uint64)
+        offsets = lengths.copy()
+        lengths[: len(self._parts)] = [len(part) for part in self._parts]
+        ends = np.cumsum(lengths[: len(self._parts)], dtype=np.uint64)
+        offsets[: len(self._parts)] = ends - lengths[: len(self._parts)]
+        parts: list[Buffer] = [*self._parts, encode_index(offsets, lengths)]
+        digest = xxhash.xxh3_64()
+        for part in parts:
+            digest.update(part)
+        size = sum(map(len, parts))
+        return parts, ShardObject(size, digest.intdigest(), len(self._parts) * self._chunk.nbytes)
