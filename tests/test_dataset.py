@@ -90,7 +90,7 @@ def test_several_samples_come_together_in_the_order_asked_for(
 ) -> None:
     samples = dataset.__getitems__([20, 0, -1, 7])
     assert [int(s["row"]) for s in samples] == [int(dataset[i]["row"]) for i in (20, 0, 20, 7)]
-    assert dataset.__getitems__([]) == []
+    assert list(dataset.__getitems__([])) == []
 
 
 def test_samples_are_the_callers_own(dataset: precache.CachedDataset) -> None:
@@ -147,3 +147,23 @@ def test_a_dataloader_reads_it_in_any_kind_of_worker(
         rows += batch["row"].tolist()
         np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
     assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_can_be_had_without_another_copy(
+    dataset: precache.CachedDataset, workers: int
+) -> None:
+    plain = DataLoader(dataset, 4, num_workers=workers)
+    whole = DataLoader(dataset, 4, num_workers=workers, collate_fn=dataset.collate)
+    for expected, found in zip(plain, whole, strict=True):
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_collating_copies_nothing_that_lies_together(dataset: precache.CachedDataset) -> None:
+    samples = dataset.__getitems__([3, 1, 2])
+    batch = dataset.collate(samples)
+    assert batch["image"].data_ptr() == samples[0]["image"].data_ptr()
+    chosen = dataset.collate([samples[2], samples[0]])
+    assert torch.equal(chosen["row"], batch["row"][[2, 0]])
+    assert [int(sample["row"]) for sample in samples[1:]] == batch["row"][1:].tolist()
