@@ -76,7 +76,8 @@ class ArrayReader:
         folder, self.array = version.arrays[name]
         self.name = name
         self._version = version
-        self._root = version.folder.path(folder)
+        self._folder = folder
+        self._root = version.folder.folder(folder)
         self._pieces = self.array.pieces()
         self._objects: dict[tuple[int, ...], _Object | None] = {}
         self._expected = version.shard_table(name) if name in version.fields else None
@@ -247,15 +248,18 @@ class ArrayReader:
             return self._objects.setdefault(key, self._map(number, tail, row))
 
     def _map(self, number: int, tail: tuple[int, ...], row: int) -> _Object | None:
-        path = self._root / self.array.object_name(number, tail)
+        name = self.array.object_name(number, tail)
         try:
+            path = self._root.local(name)
+            if path is None:
+                raise StorageError(f"{self._root.path(name)} is not on a local disk")
             data = map_file(path)
         except FileNotFoundError:
             if self._expected is None and self._version.folder.exists():
                 return None
             raise self._missing(number, tail, row) from None
         except OSError as error:
-            raise StorageError(f"cannot map {path}: {error}") from None
+            raise StorageError(f"cannot map {self._root.path(name)}: {error}") from None
         if self._expected is not None and len(data) != int(self._expected[number, 0]):
             sizes = f"{len(data)} bytes where {int(self._expected[number, 0])} were written"
             raise self._damage(number, tail, row, f"it has {sizes}")
@@ -309,7 +313,7 @@ class ArrayReader:
         return self._damage(number, self._pieces[0].object_tail, row, reason)
 
     def _damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
-        path = self._root / self.array.object_name(number, tail)
+        path = self._root.path(self.array.object_name(number, tail))
         return DamageError(
             f"shard {path} is damaged at row {row} ({self._version.describe(row)}): {reason}; "
             "delete the file and run the same precache build command again to repair it"
@@ -380,14 +384,15 @@ class ArrayReader:
                 mapped = self._object(number, tail, int(rows[numbers == number][0]))
                 if mapped is not None:
                     extents = mapped.index[np.unique(chunks[numbers == number])]
-                    path = self._root / self.array.object_name(number, tail)
+                    path = self._root.local(self.array.object_name(number, tail))
                     found[str(path)] = extents[(extents <= len(mapped.data)).all(axis=1)]
         return found
 
-    def objects(self) -> Iterator[tuple[int, Path]]:
-        """Number along axis 0 and path of each stored object that precache wrote."""
+    def objects(self) -> Iterator[tuple[int, str]]:
+        """Number along axis 0 of each stored object that precache wrote, and its name below the
+        version's folder."""
         for number in range(self.array.objects):
-            yield number, self._root / self.array.object_name(number)
+            yield number, f"{self._folder}/{self.array.object_name(number)}"
 
 
 def open_readers(

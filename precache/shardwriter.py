@@ -6,9 +6,9 @@ import numpy as np
 import xxhash
 
 from precache.codecs import Encode
+from precache.folder import Buffer
 from precache.layout import MISSING, encode_index
 from precache.receipts import ShardObject
-from precache.storage import Buffer
 
 
 class ShardWriter:

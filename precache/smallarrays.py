@@ -13,8 +13,8 @@ from numcodecs.vlen import VLenUTF8
 from precache import metadata
 from precache.codecs import codec_metadata
 from precache.errors import DamageError
+from precache.folder import Folder
 from precache.pipeline import ZstdCodec
-from precache.storage import Folder
 
 KEYS_PER_CHUNK = 1 << 16
 ROWS_PER_CHUNK = 1 << 20

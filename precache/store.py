@@ -20,9 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 from precache import metadata
 from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
 from precache.errors import DamageError, NewerFormatError, StoreError
+from precache.folder import Folder
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
-from precache.storage import Folder, open_folder
+from precache.storage import open_folder
 
 ROOT = "zarr.json"
 BUILD = "_build"
@@ -137,7 +138,7 @@ class Version:
     ) -> None:
         self.folder = folder
         self.id = version_id
-        self.path = str(folder.root)
+        self.path = str(folder)
         self.attributes = attributes
         self.arrays = dict(arrays)
         self.rows = rows
@@ -296,8 +297,8 @@ def open_version(uri: str | os.PathLike[str], fields: Mapping[str, str] | None =
     if fields is not None:
         return _open_foreign(folder, fields)
     if folder.exists(ROOT):
-        return _open_own(folder)
-    return _open_own(Folder(folder.path(_pick(folder, base, prefix))))
+        return open_own(folder)
+    return open_own(folder.folder(_pick(folder, base, prefix)))
 
 
 def _pick(store: Folder, base: str, prefix: str | None) -> str:
@@ -324,10 +325,10 @@ def _hint(store: Folder, base: str) -> str:
     return "give the folder that precache build wrote"
 
 
-def _open_own(folder: Folder) -> Version:
+def open_own(folder: Folder) -> Version:
     if not folder.exists(ROOT):
-        raise StoreError(f"the version at {folder.root} is gone; open the store's current version")
-    attributes = read_attributes(folder.read(ROOT), f"{folder.root}/{ROOT}")
+        raise StoreError(f"the version at {folder} is gone; open the store's current version")
+    attributes = read_attributes(folder.read(ROOT), f"{folder}/{ROOT}")
     arrays = {
         name: (name, read_array_document(folder, name)) for name in [*attributes.fields, "label"]
     }
@@ -368,12 +369,12 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
     if not fields or "row" in fields:
         raise StoreError(f"fields is {dict(fields)}; name at least one array, and none of them row")
     if not folder.exists():
-        raise StoreError(f"there is no Zarr group at {folder.root}")
+        raise StoreError(f"there is no Zarr group at {folder}")
     arrays = {name: (path, read_array_document(folder, path)) for name, path in fields.items()}
     rows = {array.shape[0] for _, array in arrays.values()}
     if len(rows) > 1:
         lengths = ", ".join(f"{name}: {array.shape[0]}" for name, (_, array) in arrays.items())
-        raise StoreError(f"the arrays of {folder.root} differ in rows: {lengths}")
+        raise StoreError(f"the arrays of {folder} differ in rows: {lengths}")
     text = "\n".join(f"{name} {array}" for name, array in sorted(arrays.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Version(folder, digest[:32], None, arrays, rows.pop())

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from precache.errors import PrecacheError
+from precache.errors import PrecacheError, StorageError
 from precache.shards import ArrayReader, map_file
 from precache.store import Version, open_version
 
@@ -77,10 +76,10 @@ def verify(uri: str | os.PathLike[str], tick: Tick = lambda nbytes: None) -> Ver
         if any(each.shard.startswith(f"shards/{name}/") for each in damage):
             continue  # nothing to hold its objects against
         reader = ArrayReader(version, name, verify="always")
-        for number, path in reader.objects():
-            found = _check_object(version, reader, number, path, tick)
+        for number, shard in reader.objects():
+            found = _check_object(version, reader, number, shard, tick)
             objects += 1
-            nbytes += path.stat().st_size if path.exists() else 0
+            nbytes += version.folder.size(shard) or 0
             if found is not None:
                 damage.append(found)
     return Verified(version.id, version.path, version.rows, objects, nbytes, tuple(damage))
@@ -95,17 +94,16 @@ def _small_arrays(version: Version) -> Iterator[Damage]:
 
 
 def _check_object(
-    version: Version, reader: ArrayReader, number: int, path: Path, tick: Tick
+    version: Version, reader: ArrayReader, number: int, shard: str, tick: Tick
 ) -> Damage | None:
-    shard = str(path.relative_to(version.path))
     table = version.shard_table(reader.name)
     assert table is not None  # open_version gave a version of ours
     size, checksum = table[number].tolist()
     try:
-        data = map_file(path)
+        data = _bytes(version, shard)
     except FileNotFoundError:
         return Damage(shard, "it is missing", _keys(version, reader, number))
-    except OSError as error:
+    except (OSError, StorageError) as error:
         return Damage(shard, str(error), _keys(version, reader, number))
     if len(data) != size:
         reason = f"it has {len(data)} bytes where {size} were written"
@@ -118,6 +116,16 @@ def _check_object(
     if digest.intdigest() == checksum:
         return None
     return Damage(shard, "its checksum does not hold", tuple(_unreadable(version, reader, number)))
+
+
+def _bytes(version: Version, shard: str) -> np.ndarray:
+    """A whole object, mapped where that is possible."""
+    path = version.folder.local(shard)
+    if path is not None:
+        return map_file(path)
+    if not version.folder.exists(shard):
+        raise FileNotFoundError(shard)
+    return np.frombuffer(version.folder.read(shard), np.uint8)
 
 
 def _rows(version: Version, reader: ArrayReader, number: int) -> range:

@@ -21,9 +21,9 @@ import precache
 from precache import smallarrays
 from precache import store as store_module
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
+from precache.localdisk import LocalFolder
 from precache.metadata import parse_array, parse_json
 from precache.smallarrays import decode_strings, read_small, small_array, string_array
-from precache.storage import Folder
 from precache.store import append_commit, open_version, read_commits, split_uri
 from tests.conftest import BuiltStore
 
@@ -38,16 +38,16 @@ def _id(*digits: str) -> str:
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "store")
+def empty(tmp_path: Path) -> LocalFolder:
+    return LocalFolder(tmp_path / "store")
 
 
-def _forge(store: Folder, name: str, entry: Any) -> None:
+def _forge(store: LocalFolder, name: str, entry: Any) -> None:
     data = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
     store.put(f"commits/{name}", [data])
 
 
-def test_a_log_names_each_version_after_its_parent(empty: Folder) -> None:
+def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
     versions = [_id("a"), _id("b"), _id("a")]
     commits = [append_commit(empty, version) for version in versions]
     assert [c.number for c in commits] == [1, 2, 3]
@@ -57,7 +57,7 @@ def test_a_log_names_each_version_after_its_parent(empty: Folder) -> None:
     assert empty.names("commits") == ["000001.json", "000002.json", "000003.json"]
 
 
-def test_committing_what_is_current_adds_nothing(empty: Folder) -> None:
+def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
     first = append_commit(empty, _id("a"))
     assert append_commit(empty, _id("a")) == first
     assert len(read_commits(empty)) == 1
@@ -65,9 +65,9 @@ def test_committing_what_is_current_adds_nothing(empty: Folder) -> None:
 
 COMMITTER = """
 import sys, pathlib
-from precache.storage import Folder
+from precache.localdisk import LocalFolder
 from precache.store import append_commit
-store = Folder(pathlib.Path(sys.argv[1]))
+store = LocalFolder(pathlib.Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(8):
@@ -97,7 +97,7 @@ def _race(code: str, arguments: Sequence[Sequence[str]]) -> None:
         assert racer.returncode == 0
 
 
-def test_processes_that_commit_at_once_all_get_a_number(empty: Folder) -> None:
+def test_processes_that_commit_at_once_all_get_a_number(empty: LocalFolder) -> None:
     _race(COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
     log = read_commits(empty)
     assert [commit.number for commit in log] == list(range(1, 25))
@@ -107,14 +107,14 @@ def test_processes_that_commit_at_once_all_get_a_number(empty: Folder) -> None:
     assert sorted(left) == empty.names("commits")
 
 
-def test_the_highest_number_is_current_however_many_digits_it_has(empty: Folder) -> None:
+def test_the_highest_number_is_current_however_many_digits_it_has(empty: LocalFolder) -> None:
     for number, digit in [(999_999, "a"), (1_000_000, "b"), (7, "c")]:
         _forge(empty, f"{number:06d}.json", {"version": _id(digit), "parent": None, "time": 0})
     assert read_commits(empty)[-1].version == _id("b")
     assert append_commit(empty, _id("b")).number == 1_000_000
 
 
-def test_files_that_are_no_commits_are_passed_over(empty: Folder) -> None:
+def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
     append_commit(empty, _id("a"))
     for name in (".000002.json.abc.tmp", "README", "x.json", "000002.json.bak", "²³.json"):
         _forge(empty, name, b"junk")
@@ -138,7 +138,7 @@ FORGED_ENTRIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", FORGED_ENTRIES)
-def test_a_forged_commit_is_refused_by_name(case: str, empty: Folder) -> None:
+def test_a_forged_commit_is_refused_by_name(case: str, empty: LocalFolder) -> None:
     _forge(empty, "000001.json", FORGED_ENTRIES[case])
     with pytest.raises(StoreError, match=r"commits/000001\.json"):
         precache.open(empty.root)
@@ -187,7 +187,7 @@ def test_a_prefix_of_no_version_is_refused_with_those_there_are(
     assert two_versions.result.version[:12] in str(caught.value)
 
 
-def test_a_prefix_of_two_versions_is_refused(empty: Folder) -> None:
+def test_a_prefix_of_two_versions_is_refused(empty: LocalFolder) -> None:
     for version in (_id("ab1"), _id("ab2"), _id("c")):
         append_commit(empty, version)
     with pytest.raises(StoreError, match="'ab' fits more than one version") as caught:
@@ -202,7 +202,7 @@ def test_a_version_that_was_committed_twice_is_one(
     copy = tmp_path / "twice"
     shutil.copytree(two_versions.path, copy)
     first = two_versions.result.version
-    append_commit(Folder(copy), first)
+    append_commit(LocalFolder(copy), first)
     assert precache.open(f"{copy}@{first[:6]}").id == precache.open(copy).id == first
 
 
@@ -257,7 +257,7 @@ def test_a_group_of_other_software_asks_for_fields(tmp_path: Path) -> None:
     assert "fields={'image': 'path/in/group'}" in str(caught.value)
 
 
-def test_a_build_that_was_only_begun_says_how_to_end_it(empty: Folder) -> None:
+def test_a_build_that_was_only_begun_says_how_to_end_it(empty: LocalFolder) -> None:
     empty.put(f"{_id('a')}/_build/build.json", [b"{}"])
     with pytest.raises(StoreError, match="a build was started here: run the same"):
         precache.open(empty.root)
@@ -532,8 +532,8 @@ def test_damage_of_the_list_of_holes_names_its_file(
 # --- small arrays -------------------------------------------------------------------------------
 
 
-def _written(tmp_path: Path, files: dict[str, bytes]) -> Folder:
-    folder = Folder(tmp_path)
+def _written(tmp_path: Path, files: dict[str, bytes]) -> LocalFolder:
+    folder = LocalFolder(tmp_path)
     for name, data in files.items():
         folder.put(f"x/{name}", [data])
     return folder
@@ -583,9 +583,9 @@ def test_opening_costs_a_few_reads_however_many_shards_there_are(
     stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    read = Folder.read
+    read = LocalFolder.read
     monkeypatch.setattr(
-        Folder, "read", lambda folder, name: opened.append(name) or read(folder, name)
+        LocalFolder, "read", lambda folder, name: opened.append(name) or read(folder, name)
     )
     version = open_version(stores["raw"].path)
     _ = (version.labels, version.valid, version.shard_table("image"))

@@ -24,7 +24,7 @@ from precache.pipeline import Pipeline
 from precache.receipts import Receipt
 from precache.report import size
 from precache.storage import open_folder
-from precache.store import BUILD, ROOT, append_commit, open_version, split_uri
+from precache.store import BUILD, ROOT, append_commit, open_own, split_uri
 from workers import sources
 from workers.cluster import Run, check_address, executor
 from workers.commit import channel_statistics, commit, holes
@@ -163,7 +163,7 @@ def _check(request: Request) -> None:
     store = open_folder(request.store)
     if store.exists(ROOT):
         raise UsageError(f"{request.store} is a Zarr group, not a store; choose another folder")
-    if store.exists() and not store.root.is_dir():
+    if store.kind() == "file":
         raise UsageError(f"{request.store} is a file; choose a folder for the store")
 
 
@@ -183,7 +183,7 @@ class _Build:
         recipe = self._list()
         goal = find_goal(self.store, recipe, self.request.shard_samples)
         if goal is not None and _is_whole(goal):
-            self._judge(list(open_version(goal.folder.root).holes.values()), len(goal.table))
+            self._judge(list(open_own(goal.folder).holes.values()), len(goal.table))
             append_commit(self.store, goal.version)
             goal.folder.remove(BUILD)
             self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
@@ -249,8 +249,9 @@ class _Build:
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
-        self.progress.say(f"About {size(needed)} to be stored; {size(free)} free")
-        if needed > free and self.request.check_space:
+        left = "" if free is None else f"; {size(free)} free"
+        self.progress.say(f"About {size(needed)} to be stored{left}")
+        if free is not None and needed > free and self.request.check_space:
             raise StorageError(
                 f"{self.request.store} needs about {size(needed)} and its disk has {size(free)} "
                 "free; choose another disk, a smaller --resize or --codec image, or go ahead with "
@@ -385,7 +386,7 @@ class _Build:
         mean, std = channel_statistics(ordered)
         return BuildResult(
             version=goal.version,
-            path=str(goal.folder.root),
+            path=str(goal.folder),
             samples=len(goal.table),
             failed=len(failed),
             shards=goal.shards,
@@ -407,7 +408,7 @@ def _is_readable(goal: Goal) -> bool:
     if not goal.folder.exists(ROOT):
         return False
     try:
-        for check in open_version(goal.folder.root).small_checks().values():
+        for check in open_own(goal.folder).small_checks().values():
             check()
     except (DamageError, StorageError, StoreError):
         return False
@@ -421,7 +422,7 @@ def _is_whole(goal: Goal) -> bool:
 
 def _lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
     """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
-    version, sizes = open_version(goal.folder.root), goal.sizes()
+    version, sizes = open_own(goal.folder), goal.sizes()
     lost = {}
     for name in goal.shapes:
         table = version.shard_table(name)
@@ -444,7 +445,7 @@ def read_receipts(goal: Goal) -> dict[int, Receipt]:
 
 
 def _committed_result(goal: Goal, ignored: int) -> BuildResult:
-    version = open_version(goal.folder.root)
+    version = open_own(goal.folder)
     fields = version.fields.values()
     return BuildResult(
         version=goal.version,

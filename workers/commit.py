@@ -14,9 +14,9 @@ import xxhash
 from precache import metadata
 from precache.attributes import FORMAT
 from precache.codecs import codec_metadata
+from precache.folder import Folder
 from precache.receipts import ChannelSums, Receipt
 from precache.smallarrays import file_array, small_array, string_array
-from precache.storage import Folder
 from precache.store import BUILD, HOLES, ROOT, ROW_TABLE, append_commit
 from workers.goal import SCRATCH, Goal
 

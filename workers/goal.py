@@ -9,10 +9,10 @@ from typing import Any
 
 from precache.attributes import Attributes, Identity
 from precache.errors import NewerFormatError, StoreError
+from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
-from precache.storage import Folder
 from precache.store import BUILD, ROOT, ROW_TABLE, read_attributes
 from workers.plan import version_id
 
@@ -52,11 +52,11 @@ class Goal:
         cls, store: Folder, recipe: Recipe, rows_per_shard: int, shapes: Mapping[str, RowShape]
     ) -> Goal:
         version = version_id(recipe.fingerprint, recipe.rows_digest, rows_per_shard)
-        return cls(recipe, Folder(store.path(version)), rows_per_shard, shapes)
+        return cls(recipe, store.folder(version), rows_per_shard, shapes)
 
     @property
     def version(self) -> str:
-        return self.folder.root.name
+        return self.folder.name
 
     @property
     def table(self) -> RowTable:

@@ -15,12 +15,12 @@ import torch
 
 from precache.codecs import encoder
 from precache.errors import BuildError, FetchError, PipelineError, SampleError
+from precache.folder import Folder
 from precache.layout import RowShape, rows_per_chunk
 from precache.pipeline import DTYPES, ImageCodec, Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt, ShardObject
 from precache.shardwriter import ShardWriter
-from precache.storage import Folder
 from precache.store import BUILD
 from workers.goal import SCRATCH
 from workers.ops import FieldRecipe
@@ -314,8 +314,8 @@ def _require_expected(task: ShardTask, made: Mapping[str, ShardObject]) -> None:
     for name, expected in task.expected.items():
         if (made[name].size, made[name].xxh3) != expected:
             raise BuildError(
-                f"shard {task.shard} of version {task.folder.root.name[:8]} came out different "
-                f"from what it was: the source or a library changed; remove {task.folder.root} "
+                f"shard {task.shard} of version {task.folder.name[:8]} came out different "
+                f"from what it was: the source or a library changed; remove {task.folder} "
                 "and build again"
             )
 

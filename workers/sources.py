@@ -20,8 +20,9 @@ from precache.errors import (
     StorageError,
     StoreError,
 )
+from precache.folder import FileInfo, Folder
 from precache.rowtable import RowTable
-from precache.storage import FileInfo, Folder, open_folder
+from precache.storage import open_folder
 from precache.store import open_version
 from workers.usercode import load_object, module_hash
 
@@ -79,9 +80,9 @@ class FolderSource:
     fetch_threads: int = 2
 
     def list(self, tick: Tick) -> Listing:
-        if not self.folder.exists() or not self.folder.root.is_dir():
-            what = "is not a folder" if self.folder.exists() else "does not exist"
-            raise SourceError(f"the source {self.folder.root} {what}; give a folder of images")
+        if (kind := self.folder.kind()) != "folder":
+            what = "is not a folder" if kind else "does not exist"
+            raise SourceError(f"the source {self.folder} {what}; give a folder of images")
         files: list[FileInfo] = []
         ignored = 0
         for file in self.folder.walk():
@@ -93,7 +94,7 @@ class FolderSource:
                 ignored += 1
         if not files:
             raise SourceError(
-                f"the source {self.folder.root} has no image ({ignored} other files); "
+                f"the source {self.folder} has no image ({ignored} other files); "
                 f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
             )
         tick(len(files))

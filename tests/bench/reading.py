@@ -185,11 +185,12 @@ def _zstd_epoch(store: Path) -> Epoch:
 
 def _frames(store: Path) -> list[memoryview]:
     """The zstd frames of a store by row, as they lie in the mapped shards."""
-    reader = ArrayReader(precache.open(store), "image")
+    version = precache.open(store)
+    reader = ArrayReader(version, "image")
     chunks = math.prod(reader.array.chunks_per_object)
     frames = []
-    for _, path in reader.objects():
-        data = map_file(path).data
+    for _, name in reader.objects():
+        data = map_file(Path(version.path) / name).data
         index = decode_index(data[-(16 * chunks + 4) :], chunks)
         written = index[index[:, 1] < len(data)].tolist()
         frames += [data[offset : offset + length] for offset, length in written]

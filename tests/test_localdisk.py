@@ -15,15 +15,17 @@ from pathlib import Path
 import pytest
 
 from precache.errors import PrecacheError, StorageError, UsageError
-from precache.storage import FileInfo, Folder, local_path, open_folder
+from precache.folder import FileInfo
+from precache.localdisk import LocalFolder
+from precache.storage import local_path, open_folder
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "root")
+def folder(tmp_path: Path) -> LocalFolder:
+    return LocalFolder(tmp_path / "root")
 
 
-def _files(folder: Folder) -> set[str]:
+def _files(folder: LocalFolder) -> set[str]:
     return {str(p.relative_to(folder.root)) for p in folder.root.rglob("*") if p.is_file()}
 
 
@@ -57,7 +59,7 @@ def test_other_protocols_are_refused_by_name(uri: str) -> None:
     assert uri in str(caught.value)
 
 
-def test_a_name_that_no_disk_can_hold_is_an_error_of_ours(folder: Folder) -> None:
+def test_a_name_that_no_disk_can_hold_is_an_error_of_ours(folder: LocalFolder) -> None:
     folder.put("a", [b""])
     for ask in (folder.exists, folder.size, folder.read, folder.names):
         with contextlib.suppress(PrecacheError):
@@ -67,7 +69,7 @@ def test_a_name_that_no_disk_can_hold_is_an_error_of_ours(folder: Folder) -> Non
 # --- reading ------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there(folder: Folder) -> None:
+def test_what_is_not_there(folder: LocalFolder) -> None:
     assert not folder.exists()
     assert not folder.exists("a/b")
     assert folder.size("a") is None
@@ -77,7 +79,7 @@ def test_what_is_not_there(folder: Folder) -> None:
     folder.remove("a")
 
 
-def test_a_file_is_no_folder(folder: Folder) -> None:
+def test_a_file_is_no_folder(folder: LocalFolder) -> None:
     folder.put("a", [b"x"])
     assert folder.names("a") == []
     assert folder.size("a/b") is None
@@ -87,7 +89,7 @@ def test_a_file_is_no_folder(folder: Folder) -> None:
         folder.put("a/b", [b"x"])
 
 
-def test_names_are_sorted_and_of_one_level(folder: Folder) -> None:
+def test_names_are_sorted_and_of_one_level(folder: LocalFolder) -> None:
     for name in ("b", "a", "c/d"):
         folder.put(name, [b""])
     assert folder.names() == ["a", "b", "c"]
@@ -97,7 +99,7 @@ def test_names_are_sorted_and_of_one_level(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("scratch", [None, "_build/tmp"])
-def test_an_object_is_its_parts_one_after_another(folder: Folder, scratch: str | None) -> None:
+def test_an_object_is_its_parts_one_after_another(folder: LocalFolder, scratch: str | None) -> None:
     parts = [b"one ", bytearray(b"two "), memoryview(b"three"), b""]
     folder.put("deep/down/object", parts, scratch=scratch)
     assert folder.read("deep/down/object") == b"one two three"
@@ -105,7 +107,7 @@ def test_an_object_is_its_parts_one_after_another(folder: Folder, scratch: str |
     assert _files(folder) == {"deep/down/object"}
 
 
-def test_putting_replaces_the_whole_object(folder: Folder) -> None:
+def test_putting_replaces_the_whole_object(folder: LocalFolder) -> None:
     folder.put("a", [b"long content"])
     folder.put("a", [b"short"])
     assert folder.read("a") == b"short"
@@ -122,7 +124,7 @@ def _parts_that_fail() -> Iterator[bytes]:
 
 @pytest.mark.parametrize("scratch", [None, "_build/tmp"])
 def test_a_write_that_fails_leaves_the_old_object_and_no_temporary(
-    folder: Folder, scratch: str | None
+    folder: LocalFolder, scratch: str | None
 ) -> None:
     folder.put("a", [b"old"])
     with pytest.raises(_Broken):
@@ -143,7 +145,7 @@ def test_a_write_that_fails_leaves_the_old_object_and_no_temporary(
     ],
 )
 def test_what_the_system_refuses_is_said_with_the_way_out(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
 ) -> None:
     def refuse(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -159,8 +161,8 @@ def test_what_the_system_refuses_is_said_with_the_way_out(
 FULL = """
 import pathlib, sys
 from precache.errors import StorageError
-from precache.storage import Folder
-folder = Folder(pathlib.Path(sys.argv[1]))
+from precache.localdisk import LocalFolder
+folder = LocalFolder(pathlib.Path(sys.argv[1]))
 try:
     folder.put("a", [bytes(1 << 20)])
 except StorageError as error:
@@ -183,14 +185,14 @@ def test_a_disk_that_is_full_in_earnest(tmp_path: Path) -> None:
 # --- create only --------------------------------------------------------------------------------
 
 
-def test_an_object_is_created_once(folder: Folder) -> None:
+def test_an_object_is_created_once(folder: LocalFolder) -> None:
     assert folder.create("commits/1", b"first")
     assert not folder.create("commits/1", b"second")
     assert folder.read("commits/1") == b"first"
     assert _files(folder) == {"commits/1"}
 
 
-def test_of_many_threads_one_creates(folder: Folder) -> None:
+def test_of_many_threads_one_creates(folder: LocalFolder) -> None:
     start = threading.Barrier(8)
     won: list[int] = []
 
@@ -211,8 +213,8 @@ def test_of_many_threads_one_creates(folder: Folder) -> None:
 
 RACER = """
 import sys, pathlib
-from precache.storage import Folder
-folder = Folder(pathlib.Path(sys.argv[1]))
+from precache.localdisk import LocalFolder
+folder = LocalFolder(pathlib.Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(50):
@@ -221,7 +223,7 @@ for number in range(50):
 """
 
 
-def test_of_two_processes_one_creates_each_object(folder: Folder) -> None:
+def test_of_two_processes_one_creates_each_object(folder: LocalFolder) -> None:
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACER, str(folder.root), name],
@@ -248,7 +250,7 @@ def test_of_two_processes_one_creates_each_object(folder: Folder) -> None:
 # --- removing, listing, space -------------------------------------------------------------------
 
 
-def test_removing_takes_a_file_or_a_whole_folder(folder: Folder) -> None:
+def test_removing_takes_a_file_or_a_whole_folder(folder: LocalFolder) -> None:
     folder.put("a", [b""])
     folder.put("b/c/d", [b""])
     folder.remove("a")
@@ -257,48 +259,48 @@ def test_removing_takes_a_file_or_a_whole_folder(folder: Folder) -> None:
     assert folder.names() == []
 
 
-def _listed(folder: Folder) -> dict[str, FileInfo]:
+def _listed(folder: LocalFolder) -> dict[str, FileInfo]:
     found = list(folder.walk())
     assert len({file.name for file in found}) == len(found)
     return {file.name: file for file in found}
 
 
-def test_walking_finds_every_file_with_size_and_time(folder: Folder) -> None:
+def test_walking_finds_every_file_with_size_and_time(folder: LocalFolder) -> None:
     folder.put("a.png", [b"123"])
     folder.put("cat/b c.png", [b""])
-    os.utime(folder.path("a.png"), ns=(5, 1_000_000_007))
+    os.utime(folder.local("a.png"), ns=(5, 1_000_000_007))
     found = _listed(folder)
     assert set(found) == {"a.png", "cat/b c.png"}
     assert found["a.png"] == FileInfo("a.png", 3, 1_000_000_007)
 
 
-def test_walking_follows_links_and_ends_where_they_lead_in_a_circle(folder: Folder) -> None:
+def test_walking_follows_links_and_ends_where_they_lead_in_a_circle(folder: LocalFolder) -> None:
     folder.put("cat/a.png", [b"123"])
-    elsewhere = Folder(folder.root.parent / "elsewhere")
+    elsewhere = LocalFolder(folder.root.parent / "elsewhere")
     elsewhere.put("b.png", [b"12345"])
-    folder.path("dog").symlink_to(elsewhere.root)
-    folder.path("cat/self").symlink_to(folder.path("cat"))
-    folder.path("link.png").symlink_to(elsewhere.path("b.png"))
-    folder.path("lost.png").symlink_to("nowhere")
+    folder.local("dog").symlink_to(elsewhere.root)
+    folder.local("cat/self").symlink_to(folder.local("cat"))
+    folder.local("link.png").symlink_to(elsewhere.local("b.png"))
+    folder.local("lost.png").symlink_to("nowhere")
     found = _listed(folder)
     assert set(found) == {"cat/a.png", "dog/b.png", "link.png", "lost.png"}
     assert found["link.png"].size == 5
     assert found["lost.png"].size == -1
 
 
-def test_a_link_to_the_root_lists_nothing_twice(folder: Folder) -> None:
+def test_a_link_to_the_root_lists_nothing_twice(folder: LocalFolder) -> None:
     folder.put("a.png", [b"123"])
-    folder.path("again").symlink_to(folder.root)
+    folder.local("again").symlink_to(folder.root)
     assert set(_listed(folder)) == {"a.png"}
 
 
-def test_walking_what_is_not_there_is_an_error(folder: Folder) -> None:
+def test_walking_what_is_not_there_is_an_error(folder: LocalFolder) -> None:
     with pytest.raises(StorageError, match=r"cannot list .*root"):
         list(folder.walk())
 
 
 def test_free_space_is_that_of_the_nearest_folder(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
 
@@ -307,11 +309,11 @@ def test_free_space_is_that_of_the_nearest_folder(
         return type("Usage", (), {"free": 7})()
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
-    assert Folder(folder.root / "not" / "yet").free_bytes() == 7
+    assert LocalFolder(folder.root / "not" / "yet").free_bytes() == 7
     assert asked == [folder.root.parent]
 
 
-@pytest.mark.parametrize("ask", [Folder.exists, Folder.free_bytes])
-def test_asking_makes_no_folder(folder: Folder, ask: Callable[[Folder], object]) -> None:
+@pytest.mark.parametrize("ask", [LocalFolder.exists, LocalFolder.free_bytes])
+def test_asking_makes_no_folder(folder: LocalFolder, ask: Callable[[LocalFolder], object]) -> None:
     ask(folder)
     assert not folder.root.exists()
