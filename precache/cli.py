@@ -23,6 +23,7 @@ from precache.report import (
     print_verified,
     verify_progress,
 )
+from precache.verification import verify_version
 
 if TYPE_CHECKING:
     from workers.build import BuildResult
@@ -70,11 +71,35 @@ def _parser() -> argparse.ArgumentParser:
     for command, run in ((info, _info), (verify, _verify), (bench, _bench)):
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        _add_storage_option(command)
         command.set_defaults(run=run)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
     return parser
+
+
+def _add_storage_option(to: Any) -> None:
+    to.add_argument(
+        "--storage-option",
+        dest="storage_options",
+        action="append",
+        default=[],
+        type=_storage_option,
+        metavar="KEY=VALUE",
+        help="of a URL's fsspec file system, such as endpoint_url=http://host:9000; repeatable",
+    )
+
+
+def _storage_option(text: str) -> tuple[str, Any]:
+    """The value as JSON where it is JSON, else as text."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 def _add_build(commands: Any) -> None:
@@ -88,10 +113,10 @@ def _add_build(commands: Any) -> None:
     build.add_argument(
         "source",
         metavar="SOURCE",
-        help="a folder of images, one sub-folder a class; or python:module:factory for a torch "
-        "Dataset",
+        help="a folder of images (path or URL), one sub-folder a class; or python:module:factory "
+        "for a torch Dataset",
     )
-    build.add_argument("store", metavar="STORE", help="folder of the store; made if missing")
+    build.add_argument("store", metavar="STORE", help="folder of the store (path or URL)")
     recipe = build.add_argument_group("recipe")
     recipe.add_argument(
         "--pipeline", metavar="FILE", help="TOML file, in place of the flags of this group"
@@ -146,6 +171,7 @@ def _add_build(commands: Any) -> None:
     run.add_argument(
         "--no-space-check", action="store_true", help="begin though the disk seems too small"
     )
+    _add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -172,6 +198,7 @@ def _build(options: argparse.Namespace) -> int:
         check_space=not options.no_space_check,
         cpus=options.cpus,
         progress=not options.quiet,
+        storage_options=dict(options.storage_options),
     )
     _show(options, build_json(result), lambda: print_build(result))
     return 0
@@ -197,7 +224,7 @@ def build_json(result: BuildResult) -> dict[str, Any]:
 
 def _info(options: argparse.Namespace) -> int:
     """What a store holds: fields, rows, holes, classes, statistics, and its recipe."""
-    version = precache.open(options.store)
+    version = precache.open(options.store, None, dict(options.storage_options))
     info = {
         "version": version.id,
         "path": version.path,
@@ -220,8 +247,9 @@ def _verify(options: argparse.Namespace) -> int:
 
     Exit status 1 where there is any.
     """
-    with verify_progress(options.store, shown=not options.json) as tick:
-        found = precache.verify(options.store, tick)
+    version = precache.open(options.store, None, dict(options.storage_options))
+    with verify_progress(version, shown=not options.json) as tick:
+        found = verify_version(version, tick)
     report = {**dataclasses.asdict(found), "ok": found.ok}
     _show(options, report, lambda: print_verified(found))
     return 0 if found.ok else 1

@@ -9,6 +9,7 @@ import numpy as np
 from precache.errors import UsageError
 from precache.sampler import ValidRows
 from precache.shards import ArrayReader
+from precache.storage import StorageOptions
 from precache.store import SMALL_ROW_NBYTES, open_version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
@@ -25,9 +26,20 @@ class Columns:
         Name -> (row shape, dtype), `row` (int64) last.
     """
 
-    def __init__(self, uri: str, fields: FieldNames = None, verify: str = "first") -> None:
+    def __init__(
+        self,
+        uri: str,
+        fields: FieldNames = None,
+        verify: str = "first",
+        storage_options: StorageOptions = None,
+    ) -> None:
         mapping = fields if isinstance(fields, Mapping) else None
-        self.version = open_version(uri, mapping)
+        self.version = open_version(uri, mapping, storage_options)
+        if self.version.folder.local("") is None:
+            raise UsageError(
+                f"{uri} is not on a local disk, from which rows are mapped; fetch it first: "
+                f"precache pull {uri} --to FOLDER"
+            )
         names = self._choose(fields)
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self.readers: dict[str, ArrayReader] = {}

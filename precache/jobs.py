@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from precache.errors import UsageError
 from precache.pipeline import Pipeline
+from precache.storage import StorageOptions
 
 if TYPE_CHECKING:
     from workers.build import BuildResult
@@ -30,15 +31,17 @@ def build(
     check_space: bool = True,
     cpus: int | None = None,
     progress: bool = False,
+    storage_options: StorageOptions = None,
 ) -> BuildResult:
     """Decode a source once into a cached version, or finish one that was begun.
 
     Parameters
     ----------
     source
-        A folder of images, or ``python:module:factory`` for a torch map-style `Dataset`.
+        A folder of images, as path or URL, or ``python:module:factory`` for a torch map-style
+        `Dataset`.
     store
-        Folder of the store; made if missing.
+        Folder of the store, as path or URL; made if missing.
     pipeline
         A `Pipeline`, or the path of a TOML file; by default images as they are.
     address
@@ -65,6 +68,9 @@ def build(
         CPUs that a local Ray may use; by default all.
     progress
         Show progress on standard error.
+    storage_options
+        Of remote file systems, as their fsspec classes take them, for source and store alike; they
+        travel with the tasks, and are never written nor shown.
 
     Raises
     ------
@@ -93,6 +99,7 @@ def build(
         check_space,
         cpus,
         tuple(path or str(Path.cwd()) for path in sys.path),
+        storage_options,
     )
     return run_build(request, progress)
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from precache.store import FieldInfo, Version, open_version
+from precache.store import FieldInfo, Version
 
 if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost
@@ -116,10 +116,10 @@ def _op(parameters: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def verify_progress(uri: str, shown: bool) -> Iterator[Callable[[int], None]]:
+def verify_progress(version: Version, shown: bool) -> Iterator[Callable[[int], None]]:
     """A bar of bytes on standard error, advanced by what is yielded."""
     columns = TextColumn("Verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    total = sum(field.stored_nbytes for field in open_version(uri).fields.values())
+    total = sum(field.stored_nbytes for field in version.fields.values())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
         task = progress.add_task("", total=total)

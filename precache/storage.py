@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fsspec.core import split_protocol
 
-from precache.errors import UsageError
+from precache.blobs import RemoteFolder
 from precache.folder import Folder
 from precache.localdisk import LocalFolder
 
+StorageOptions = Mapping[str, Any] | None
 
-def local_path(uri: str | os.PathLike[str]) -> Path:
-    """The path that a path or ``file://`` URI names.
 
-    Raises
-    ------
-    UsageError
-        For another protocol.
+def open_folder(uri: str | os.PathLike[str], options: StorageOptions = None) -> Folder:
+    """The folder that a path or URL names; it need not exist.
+
+    Parameters
+    ----------
+    options
+        Of the remote file system, as its fsspec class takes them; a local disk has none.
     """
     protocol, path = split_protocol(os.fspath(uri))
-    if protocol not in (None, "file", "local"):
-        raise UsageError(f"{uri}: {protocol}:// is not supported; give a local path or file://")
-    return Path(path).expanduser().absolute()
+    if protocol in (None, "file", "local"):
+        return LocalFolder(Path(path).expanduser().absolute())
+    whole = os.fspath(uri) if protocol in ("http", "https") else path
+    return RemoteFolder(protocol, whole.rstrip("/"), dict(options or {}))
 
 
-def open_folder(uri: str | os.PathLike[str]) -> Folder:
-    """The folder that a path or URI names; it need not exist."""
-    return LocalFolder(local_path(uri))
+def is_remote(uri: str | os.PathLike[str]) -> bool:
+    """Whether a path or URL lies beyond this machine's disks."""
+    return isinstance(open_folder(uri), RemoteFolder)

@@ -23,7 +23,7 @@ from precache.errors import DamageError, NewerFormatError, StoreError
 from precache.folder import Folder
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
-from precache.storage import open_folder
+from precache.storage import StorageOptions, open_folder
 
 ROOT = "zarr.json"
 BUILD = "_build"
@@ -268,16 +268,22 @@ def _foreign_field(array: metadata.Array) -> FieldInfo:
     return FieldInfo(array.row_shape, array.dtype, codec, raw, 0)
 
 
-def split_uri(uri: str | os.PathLike[str]) -> tuple[str, str | None]:
+def split_uri(
+    uri: str | os.PathLike[str], storage_options: StorageOptions = None
+) -> tuple[str, str | None]:
     """``STORE@3f2a`` -> (``STORE``, ``3f2a``); a path that exists as it stands has no version."""
     text = os.fspath(uri)
     base, at, prefix = text.rpartition("@")
-    if not at or not base or "/" in prefix or open_folder(text).exists():
+    if not at or not base or "/" in prefix or open_folder(text, storage_options).exists():
         return text, None
     return base, prefix
 
 
-def open_version(uri: str | os.PathLike[str], fields: Mapping[str, str] | None = None) -> Version:
+def open_version(
+    uri: str | os.PathLike[str],
+    fields: Mapping[str, str] | None = None,
+    storage_options: StorageOptions = None,
+) -> Version:
     """Open the current version of a store, or the one that ``STORE@prefix`` names.
 
     Parameters
@@ -286,14 +292,16 @@ def open_version(uri: str | os.PathLike[str], fields: Mapping[str, str] | None =
         A store, one of its versions' folders, or any Zarr v3 group together with `fields`.
     fields
         Name -> path of an array in the group, for a group that other software wrote.
+    storage_options
+        Of a remote file system, as its fsspec class takes them.
 
     Raises
     ------
     StoreError
         No store there, no such version, or a format newer than this release.
     """
-    base, prefix = split_uri(uri)
-    folder = open_folder(base)
+    base, prefix = split_uri(uri, storage_options)
+    folder = open_folder(base, storage_options)
     if fields is not None:
         return _open_foreign(folder, fields)
     if folder.exists(ROOT):

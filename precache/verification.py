@@ -11,6 +11,7 @@ import xxhash
 
 from precache.errors import PrecacheError, StorageError
 from precache.shards import ArrayReader, map_file
+from precache.storage import StorageOptions
 from precache.store import Version, open_version
 
 PIECE = 8 << 20
@@ -54,7 +55,11 @@ class Verified:
         return not self.damage
 
 
-def verify(uri: str | os.PathLike[str], tick: Tick = lambda nbytes: None) -> Verified:
+def verify(
+    uri: str | os.PathLike[str],
+    tick: Tick = lambda nbytes: None,
+    storage_options: StorageOptions = None,
+) -> Verified:
     """Check every stored byte of a version.
 
     Parameters
@@ -63,13 +68,19 @@ def verify(uri: str | os.PathLike[str], tick: Tick = lambda nbytes: None) -> Ver
         A store, or ``STORE@prefix``.
     tick
         Told bytes as they are read.
+    storage_options
+        Of a remote file system, as its fsspec class takes them.
 
     Raises
     ------
     StoreError
         There is no such version, or other software wrote it and recorded no checksums.
     """
-    version = open_version(uri)
+    return verify_version(open_version(uri, None, storage_options), tick)
+
+
+def verify_version(version: Version, tick: Tick) -> Verified:
+    """As `verify`, of a version that is open."""
     damage = list(_small_arrays(version))
     objects = nbytes = 0
     for name in version.fields:

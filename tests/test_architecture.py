@@ -17,7 +17,7 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk storage
+    errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk blobs storage
     metadata rowtable receipts smallarrays store shardwriter shards slots prefetch readahead
     columns nvcomp stream transforms dataset report resident loader bench verification jobs cli
     __main__

@@ -645,7 +645,7 @@ def test_sources_that_are_none(tmp_path: Path, source: Path) -> None:
     assert_refused(SourceError, "nowhere does not exist", tmp_path / "nowhere", store)
     assert_refused(SourceError, r"empty has no image \(0 other", tmp_path / "empty", store)
     assert_refused(SourceError, "is not a folder", source / "cat/0000.jpg", store)
-    assert_refused(UsageError, "gs://x: gs:// is not supported", "gs://x", store)
+    assert_refused(UsageError, "nowhere:// is not supported", "nowhere://x", store)
     assert_refused(PipelineError, "cannot find|cannot load", "python:no_such_module:f", store)
 
 
@@ -713,8 +713,8 @@ def test_stores_that_are_none(tmp_path: Path, source: Path) -> None:
     write(tmp_path / "group/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
     assert_refused(UsageError, "is a Zarr group, not a store", source, tmp_path / "group")
     assert_refused(UsageError, "names a version; build into the", source, tmp_path / "s@3f2a")
-    with pytest.raises(UsageError, match="s3:// is not supported"):
-        precache.build(source, "s3://bucket/store", address="serial")
+    with pytest.raises(UsageError, match="nowhere:// is not supported"):
+        precache.build(source, "nowhere://bucket/store", address="serial")
     result = build(source, tmp_path / "store")
     assert_refused(UsageError, "is a Zarr group, not a store", source, Path(result.path))
 

@@ -462,7 +462,7 @@ def test_stores_that_are_none(run: Run, store: BuiltStore, tmp_path: Path, name:
         (tmp_path / "empty", "is not a store"),
         (tmp_path / "file", "file"),
         (f"{store.path}@ffffff", "'ffffff' fits no version"),
-        ("s3://bucket/store", "s3:// is not supported"),
+        ("nowhere://bucket/store", "nowhere:// is not supported"),
     ):
         for flags in ([], ["--json"]):
             ran = run(name, uri, *flags)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from precache.errors import PrecacheError, StorageError, UsageError
+from precache.errors import PrecacheError, StorageError
 from precache.folder import FileInfo
 from precache.localdisk import LocalFolder
-from precache.storage import local_path, open_folder
+from precache.storage import open_folder
 
 
 @pytest.fixture
@@ -43,20 +43,12 @@ def _files(folder: LocalFolder) -> set[str]:
     ],
 )
 def test_paths_and_file_uris_are_the_same_folder(uri: str | Path, path: str) -> None:
-    assert local_path(uri) == Path(path).absolute()
-    assert open_folder(uri).root == Path(path).absolute()
+    assert open_folder(uri) == LocalFolder(Path(path).absolute())
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert local_path("~/x") == tmp_path / "x"
-
-
-@pytest.mark.parametrize("uri", ["s3://bucket/x", "gs://bucket", "http://host/x", "memory://x"])
-def test_other_protocols_are_refused_by_name(uri: str) -> None:
-    with pytest.raises(UsageError, match="is not supported; give a local path") as caught:
-        local_path(uri)
-    assert uri in str(caught.value)
+    assert open_folder("~/x") == LocalFolder(tmp_path / "x")
 
 
 def test_a_name_that_no_disk_can_hold_is_an_error_of_ours(folder: LocalFolder) -> None:

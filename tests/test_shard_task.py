@@ -335,9 +335,9 @@ class Slides:
     def list(self, tick: object) -> None:
         raise NotImplementedError
 
-    def fetch(self, key: str, size: int) -> Sample:
-        FETCHED.append(key)
-        return Sample({"x": np.zeros(16, np.uint8)})
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> list[Sample | FetchError]:
+        FETCHED.extend(keys)
+        return [Sample({"x": np.zeros(16, np.uint8)}) for _ in keys]
 
 
 def wait_for_the_next(array: np.ndarray) -> np.ndarray:

@@ -34,6 +34,8 @@ from tests.building import (
 )
 from workers.sources import (
     Listing,
+    Sample,
+    Source,
     freeze_classes,
     open_source,
     override_labels,
@@ -221,7 +223,7 @@ def test_a_link_to_nothing_or_to_itself_is_a_sample_that_cannot_be_fetched(
     table = listed(tmp_path).table
     assert dict(zip(table.keys, table.sizes.tolist(), strict=True)) == {"a.jpg": 1, "link.jpg": -1}
     with pytest.raises(FetchError, match=r"link\.jpg"):
-        open_source(str(tmp_path)).fetch("link.jpg", -1)
+        fetch(open_source(str(tmp_path)), "link.jpg")
 
 
 def test_two_links_to_one_folder_are_two_classes(tmp_path: Path) -> None:
@@ -254,12 +256,20 @@ def test_a_folder_without_images_tells_what_images_end_in(tmp_path: Path) -> Non
         listed(tmp_path)
 
 
-def test_a_protocol_that_is_not_supported_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="s3://bucket/photos: s3:// is not supported"):
-        open_source("s3://bucket/photos")
+def test_a_protocol_that_is_not_supported_is_named() -> None:
+    with pytest.raises(UsageError, match=r"nowhere:// is not supported; give a local path, gs://"):
+        listed("nowhere://bucket/photos")
 
 
 # --- fetching -----------------------------------------------------------------------------------
+
+
+def fetch(source: Source, key: str, size: int = -1) -> Sample:
+    """One sample; raises where it cannot be had."""
+    [found] = source.fetch([key], [size])
+    if isinstance(found, FetchError):
+        raise found
+    return found
 
 
 def test_fetch_gives_bytes_and_their_hash(tmp_path: Path) -> None:
@@ -267,7 +277,7 @@ def test_fetch_gives_bytes_and_their_hash(tmp_path: Path) -> None:
     write(tmp_path / "same.jpg", b"12345")
     write(tmp_path / "other.jpg", b"54321")
     source = open_source(str(tmp_path))
-    a, same, other = (source.fetch(f"{name}.jpg", 5) for name in ("a", "same", "other"))
+    a, same, other = (fetch(source, f"{name}.jpg", 5) for name in ("a", "same", "other"))
     assert next(iter(a.inputs.values())) == b"12345"
     assert a.content == same.content != other.content
     assert len(a.content) == 32
@@ -278,18 +288,18 @@ def test_a_file_changed_since_the_listing_is_not_taken(tmp_path: Path) -> None:
     source = open_source(str(tmp_path))
     path.write_bytes(b"123456")
     with pytest.raises(FetchError, match=r"a\.jpg has 6 bytes and had 5 .* build again"):
-        source.fetch("a.jpg", 5)
+        fetch(source, "a.jpg", 5)
 
 
 def test_a_file_gone_since_the_listing_is_named(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"cannot read .*a\.jpg: No such file"):
-        open_source(str(tmp_path)).fetch("a.jpg", 5)
+        fetch(open_source(str(tmp_path)), "a.jpg", 5)
 
 
 def test_sources_travel_to_workers(tmp_path: Path) -> None:
     write(tmp_path / "a.jpg", b"12345")
     source = pickle.loads(pickle.dumps(open_source(str(tmp_path))))
-    assert source.fetch("a.jpg", -1).inputs
+    assert fetch(source, "a.jpg").inputs
 
 
 # --- labels from a file -------------------------------------------------------------------------
@@ -552,7 +562,7 @@ def test_an_input_that_samples_lack_is_named(module: Callable[[str], str], tmp_p
 
 def test_hashes_tell_samples_apart(module: Callable[[str], str]) -> None:
     source = open_source(f"python:{module(DATASET)}:Bare")
-    hashes = [source.fetch(str(i), -1).content for i in (0, 1, 1, 2)]
+    hashes = [fetch(source, str(i)).content for i in (0, 1, 1, 2)]
     assert hashes[1] == hashes[2]
     assert len(set(hashes)) == 3
 
@@ -628,7 +638,7 @@ def test_a_sample_that_fails_is_not_a_hole_but_a_fetch_that_failed(
 ) -> None:
     name = module("class D(list):\n    def __getitem__(self, i): raise OSError('link is down')")
     with pytest.raises(FetchError, match=f"sample 3 of {name}:D: .*link is down"):
-        open_source(f"python:{name}:D").fetch("3", -1)
+        fetch(open_source(f"python:{name}:D"), "3")
 
 
 def test_a_dataset_is_asked_by_one_thread_at_a_time(
@@ -679,7 +689,7 @@ def test_a_factory_is_called_once_in_a_process(module: Callable[[str], str]) -> 
     name = module(code)
     source = open_source(f"python:{name}:make")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda key: source.fetch(key, -1), ["0", "1"]))
+        list(pool.map(lambda key: fetch(source, key), ["0", "1"]))
     assert sum(sys.modules[name].calls) == 1
 
 

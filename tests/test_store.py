@@ -283,8 +283,8 @@ def test_a_committed_version_that_is_gone_says_so(
 
 
 def test_another_protocol_is_refused() -> None:
-    with pytest.raises(UsageError, match="s3:// is not supported"):
-        precache.open("s3://bucket/store@3f2a")
+    with pytest.raises(UsageError, match="nowhere:// is not supported"):
+        precache.open("nowhere://bucket/store@3f2a")
 
 
 def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None:

@@ -23,7 +23,7 @@ from precache.layout import rows_per_shard
 from precache.pipeline import Pipeline
 from precache.receipts import Receipt
 from precache.report import size
-from precache.storage import open_folder
+from precache.storage import StorageOptions, open_folder
 from precache.store import BUILD, ROOT, append_commit, open_own, split_uri
 from workers import sources
 from workers.cluster import Run, check_address, executor
@@ -66,6 +66,7 @@ class Request:
     check_space: bool = True
     cpus: int | None = None
     import_path: tuple[str, ...] = ()
+    storage_options: StorageOptions = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,9 @@ def _check(request: Request) -> None:
         )
     if request.max_failures is not None and request.max_failures < 0:
         raise UsageError(f"max_failures is {request.max_failures}; give 0 or more")
-    if split_uri(request.store)[1] is not None:
+    if split_uri(request.store, request.storage_options)[1] is not None:
         raise UsageError(f"{request.store} names a version; build into the store itself")
-    store = open_folder(request.store)
+    store = open_folder(request.store, request.storage_options)
     if store.exists(ROOT):
         raise UsageError(f"{request.store} is a Zarr group, not a store; choose another folder")
     if store.kind() == "file":
@@ -173,8 +174,8 @@ class _Build:
     def __init__(self, request: Request, progress: BuildProgress) -> None:
         self.request = request
         self.progress = progress
-        self.store = open_folder(request.store)
-        self.source = sources.open_source(request.source)
+        self.store = open_folder(request.store, request.storage_options)
+        self.source = sources.open_source(request.source, request.storage_options)
         self.ignored = 0
         self.code: Mapping[str, str] = {}
         self.timings: dict[str, float] = {}
@@ -209,7 +210,7 @@ class _Build:
                     f"--classes {request.classes} numbers labels before samples are fetched, and "
                     f"{request.source} has no targets; give it targets, or --labels"
                 )
-            frozen = sources.read_classes(request.classes)
+            frozen = sources.read_classes(request.classes, request.storage_options)
             table = sources.freeze_classes(table, frozen, request.classes)
         table = order_rows(table, request.keep_order)
         classes = f" in {len(table.classes)} classes" if table.classes else ""

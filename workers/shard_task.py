@@ -134,13 +134,8 @@ def _fetch_ahead(
     """Samples in order, the next ones being fetched while the caller works."""
 
     def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Sample | FetchError]]:
-        fetched: list[tuple[str, Sample | FetchError]] = []
-        for key, size in run:
-            try:
-                fetched.append((key, source.fetch(key, size)))
-            except FetchError as error:
-                fetched.append((key, error))
-        return fetched
+        names, expected = zip(*run, strict=True)
+        return list(zip(names, source.fetch(names, expected), strict=True))
 
     threads = source.fetch_threads
     runs = prefetch(fetch_run, _runs(keys, sizes), threads, threads + 1)

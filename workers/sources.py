@@ -22,7 +22,7 @@ from precache.errors import (
 )
 from precache.folder import FileInfo, Folder
 from precache.rowtable import RowTable
-from precache.storage import open_folder
+from precache.storage import StorageOptions, open_folder
 from precache.store import open_version
 from workers.usercode import load_object, module_hash
 
@@ -43,6 +43,9 @@ class Sample:
     inputs: Mapping[str | int, Any]
     label: int | None = None
     content: str = ""
+
+
+Fetched = list[Sample | FetchError]
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,14 @@ class Source(Protocol):
     def list(self, tick: Tick) -> Listing:
         """Every sample; `tick` is told how many were found so far."""
 
-    def fetch(self, key: str, size: int) -> Sample:
-        """One sample; `size` is what the listing said, -1 for unknown."""
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
+        """Samples in order, or why each could not be had.
+
+        Parameters
+        ----------
+        sizes
+            What the listing said, -1 for unknown.
+        """
 
 
 @dataclass(frozen=True)
@@ -102,13 +111,15 @@ class FolderSource:
         _require_utf8(files)
         return Listing(_folder_table(files), ignored)
 
-    def fetch(self, key: str, size: int) -> Sample:
-        try:
-            data = self.folder.read(key)
-        except StorageError as error:
-            raise FetchError(str(error)) from None
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
+        read = self.folder.read_many(keys, sizes)
+        return [self._sample(*each) for each in zip(keys, sizes, read, strict=True)]
+
+    def _sample(self, key: str, size: int, data: bytes | StorageError) -> Sample | FetchError:
+        if isinstance(data, StorageError):
+            return FetchError(str(data))
         if size not in (-1, len(data)):
-            raise FetchError(
+            return FetchError(
                 f"{self.folder.path(key)} has {len(data)} bytes and had {size} when it was listed; "
                 "build again to list it anew"
             )
@@ -170,13 +181,15 @@ class DatasetSource:
         etag = self.code
         return Listing(RowTable(keys, unknown, unknown, [etag] * count, labels, classes))
 
-    def fetch(self, key: str, size: int) -> Sample:
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
         dataset = _dataset(self.factory, self.code)
-        try:
-            item = dataset[int(key)]
-        except Exception as error:
-            raise FetchError(f"sample {key} of {self.factory}: {error!r}") from error
-        return _dataset_sample(item)
+        fetched: Fetched = []
+        for key in keys:
+            try:
+                fetched.append(_dataset_sample(dataset[int(key)]))
+            except Exception as error:
+                fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
+        return fetched
 
 
 _datasets: dict[str, tuple[str, Any]] = {}
@@ -242,13 +255,13 @@ def _dataset_sample(item: Any) -> Sample:
     return Sample(inputs, _number(label), digest.hexdigest())
 
 
-def open_source(source: str) -> Source:
-    """The source that a path, ``file://`` or ``python:module:factory`` names."""
+def open_source(source: str, storage_options: StorageOptions = None) -> Source:
+    """The source that a path, a URL or ``python:module:factory`` names."""
     if source.startswith("python:"):
         factory = source.removeprefix("python:")
         load_object(factory)
         return DatasetSource(factory, module_hash(factory))
-    return FolderSource(open_folder(source))
+    return FolderSource(open_folder(source, storage_options))
 
 
 # --- labels and classes -------------------------------------------------------------------------
@@ -319,12 +332,12 @@ def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTa
     return _relabelled(table, labels, tuple(classes))
 
 
-def read_classes(uri: str) -> tuple[str, ...]:
+def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str, ...]:
     """Class names from a store, a JSON list, or a text file with one a line."""
     path = Path(uri)
     if not path.is_file():
         try:
-            return open_version(uri).classes
+            return open_version(uri, None, storage_options).classes
         except StoreError as error:
             raise SourceError(f"--classes {uri} is neither a file nor a store: {error}") from None
     try:

@@ -1,0 +1,325 @@
+"""Folders in blob storage, through fsspec: ``gs://``, ``s3://``, ``az://``, ``https://``, ``memory://``.
+
+Every request that fails for a passing reason is made again, with exponential backoff and jitter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from precache.errors import StorageError, UsageError
+from precache.folder import Buffer, FileInfo
+
+Result = TypeVar("Result")
+
+EXTRAS = {
+    "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
+}  # fmt: skip
+"""Protocol -> the extra of precache that installs its library."""
+
+ATTEMPTS = 6
+RETRY_SECONDS = 60.0
+"""After these since the first attempt, there is no other: the libraries try again themselves."""
+
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 30.0
+"""Seconds between attempts: doubled each time, give or take half, unless the server wishes."""
+
+TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+TRANSIENT_ERRNO = frozenset(
+    (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
+)
+NETWORK_LIBRARIES = frozenset(("aiohttp", "botocore", "aiobotocore", "azure", "urllib3"))
+_FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A `Folder` in blob storage.
+
+    Parameters
+    ----------
+    protocol, root
+        Such as ``gs`` and ``bucket/photos``.
+    options
+        Of the file system, as its fsspec class takes them; never shown.
+    """
+
+    protocol: str
+    root: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        return self._url("")
+
+    @property
+    def name(self) -> str:
+        return self.root.rsplit("/", 1)[-1]
+
+    def path(self, name: str) -> str:
+        return self._url(name)
+
+    def local(self, name: str) -> Path | None:
+        return None
+
+    def folder(self, name: str) -> RemoteFolder:
+        return RemoteFolder(self.protocol, _join(self.root, name), self.options)
+
+    def kind(self) -> str | None:
+        if self._request(self._fs.isfile, "", "look at"):
+            return "file"
+        return "folder" if self._children("") else None
+
+    def exists(self, name: str = "") -> bool:
+        return self.size(name) is not None or bool(self._children(name))
+
+    def size(self, name: str) -> int | None:
+        try:
+            info = self._request(self._fs.info, name, "look at")
+        except FileNotFoundError:
+            return None
+        return None if info["type"] == "directory" else int(info.get("size") or 0)
+
+    def read(self, name: str) -> bytes:
+        try:
+            return bytes(self._request(self._fs.cat_file, name, "read"))
+        except FileNotFoundError:
+            raise StorageError(f"cannot read {self._url(name)}: there is no such object") from None
+
+    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
+        found: dict[str, bytes | StorageError] = {}
+        wanted = dict(zip(names, sizes, strict=True))
+        for attempt in range(ATTEMPTS):
+            pause = 0.0
+            for name, got in self._cat(list(wanted)).items():
+                short = isinstance(got, bytes) and 0 <= len(got) < wanted[name]
+                again = short or (isinstance(got, Exception) and _transient(got))
+                if again and attempt + 1 < ATTEMPTS:
+                    error = got if isinstance(got, Exception) else None
+                    pause = max(pause, _pause(attempt, error))
+                    continue
+                found[name] = got if isinstance(got, bytes) else self._error(got, name, "read")
+                del wanted[name]
+            if not wanted:
+                break
+            time.sleep(pause)
+        return [found[name] for name in names]
+
+    def _cat(self, names: Sequence[str]) -> dict[str, bytes | Exception]:
+        """Every object's bytes, or why they cannot be had."""
+        paths = {_join(self.root, name): name for name in names}
+        if len(paths) == 1:  # then fsspec would raise
+            [path] = paths
+            try:
+                return {names[0]: bytes(self._fs.cat_file(path))}
+            except Exception as error:
+                return {names[0]: error}
+        got = self._fs.cat(list(paths), on_error="return")
+        stripped = {self._fs._strip_protocol(path): value for path, value in got.items()}
+        return {name: stripped[self._fs._strip_protocol(path)] for path, name in paths.items()}
+
+    def names(self, name: str = "") -> list[str]:
+        return sorted(each["name"].rstrip("/").rsplit("/", 1)[-1] for each in self._children(name))
+
+    def _children(self, name: str) -> list[dict[str, Any]]:
+        def list_anew(path: str) -> list[dict[str, Any]]:
+            self._fs.invalidate_cache()
+            listed: list[dict[str, Any]] = self._fs.ls(path, detail=True)
+            return listed
+
+        try:
+            listed = self._request(list_anew, name, "list")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        own = self._fs._strip_protocol(_join(self.root, name)).rstrip("/")
+        return [each for each in listed if each["name"].rstrip("/") != own]
+
+    def walk(self) -> Iterator[FileInfo]:
+        """Every object below the folder; one prefix's listing is held at a time."""
+        waiting = [""]
+        while waiting:
+            prefix = waiting.pop()
+            for each in self._children(prefix):
+                name = _join(prefix, each["name"].rstrip("/").rsplit("/", 1)[-1])
+                if each["type"] == "directory":
+                    waiting.append(name)
+                else:
+                    yield FileInfo(name, _size(each), _mtime_ns(each), _etag(each))
+
+    def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
+        data = b"".join(parts)
+        self._request(lambda path: self._fs.pipe_file(path, data), name, "write")
+
+    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
+        try:
+            self._request(lambda path: self._fs.pipe_file(path, data, mode="create"), name, "write")
+        except FileExistsError:
+            # The first attempt may have arrived though its answer did not.
+            return self.read(name) == data
+        return True
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._request(lambda path: self._fs.rm(path, recursive=True), name, "remove")
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    # --- requests -------------------------------------------------------------------------------
+
+    @property
+    def _fs(self) -> Any:
+        return _file_system(self.protocol, self.options)
+
+    def _url(self, name: str) -> str:
+        """With no query and no user: both may hold a secret."""
+        path = re.sub(r"^[^/@]*@", "", _join(self.root, name).removeprefix(f"{self.protocol}://"))
+        return f"{self.protocol}://{path.split('?', 1)[0]}"
+
+    def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:
+        """Make a request until it succeeds or fails for good; only `_FINAL` errors pass as such."""
+        began = time.monotonic()
+        for attempt in range(ATTEMPTS):
+            try:
+                return action(_join(self.root, name))
+            except _FINAL as error:
+                if isinstance(error, PermissionError):
+                    raise self._error(error, name, doing) from None
+                raise
+            except Exception as error:
+                late = time.monotonic() - began > RETRY_SECONDS
+                if not _transient(error) or late or attempt + 1 == ATTEMPTS:
+                    raise self._error(error, name, doing) from None
+                time.sleep(_pause(attempt, error))
+        raise AssertionError("unreachable")
+
+    def _error(self, error: Exception, name: str, doing: str) -> StorageError:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            reason = "there is no such object"
+        elif isinstance(error, PermissionError):
+            reason = f"{reason}; check the credentials and what they may do"
+        for secret in _secrets(self.options):
+            reason = reason.replace(secret, "…")
+        return StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+
+
+def _join(root: str, name: str) -> str:
+    return f"{root.rstrip('/')}/{name}" if root and name else root or name
+
+
+def _file_system(protocol: str, options: Mapping[str, Any]) -> Any:
+    """fsspec's own instance for these options, which it keeps, one for each process."""
+    import fsspec
+
+    try:
+        return fsspec.filesystem(protocol, **{"use_listings_cache": False, **options})
+    except ImportError:
+        extra = EXTRAS.get(protocol)
+        how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
+        raise UsageError(f"{protocol}:// needs a library that is not installed: {how}") from None
+    except ValueError:
+        raise UsageError(
+            f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
+        ) from None
+
+
+def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    for value in options.values():
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif isinstance(value, str) and len(value) >= 4:
+            yield value
+
+
+def _status(error: Exception) -> int | None:
+    """HTTP status of an error of any of the libraries, where it tells one."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+    for name in ("status", "status_code", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+            return int(value)
+    return None
+
+
+def _transient(error: BaseException) -> bool:
+    """Whether the same request may well succeed later."""
+    if isinstance(error, _FINAL):
+        return False
+    status = _status(error) if isinstance(error, Exception) else None
+    if status is not None:
+        return status in TRANSIENT_STATUS
+    if isinstance(error, ConnectionError | TimeoutError | asyncio.IncompleteReadError):
+        return True
+    if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNO:
+        return True
+    if type(error).__module__.partition(".")[0] in NETWORK_LIBRARIES:
+        return True
+    return error.__cause__ is not None and _transient(error.__cause__)
+
+
+def _pause(attempt: int, error: Exception | None) -> float:
+    """Seconds to wait before the next attempt."""
+    wished = _retry_after(error) if error is not None else None
+    if wished is not None:
+        return min(wished, LONGEST_PAUSE)
+    doubled: float = FIRST_PAUSE * 2**attempt
+    return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
+
+
+def _retry_after(error: BaseException) -> float | None:
+    """The server's own wish in seconds. Source: RFC 9110, section 10.2.3."""
+    response = getattr(error, "response", None)
+    headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+    if isinstance(response, Mapping):
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    if headers is not None:
+        value = headers.get("Retry-After") or headers.get("retry-after")
+        if value is not None and str(value).isdigit():
+            return float(value)
+    return _retry_after(error.__cause__) if error.__cause__ is not None else None
+
+
+def _size(info: Mapping[str, Any]) -> int:
+    size = info.get("size")
+    return -1 if size is None else int(size)
+
+
+def _mtime_ns(info: Mapping[str, Any]) -> int:
+    for name in ("LastModified", "updated", "last_modified", "mtime", "created"):
+        value = info.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1e6) * 1000
+        if isinstance(value, int | float):
+            return int(value * 1e9)
+    return -1
+
+
+def _etag(info: Mapping[str, Any]) -> str:
+    for name in ("generation", "ETag", "etag"):
+        if info.get(name):
+            return str(info[name]).strip('"')
+    return ""
