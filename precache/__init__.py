@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from precache.store import Version
     from precache.store import open_version as open
+    from precache.transfer import pull
     from precache.verification import verify
     from workers.build import BuildResult
 
@@ -66,6 +67,7 @@ _HOMES = {
         "ToDType",
     ],
     "precache.store": ["Version", "open"],
+    "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
     "workers.build": ["BuildResult"],
 }
@@ -96,6 +98,7 @@ __all__ = [
     "Version",
     "build",
     "open",
+    "pull",
     "verify",
 ]
 

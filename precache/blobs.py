@@ -248,7 +248,7 @@ def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def _status(error: Exception) -> int | None:
+def _status(error: BaseException) -> int | None:
     """HTTP status of an error of any of the libraries, where it tells one."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
@@ -261,19 +261,27 @@ def _status(error: Exception) -> int | None:
 
 
 def _transient(error: BaseException) -> bool:
-    """Whether the same request may well succeed later."""
-    if isinstance(error, _FINAL):
+    """Whether the same request may well succeed later; a status says most, wherever it stands."""
+    causes = list(_causes(error))
+    if any(isinstance(each, _FINAL) for each in causes):
         return False
-    status = _status(error) if isinstance(error, Exception) else None
-    if status is not None:
-        return status in TRANSIENT_STATUS
-    if isinstance(error, ConnectionError | TimeoutError | asyncio.IncompleteReadError):
-        return True
-    if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNO:
-        return True
-    if type(error).__module__.partition(".")[0] in NETWORK_LIBRARIES:
-        return True
-    return error.__cause__ is not None and _transient(error.__cause__)
+    statuses = [status for each in causes if (status := _status(each)) is not None]
+    if statuses:
+        return statuses[0] in TRANSIENT_STATUS
+    return any(
+        isinstance(each, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
+        or (isinstance(each, OSError) and each.errno in TRANSIENT_ERRNO)
+        or type(each).__module__.partition(".")[0] in NETWORK_LIBRARIES
+        for each in causes
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def _pause(attempt: int, error: Exception | None) -> float:
@@ -287,15 +295,16 @@ def _pause(attempt: int, error: Exception | None) -> float:
 
 def _retry_after(error: BaseException) -> float | None:
     """The server's own wish in seconds. Source: RFC 9110, section 10.2.3."""
-    response = getattr(error, "response", None)
-    headers = getattr(error, "headers", None) or getattr(response, "headers", None)
-    if isinstance(response, Mapping):
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
-    if headers is not None:
-        value = headers.get("Retry-After") or headers.get("retry-after")
-        if value is not None and str(value).isdigit():
-            return float(value)
-    return _retry_after(error.__cause__) if error.__cause__ is not None else None
+    for each in _causes(error):
+        response = getattr(each, "response", None)
+        headers = getattr(each, "headers", None) or getattr(response, "headers", None)
+        if isinstance(response, Mapping):  # botocore
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+        for name in ("Retry-After", "retry-after"):
+            value = headers.get(name) if headers is not None else None
+            if value is not None and str(value).isdigit():
+                return float(value)
+    return None
 
 
 def _size(info: Mapping[str, Any]) -> int:

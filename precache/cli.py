@@ -17,13 +17,13 @@ from precache.errors import PrecacheError, UsageError
 from precache.pipeline import Pipeline
 from precache.report import (
     bench_progress,
+    byte_progress,
     print_bench,
     print_build,
     print_info,
+    print_transferred,
     print_verified,
-    verify_progress,
 )
-from precache.verification import verify_version
 
 if TYPE_CHECKING:
     from workers.build import BuildResult
@@ -36,6 +36,7 @@ examples:
   precache info photos.store
   precache verify photos.store@3f2a
   precache bench photos.store --json
+  precache pull gs://bucket/photos.store --to photos.store
 
 exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
 """
@@ -73,10 +74,25 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         _add_storage_option(command)
         command.set_defaults(run=run)
+    _add_transfer(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
     return parser
+
+
+def _add_transfer(commands: Any) -> None:
+    for name, there in (("pull", "a folder here"), ("push", "another store, path or URL")):
+        command = commands.add_parser(
+            name, help=f"copy a version to {there}", description=_transfer.__doc__
+        )
+        command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
+        command.add_argument(
+            "--to", required=True, metavar="STORE", help=f"{there}; made if missing"
+        )
+        command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        _add_storage_option(command)
+        command.set_defaults(run=_transfer)
 
 
 def _add_storage_option(to: Any) -> None:
@@ -247,12 +263,29 @@ def _verify(options: argparse.Namespace) -> int:
 
     Exit status 1 where there is any.
     """
+    from precache.verification import verify_version
+
     version = precache.open(options.store, None, dict(options.storage_options))
-    with verify_progress(version, shown=not options.json) as tick:
+    with byte_progress("Verifying", version, shown=not options.json) as tick:
         found = verify_version(version, tick)
     report = {**dataclasses.asdict(found), "ok": found.ok}
     _show(options, report, lambda: print_verified(found))
     return 0 if found.ok else 1
+
+
+def _transfer(options: argparse.Namespace) -> int:
+    """Copy a whole version to another store and make it current there.
+
+    What is there already is checked and not copied again: stopped, the same command continues.
+    """
+    from precache.transfer import pull
+
+    given = dict(options.storage_options)
+    version = precache.open(options.store, None, given)
+    with byte_progress("Copying", version, shown=not options.json) as tick:
+        done = pull(options.store, options.to, tick, given)
+    _show(options, dataclasses.asdict(done), lambda: print_transferred(done))
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from precache.errors import UsageError
 from precache.meter import LoaderStats, StallClock
 from precache.sampler import Order, Shuffle
 from precache.slots import record_event, seconds_between
+from precache.storage import StorageOptions
 from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
 from precache.transforms import Compose, Draw, Transform, run
@@ -102,6 +103,7 @@ class Loader:
         resident: str | None = None,
         window: int = 8,
         decompress: str = "host",
+        storage_options: StorageOptions = None,
     ) -> None:
         _choose("output", output, ("dict", "tuple"))
         _choose("order", order, ("row", "key"))
@@ -112,7 +114,7 @@ class Loader:
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; give a whole number from 1 up")
         self.device = _device(device)
-        self._columns = Columns(os.fspath(uri), fields, verify)
+        self._columns = Columns(os.fspath(uri), fields, verify, storage_options)
         shuffled = _shuffle(shuffle, self._columns, window)
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order)
         self._sorted_by = order

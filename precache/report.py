@@ -15,6 +15,7 @@ from precache.store import FieldInfo, Version
 
 if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost
+    from precache.transfer import Transferred
     from precache.verification import Verified
     from workers.build import BuildResult
 
@@ -116,9 +117,9 @@ def _op(parameters: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def verify_progress(version: Version, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes on standard error, advanced by what is yielded."""
-    columns = TextColumn("Verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+def byte_progress(doing: str, version: Version, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar of a version's bytes on standard error, advanced by what is yielded."""
+    columns = TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     total = sum(field.stored_nbytes for field in version.fields.values())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
@@ -146,6 +147,15 @@ def print_verified(found: Verified) -> None:
             f"version {found.version[:8]} is damaged in {len(found.damage)} objects ({checked}); "
             "delete the damaged files and run the same precache build command again"
         )
+
+
+def print_transferred(done: Transferred) -> None:
+    """What was copied where."""
+    there = f"; {done.skipped} were there" if done.skipped else ""
+    _print(
+        f"version {done.version[:8]} is at {done.path}: {done.objects} objects, "
+        f"{size(done.nbytes)} copied{there}"
+    )
 
 
 def print_bench(result: BenchResult) -> None:

@@ -1,0 +1,390 @@
+"""Folders in blob storage, against servers that speak the protocol, with and without faults."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+import precache
+from precache import blobs
+from precache.blobs import RemoteFolder
+from precache.errors import BuildError, DamageError, StorageError, UsageError
+from precache.folder import Folder
+from precache.storage import open_folder
+from tests.building import encoded, photograph
+from tests.conftest import BuiltStore
+from tests.servers import Fault, FaultProxy, S3Server, reset, status, truncated, wrong_bytes
+
+SECRET = "a-secret-that-nobody-may-see"
+RECIPE = precache.Pipeline.image(resize=64, crop=56)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    server.make_bucket("bucket")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the server, with pauses too short to wait for."""
+    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    proxy = FaultProxy(s3.port)
+    yield proxy
+    proxy.stop()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+_numbers = iter(range(10**6))
+
+
+@pytest.fixture(params=["s3", "memory"])
+def folder(request: pytest.FixtureRequest, s3: S3Server) -> Folder:
+    """An empty folder."""
+    number = next(_numbers)
+    if request.param == "memory":
+        return open_folder(f"memory://test/{number}")
+    return open_folder(f"s3://bucket/{number}", s3.options())
+
+
+@pytest.fixture
+def faulty(s3: S3Server, proxy: FaultProxy) -> Folder:
+    """An empty folder behind the proxy."""
+    return open_folder(f"s3://bucket/{next(_numbers)}", s3.options(proxy.port))
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def test_what_was_put_is_there(folder: Folder) -> None:
+    folder.put("a/b.bin", [b"12", bytearray(b"34"), memoryview(b"5")])
+    assert folder.read("a/b.bin") == b"12345"
+    assert folder.size("a/b.bin") == 5
+    assert folder.exists("a/b.bin")
+    assert folder.exists("a")
+    assert folder.folder("a").read("b.bin") == b"12345"
+    folder.put("a/b.bin", [b"again"])
+    assert folder.read("a/b.bin") == b"again"
+
+
+def test_what_is_not_there_is_said(folder: Folder) -> None:
+    assert folder.kind() is None
+    assert folder.size("a") is None
+    assert not folder.exists("a")
+    assert folder.names("a") == []
+    with pytest.raises(StorageError, match=r"cannot read .*/a: there is no such object"):
+        folder.read("a")
+    folder.remove("a")
+
+
+def test_names_and_files_below(folder: Folder) -> None:
+    for name in ("x.png", "cat/1.png", "cat/2.png", "dog/deep/3.png"):
+        folder.put(name, [name.encode()])
+    assert folder.kind() == "folder"
+    assert folder.folder("x.png").kind() == "file"
+    assert folder.names() == ["cat", "dog", "x.png"]
+    assert folder.names("cat") == ["1.png", "2.png"]
+    found = {info.name: info for info in folder.walk()}
+    assert sorted(found) == ["cat/1.png", "cat/2.png", "dog/deep/3.png", "x.png"]
+    assert all(info.size == len(name) for name, info in found.items())
+    assert all(info.mtime_ns > 10**18 for info in found.values())
+    folder.remove("cat")
+    assert folder.names() == ["dog", "x.png"]
+
+
+def test_many_objects_come_in_order_with_what_is_missing(folder: Folder) -> None:
+    names = [f"{n:03d}" for n in range(40)]
+    for name in names:
+        folder.put(name, [name.encode() * 3])
+    asked = [*reversed(names), "nowhere"]
+    *found, missing = folder.read_many(asked, [9] * 40 + [-1])
+    assert found == [name.encode() * 3 for name in reversed(names)]
+    assert isinstance(missing, StorageError)
+    assert "nowhere: there is no such object" in str(missing)
+
+
+def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
+    created: list[bool] = []
+
+    def create(number: int) -> None:
+        created.append(folder.create("commits/000001.json", b"%d" % number))
+
+    threads = [threading.Thread(target=create, args=[n]) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(created) == [False] * 7 + [True]
+
+
+def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
+    folder = open_folder("s3://bucket/x", s3.options())
+    assert pickle.loads(pickle.dumps(folder)) == folder
+    for text in (str(folder), repr(folder), folder.path("a?token=hidden")):
+        assert SECRET not in text
+        assert "hidden" not in text
+    assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
+
+
+@pytest.mark.parametrize(("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure")])
+def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
+    protocol: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: Any, **options: Any) -> None:
+        raise ImportError
+
+    monkeypatch.setattr(fsspec, "filesystem", missing)
+    with pytest.raises(UsageError, match=rf"{protocol}:// needs .*'precache\[{extra}\]'"):
+        open_folder(f"{protocol}://bucket").exists()
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+PASSING: dict[str, list[Fault]] = {
+    "the service is busy": [status(503), status(500), status(429)],
+    "it says when to come back": [status(503, retry_after=0)],
+    "the connection breaks in mid-body": [reset, reset],
+    "a body comes short": [truncated, truncated],
+    "one after another": [status(503), reset, truncated],
+}
+
+
+@pytest.mark.parametrize("case", PASSING)
+@pytest.mark.parametrize("many", [False, True])
+def test_faults_that_pass_are_waited_for(
+    many: bool, case: str, faulty: Folder, proxy: FaultProxy
+) -> None:
+    if truncated in PASSING[case] and not many:
+        pytest.skip("who reads one object does not know its size")
+    data = {name: name.encode() * 1000 for name in "abc"}
+    for name, content in data.items():
+        faulty.put(name, [content])
+    proxy.faults["GET", "/b"] = list(PASSING[case])
+    if many:
+        assert faulty.read_many(list("abc"), [1000] * 3) == list(data.values())
+    else:
+        assert faulty.read("b") == data["b"]
+    assert proxy.faults["GET", "/b"] == []
+
+
+def test_what_is_forbidden_is_not_asked_for_again(faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("a", [b"1"])
+    proxy.faults["GET", "/a"] = [status(403)] * 20
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a: ") as caught:
+        faulty.read("a")
+    assert SECRET not in str(caught.value)
+    assert proxy.requests("GET", "/a") == 1
+
+
+def test_a_server_that_stays_busy_is_an_error_in_the_end(
+    faulty: Folder, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "RETRY_SECONDS", 0.0)
+    faulty.put("a", [b"1"])
+    proxy.faults["GET", "/a"] = [status(503)] * 1000
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a"):
+        faulty.read("a")
+
+
+def test_the_server_decides_how_long_to_wait() -> None:
+    class Busy(OSError):
+        status = 503
+        headers = {"Retry-After": "7"}  # noqa: RUF012
+
+    assert blobs._pause(0, Busy()) == 7
+    assert all(0.1 < blobs._pause(0, TimeoutError()) < 0.4 for _ in range(50))
+    assert all(blobs._pause(n, TimeoutError()) <= 1.5 * blobs.LONGEST_PAUSE for n in range(20))
+
+
+def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: FaultProxy) -> None:
+    proxy.faults["PUT", "/1.json"] = [status(503)]
+    assert faulty.create("1.json", b"mine")
+    assert not faulty.create("1.json", b"another's")
+    assert faulty.read("1.json") == b"mine"
+
+
+# --- the whole road -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote_photos(s3: S3Server) -> str:
+    """A source of twelve photographs in two classes, one of them broken."""
+    url = f"s3://bucket/photos-{next(_numbers)}"
+    source = open_folder(url, s3.options())
+    for number in range(12):
+        image = photograph().crop((number, 0, number + 120, 90))
+        source.put(f"{'cat' if number % 2 else 'dog'}/{number:02d}.jpg", [encoded(image)])
+    source.put("dog/broken.jpg", [b"no photo"])
+    source.put("notes.txt", [b"x"])
+    return url
+
+
+@pytest.mark.parametrize("address", ["serial", "local"])
+def test_from_bucket_to_bucket_to_training(
+    address: str, remote_photos: str, s3: S3Server, tmp_path: Path
+) -> None:
+    options = s3.options()
+    store = f"s3://bucket/store-{next(_numbers)}"
+    build = {"address": address, "shard_samples": 4, "storage_options": options}
+    result = precache.build(remote_photos, store, RECIPE, **build)
+    assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
+    assert result.path == f"{store}/{result.version}"
+    again = precache.build(remote_photos, store, RECIPE, **build)
+    assert again.shards_skipped == again.shards == 4
+    assert precache.verify(store, storage_options=options).ok
+    version = precache.open(store, None, options)
+    assert version.classes == ("cat", "dog")
+    assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
+    with pytest.raises(UsageError, match=rf"precache pull {store} --to FOLDER"):
+        precache.Loader(store, 4, storage_options=options)
+    done = precache.pull(store, tmp_path / "here", storage_options=options)
+    assert done.version == result.version
+    with precache.Loader(tmp_path / "here", 4, device="cpu") as loader:
+        rows = np.concatenate([batch["row"].numpy() for batch in loader])
+    assert sorted(rows.tolist()) == np.flatnonzero(version.valid).tolist()
+    stored = b"".join(open_folder(store, options).read(i.name) for i in _all(store, options))
+    assert SECRET.encode() not in stored
+
+
+def _all(url: str, options: dict[str, Any]) -> list[Any]:
+    return sorted(open_folder(url, options).walk(), key=lambda info: info.name)
+
+
+def test_the_same_photos_make_the_same_bytes_wherever_they_lie(
+    remote_photos: str, s3: S3Server, tmp_path: Path
+) -> None:
+    options = s3.options()
+    here = tmp_path / "photos"
+    for info in open_folder(remote_photos, options).walk():
+        (here / info.name).parent.mkdir(parents=True, exist_ok=True)
+        (here / info.name).write_bytes(open_folder(remote_photos, options).read(info.name))
+    build = {"address": "serial", "shard_samples": 4, "storage_options": options}
+    remote = precache.build(remote_photos, tmp_path / "remote", RECIPE, **build)
+    local = precache.build(here, tmp_path / "local", RECIPE, **build)
+    one, other = (sorted(Path(r.path).glob("image/c/*/0/0/0")) for r in (remote, local))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_a_build_through_a_bad_network_is_the_build_through_a_good_one(
+    remote_photos: str, s3: S3Server, proxy: FaultProxy
+) -> None:
+    stores = [f"s3://bucket/store-{next(_numbers)}" for _ in range(2)]
+    good, bad = s3.options(), s3.options(proxy.port)
+    one = precache.build(
+        remote_photos, stores[0], RECIPE, address="serial", shard_samples=4, storage_options=good
+    )
+    for number in range(12):
+        faults: list[Fault] = [[status(503)], [reset], [truncated], [status(429), reset]][
+            number % 4
+        ]
+        proxy.faults["GET", f"/{number:02d}.jpg"] = list(faults)
+    proxy.faults["PUT", "/c/1/0/0/0"] = [status(503), status(500)]
+    other = precache.build(
+        remote_photos, stores[1], RECIPE, address="serial", shard_samples=4, storage_options=bad
+    )
+    assert not any(proxy.faults.values())
+    assert one.version == other.version
+    for number in range(one.shards):
+        name = f"{one.version}/image/c/{number}/0/0/0"
+        assert len({open_folder(store, good).read(name) for store in stores}) == 1
+
+
+def test_samples_that_stay_out_of_reach_leave_the_build_to_be_continued(
+    remote_photos: str, s3: S3Server, proxy: FaultProxy
+) -> None:
+    store = f"s3://bucket/store-{next(_numbers)}"
+    build = {"address": "serial", "shard_samples": 4, "storage_options": s3.options(proxy.port)}
+    proxy.faults["GET", "/05.jpg"] = [status(403)] * 50
+    with pytest.raises(BuildError, match=r"1 of 4 shards are not done: .*05\.jpg"):
+        precache.build(remote_photos, store, RECIPE, **build)
+    proxy.faults.clear()
+    result = precache.build(remote_photos, store, RECIPE, **build)
+    assert (result.shards_skipped, result.failed) == (3, 1)
+
+
+# --- pull and push ------------------------------------------------------------------------------
+
+
+def test_a_version_goes_there_and_back_and_is_the_same(
+    store: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    url = f"s3://bucket/store-{next(_numbers)}"
+    options = s3.options()
+    pushed = precache.pull(store.path, url, storage_options=options)
+    assert pushed.skipped == 0
+    back = precache.pull(url, tmp_path / "back", storage_options=options)
+    assert back.version == store.result.version
+    assert _contents(store.version_folder) == _contents(Path(back.path))
+    assert precache.verify(tmp_path / "back").ok
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_pull_goes_on_where_it_was_and_mends_what_is_wrong(
+    store: BuiltStore, tmp_path: Path
+) -> None:
+    first = precache.pull(store.path, tmp_path / "to")
+    folder = Path(first.path)
+    (folder / "image/c/0/0/0/0").unlink()
+    changed = folder / "image/c/1/0/0/0"
+    changed.write_bytes(bytes(changed.stat().st_size))
+    second = precache.pull(store.path, tmp_path / "to")
+    assert second.skipped == store.result.shards - 2
+    assert precache.verify(tmp_path / "to").ok
+
+
+def test_wrong_bytes_on_the_way_are_noticed(
+    image_shards: Callable[[], tuple[str, str]], s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, shard = image_shards()
+    options = s3.options(proxy.port)
+    proxy.faults["GET", shard] = [wrong_bytes]
+    precache.pull(url, tmp_path / "once", storage_options=options)
+    assert precache.verify(tmp_path / "once").ok
+    proxy.faults["GET", shard] = [wrong_bytes] * 10
+    with pytest.raises(DamageError, match=rf"{shard} is damaged: its checksum does not hold"):
+        precache.pull(url, tmp_path / "always", storage_options=options)
+    with pytest.raises(precache.PrecacheError):
+        precache.open(tmp_path / "always")
+    proxy.faults.clear()
+    precache.pull(url, tmp_path / "always", storage_options=options)
+    assert precache.verify(tmp_path / "always").ok
+
+
+@pytest.fixture
+def image_shards(stores: dict[str, BuiltStore], s3: S3Server) -> Callable[[], tuple[str, str]]:
+    """Pushes a store; its URL, and the end of the path of its first shard."""
+
+    def push() -> tuple[str, str]:
+        url = f"s3://bucket/store-{next(_numbers)}"
+        precache.pull(stores["image"].path, url, storage_options=s3.options())
+        return url, "/image/c/0/0/0/0"
+
+    return push
+
+
+def test_an_unreachable_server_is_named_without_its_secrets(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "RETRY_SECONDS", 0.0)
+    options = {**s3.options(), "endpoint_url": "http://127.0.0.1:9", "max_concurrency": 1}
+    options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 2}
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="cannot look at s3://bucket/nowhere") as caught:
+        precache.open("s3://bucket/nowhere", None, options)
+    assert SECRET not in str(caught.value)
+    assert time.monotonic() - began < 60
+    assert isinstance(open_folder("s3://bucket", options), RemoteFolder)
