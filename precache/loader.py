@@ -197,6 +197,8 @@ class Loader:
             ready = self._stream.ready
             for number, batch in enumerate(batches, start + 1):
                 rows, nbytes = len(batch["row"]), sum(t.nbytes for t in batch.values())
+                if self._closed:
+                    return
                 output = self._finish(batch, epoch, number - 1)
                 del batch
                 self._clock.arrived(rows, nbytes, ready)
@@ -258,10 +260,15 @@ class Loader:
         self._position = self._next = (epoch, batch)
 
     def close(self) -> None:
-        """End running iterators and their threads."""
+        """End running iterators and their threads, and let go of their memory.
+
+        An iterator that is at work on another thread, or calls this itself, ends with its batch.
+        """
         self._closed = True
         for iterator in list(self._iterators):
-            iterator.close()
+            with contextlib.suppress(ValueError):  # it is at work
+                iterator.close()
+        self._stream.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from precache.errors import UsageError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Threads:
+    """A pool of threads for one iterator, whatever becomes of that.
+
+    An iterator may be inherited by a forked process, where the threads are not, and it may be
+    collected as garbage on one of the threads themselves.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._process = os.getpid()
+        self._own: set[int] = set()
+
+    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Have a thread do it."""
+        return self._pool.submit(self._run, work, *arguments)
+
+    def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        self._own.add(threading.get_ident())
+        return work(*arguments)
+
+    def require_here(self) -> None:
+        """Raise `UsageError` in a process that was forked since."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this iterator was begun before the process forked; begin another one in the child"
+            )
+
+    def close(
+        self,
+        pending: Iterable[Future[Result]] = (),
+        discard: Callable[[Result], None] = lambda result: None,
+    ) -> None:
+        """Cancel what has not begun, join the threads, and `discard` results nobody took."""
+        if os.getpid() != self._process:
+            return
+        itself = threading.get_ident() in self._own
+
+        def done(future: Future[Result]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                discard(future.result())
+
+        self._pool.shutdown(wait=not itself, cancel_futures=True)
+        for future in pending:
+            future.add_done_callback(done)
 
 
 def prefetch(
@@ -26,16 +76,14 @@ def prefetch(
     """
     remaining = iter(items)
     pending: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="precache") as pool:
-        try:
-            pending.extend(pool.submit(work, item) for item in islice(remaining, ahead))
-            while pending:
-                result = pending.popleft().result()
-                pending.extend(pool.submit(work, item) for item in islice(remaining, 1))
-                yield result
-                del result  # what the consumer dropped must not live on here
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            for future in pending:
-                if not future.cancelled() and future.exception() is None:
-                    discard(future.result())
+    pool = Threads(threads, "precache")
+    try:
+        pending.extend(pool.submit(work, item) for item in islice(remaining, ahead))
+        while pending:
+            pool.require_here()
+            result = pending.popleft().result()
+            pending.extend(pool.submit(work, item) for item in islice(remaining, 1))
+            yield result
+            del result  # what the consumer dropped must not live on here
+    finally:
+        pool.close(pending, discard)

@@ -11,11 +11,12 @@ import os
 import resource
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 
 from precache.meter import ThreadTime
+from precache.prefetch import Threads
 from precache.shards import ArrayReader
 
 QUIET_BATCHES = 8
@@ -52,17 +53,17 @@ class ReadAhead:
     ) -> Generator[np.ndarray, None, None]:
         """The same batches, each advised `ahead` batches before it is yielded."""
         waiting: deque[tuple[np.ndarray, Future[None] | None]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="precache-readahead") as pool:
-            try:
-                for rows in batches:
-                    advice = pool.submit(self.advise, rows) if self.due() else None
-                    waiting.append((rows, advice))
-                    if len(waiting) > ahead:
-                        yield _advised(*waiting.popleft())
-                while waiting:
+        pool = Threads(1, "precache-readahead")
+        try:
+            for rows in batches:
+                advice = pool.submit(self.advise, rows) if self.due() else None
+                waiting.append((rows, advice))
+                if len(waiting) > ahead:
                     yield _advised(*waiting.popleft())
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+            while waiting:
+                yield _advised(*waiting.popleft())
+        finally:
+            pool.close()
 
 
 def _advised(rows: np.ndarray, advice: Future[None] | None) -> np.ndarray:

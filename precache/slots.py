@@ -73,6 +73,12 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
+class _Lent(weakref.ref[np.ndarray]):
+    """Watches the view that was handed out of a slot."""
+
+    slot: np.ndarray
+
+
 class SlotPool:
     """Slots of one size. An empty pool makes a fresh one, and says so once.
 
@@ -89,19 +95,39 @@ class SlotPool:
         self._keep = keep
         self._pinned = pinned
         self._made = 0
-        # A deque's own methods take no lock of ours: a finalizer may call them inside the garbage
-        # collector. The slot given back last is the likeliest to be in the processor's cache.
-        self._free: deque[np.ndarray] = deque()
+        self._told = False
+        # What runs when a batch dies may run inside the garbage collector, where it must take no
+        # lock, and in the middle of Ctrl-C, which Python code there would swallow: a deque's own
+        # append is neither. The slot given back last is the likeliest to be in a cache.
+        self._free: deque[np.ndarray | _Lent] = deque()
+        self._lent: dict[int, _Lent] = {}
         self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
         self._copies_lock = threading.Lock()
 
     def acquire(self) -> np.ndarray:
         """A slot (uint8) that nobody reads."""
         self._collect_copies()
+        self.trim()
         try:
-            return self._free.pop()
+            return self._returned(self._free.pop())
         except IndexError:
             return self._allocate()
+
+    def _returned(self, free: np.ndarray | _Lent) -> np.ndarray:
+        if not isinstance(free, _Lent):
+            return free
+        del self._lent[id(free)]
+        return free.slot
+
+    def trim(self, keep: int | None = None) -> None:
+        """Let go of free slots beyond `keep`; by default of those that the log spoke of."""
+        keep = self._keep if keep is None else keep
+        while len(self._free) > keep:
+            try:
+                self._returned(self._free.popleft())
+            except IndexError:  # another thread took it
+                return
+            self._made -= 1
 
     def release(self, slot: np.ndarray) -> None:
         """Give a slot back; takes no lock, so that a finalizer may call it."""
@@ -110,7 +136,9 @@ class SlotPool:
     def lend(self, slot: np.ndarray) -> torch.Tensor:
         """The slot as a uint8 tensor; it comes back when the last tensor over it dies."""
         view = slot[:]
-        weakref.finalize(view, self._free.append, slot).atexit = False
+        lent = _Lent(view, self._free.append)
+        lent.slot = slot
+        self._lent[id(lent)] = lent
         return torch.from_numpy(view)
 
     def release_after(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
@@ -125,7 +153,8 @@ class SlotPool:
 
     def _allocate(self) -> np.ndarray:
         self._made += 1
-        if self._made == self._keep + 1:
+        if self._made > self._keep and not self._told:
+            self._told = True
             log.warning(
                 "more than %d batches of %.1f MB are held at once; more take fresh memory",
                 self._keep,

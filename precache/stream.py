@@ -108,6 +108,11 @@ class BatchStream:
                 yield batch
                 del batch  # what the caller dropped must not live on here
         doubts.settle(wait=True)
+        self._pool.trim()
+
+    def close(self) -> None:
+        """Let go of the memory of slots that nobody holds."""
+        self._pool.trim(0)
 
     def _fill(self, ready: deque[None], rows: np.ndarray) -> _Filled:
         """Decode a batch into a slot; runs on the decoding threads."""
@@ -219,6 +224,9 @@ class ResidentStream:
         self._fields = fields
         self._device = device
         self.thread_time = ThreadTime()
+
+    def close(self) -> None:
+        """Nothing: the fields go with the loader."""
 
     def batches(self, rows: Rows) -> Generator[Batch, None, None]:
         """A batch for each array of row numbers."""

@@ -676,3 +676,51 @@ def test_statistics_count_what_was_handed_out(image_store: BuiltStore) -> None:
         assert stats.cpu_seconds > 0
         assert 0 <= stats.ready <= 6
         assert loader.stats().batches == 0
+
+
+# --- closing ------------------------------------------------------------------------------------
+
+
+def test_a_loader_may_be_closed_by_what_runs_inside_it(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    def close(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        loader.close()
+        return batch
+
+    loader = precache.Loader(image_store.path, 4, transform=close)
+    assert len(list(loader)) == 1
+
+
+def test_a_loader_may_be_closed_by_another_thread(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    loader = precache.Loader(image_store.path, 4)
+    inside, closed = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def train() -> None:
+        for batch in loader:
+            seen.append(len(batch["row"]))
+            inside.set()
+            closed.wait()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    inside.wait()
+    loader.close()
+    closed.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert seen == [4]
+
+
+def test_memory_of_batches_held_at_once_is_let_go(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        held = [batch for _ in range(5) for batch in loader]
+        del held
+        list(loader)
+        pool = loader._stream._pool  # type: ignore[union-attr]
+        assert len(pool._free) <= pool._keep
+        loader.close()
+        assert not pool._free
