@@ -718,8 +718,10 @@ def test_a_loader_may_be_closed_by_another_thread(
 def test_memory_of_batches_held_at_once_is_let_go(image_store: BuiltStore) -> None:
     with precache.Loader(image_store.path, 4) as loader:
         held = [batch for _ in range(5) for batch in loader]
+        assert len(held) == 30
         del held
-        list(loader)
+        for batch in loader:
+            del batch
         pool = loader._stream._pool  # type: ignore[union-attr]
         assert len(pool._free) <= pool._keep
         loader.close()
