@@ -27,6 +27,8 @@ EXTRAS = {
 }  # fmt: skip
 """Protocol -> the extra of precache that installs its library."""
 
+READ_ONLY = frozenset(("http", "https"))
+
 ATTEMPTS = 6
 RETRY_SECONDS = 60.0
 """After these since the first attempt, there is no other: the libraries try again themselves."""
@@ -82,9 +84,9 @@ class RemoteFolder:
         return RemoteFolder(self.protocol, _join(self.root, name), self.options)
 
     def kind(self) -> str | None:
-        if self._request(self._fs.isfile, "", "look at"):
-            return "file"
-        return "folder" if self._children("") else None
+        if self._children(""):  # first, since to HTTP all is a file
+            return "folder"
+        return "file" if self._request(self._fs.isfile, "", "look at") else None
 
     def exists(self, name: str = "") -> bool:
         return self.size(name) is not None or bool(self._children(name))
@@ -164,9 +166,11 @@ class RemoteFolder:
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
+        self._require_writable(name)
         self._request(lambda path: self._fs.pipe_file(path, data), name, "write")
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
+        self._require_writable(name)
         try:
             self._request(lambda path: self._fs.pipe_file(path, data, mode="create"), name, "write")
         except FileExistsError:
@@ -186,6 +190,13 @@ class RemoteFolder:
     @property
     def _fs(self) -> Any:
         return _file_system(self.protocol, self.options)
+
+    def _require_writable(self, name: str) -> None:
+        if self.protocol in READ_ONLY:
+            raise StorageError(
+                f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
+                "store on a local disk, gs://, s3:// or az://"
+            )
 
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.client
 import logging
 import socket
@@ -9,8 +11,9 @@ import struct
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 Fault = Callable[["_Handler", int, bytes], bool]
@@ -45,6 +48,28 @@ class S3Server:
         self._server.stop()
 
 
+class _QuietFiles(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+class _PatientServer(ThreadingHTTPServer):
+    request_queue_size = 128
+    daemon_threads = True
+
+
+@contextlib.contextmanager
+def web_server(folder: Path) -> Iterator[str]:
+    """A web server of the files below a folder, with listings; its URL."""
+    handler = functools.partial(_QuietFiles, directory=str(folder))
+    with _PatientServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
 class FaultProxy:
     """Passes requests on to a server; those that `faults` names are answered otherwise.
 
@@ -62,8 +87,7 @@ class FaultProxy:
         self.seen: Counter[tuple[str, str]] = Counter()
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _PatientServer(("127.0.0.1", 0), handler)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

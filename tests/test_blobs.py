@@ -21,7 +21,16 @@ from precache.folder import Folder
 from precache.storage import open_folder
 from tests.building import encoded, photograph
 from tests.conftest import BuiltStore
-from tests.servers import Fault, FaultProxy, S3Server, reset, status, truncated, wrong_bytes
+from tests.servers import (
+    Fault,
+    FaultProxy,
+    S3Server,
+    reset,
+    status,
+    truncated,
+    web_server,
+    wrong_bytes,
+)
 
 SECRET = "a-secret-that-nobody-may-see"
 RECIPE = precache.Pipeline.image(resize=64, crop=56)
@@ -310,6 +319,21 @@ def test_samples_that_stay_out_of_reach_leave_the_build_to_be_continued(
     proxy.faults.clear()
     result = precache.build(remote_photos, store, RECIPE, **build)
     assert (result.shards_skipped, result.failed) == (3, 1)
+
+
+def test_photos_behind_a_web_server(tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(photograph().crop((number, 0, number + 120, 90))))
+    build = {"address": "serial", "shard_samples": 4}
+    with web_server(tmp_path) as url:
+        result = precache.build(f"{url}/photos", tmp_path / "store", RECIPE, **build)
+        assert (result.samples, result.classes) == (6, ("cat", "dog"))
+        with pytest.raises(StorageError, match="http:// is for reading; give a store on a local"):
+            precache.build(tmp_path / "photos", f"{url}/store", RECIPE, **build)
+        precache.pull(f"{url}/store", tmp_path / "pulled")
+    assert precache.verify(tmp_path / "pulled").ok
 
 
 # --- pull and push ------------------------------------------------------------------------------
