@@ -8,14 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-WINDOW = 8192
-"""Positions whose rows are computed together: a call for each batch would cost seven times more."""
+WINDOW = 65_536
+"""Positions whose rows are computed together: of fewer, the calls for the last few that are still
+outside of the range take most of the time."""
 
 _ROUNDS = 6
+_TABLE_BITS = 16
+"""Halves of up to so many bits have each round tabulated, once: 3 MB at most."""
+
 _U64 = np.uint64
 
 
-def _mix(x: np.ndarray, key: np.uint64) -> np.ndarray:
+def _mix(x: np.ndarray, key: np.ndarray) -> np.ndarray:
     """SplitMix64's finalizer (Steele et al., OOPSLA 2014) over x + key; wraps modulo 2**64."""
     x = x + key
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -34,26 +38,41 @@ class Permutation:
 
     def __init__(self, n: int, *key: int | str) -> None:
         self.n = n
-        self._half = _U64(max(1, -(-max(1, (n - 1).bit_length()) // 2)))
-        self._mask = _U64((1 << int(self._half)) - 1)
+        self._half = max(1, -(-max(1, (n - 1).bit_length()) // 2))
+        self._mask = (1 << self._half) - 1
         text = "\x1f".join(map(str, key)).encode()
         digest = hashlib.blake2b(text, digest_size=8 * _ROUNDS, person=b"precache-order").digest()
-        self._keys = [_U64(k) for k in np.frombuffer(digest, "<u8")]
+        self._keys = np.frombuffer(digest, "<u8").astype(_U64)
+        self._tables: np.ndarray | None = None
+        if self._half <= _TABLE_BITS:
+            halves = np.arange(1 << self._half, dtype=_U64)
+            self._tables = self._mixed(halves, self._keys[:, None])
+
+    def _mixed(self, halves: np.ndarray, key: np.ndarray) -> np.ndarray:
+        mixed: np.ndarray = (_mix(halves, key) & _U64(self._mask)).astype(np.int64)
+        return mixed
 
     def _encrypt(self, x: np.ndarray) -> np.ndarray:
         left, right = x >> self._half, x & self._mask
-        for key in self._keys:
-            left, right = right, left ^ (_mix(right, key) & self._mask)
+        mixed = np.empty_like(x)
+        for number in range(_ROUNDS):
+            if self._tables is None:
+                mixed = self._mixed(right.astype(_U64), self._keys[number])
+            else:
+                np.take(self._tables[number], right, out=mixed, mode="clip")
+            left ^= mixed
+            left, right = right, left
         return (left << self._half) | right
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Images of `positions` (any shape, each in ``range(n)``) as int64."""
-        values = self._encrypt(np.asarray(positions).astype(_U64).reshape(-1))
-        outside = values >= self.n
-        while outside.any():
-            values[outside] = self._encrypt(values[outside])
-            outside = values >= self.n
-        return values.astype(np.int64).reshape(np.shape(positions))
+        values = self._encrypt(np.asarray(positions, np.int64).reshape(-1))
+        outside = np.flatnonzero(values >= self.n)
+        while len(outside):
+            again = self._encrypt(values[outside])
+            values[outside] = again
+            outside = outside[again >= self.n]
+        return values.reshape(np.shape(positions))
 
 
 class ValidRows:
@@ -99,21 +118,23 @@ class BlockPermutation:
         ]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Images of `positions` (one axis, each in ``range(n)``) as int64."""
-        groups = np.searchsorted(self._group_ends, positions, side="right")
+        """Images of `positions` (one axis, ascending, each in ``range(n)``) as int64."""
         values = np.empty(len(positions), np.int64)
-        for group in np.unique(groups).tolist():
-            here = groups == group
-            values[here] = self._within(group, positions[here])
+        cuts = np.searchsorted(positions, self._group_ends).tolist()
+        for group, (start, stop) in enumerate(zip([0, *cuts], cuts, strict=False)):
+            if start < stop:
+                values[start:stop] = self._within(group, positions[start:stop])
         return values
 
     def _within(self, group: int, positions: np.ndarray) -> np.ndarray:
         start = int(self._group_ends[group - 1]) if group else 0
         total = int(self._group_ends[group]) - start
-        mixed = start + Permutation(total, "window", group, *self._key)(positions - start)
-        place = np.searchsorted(self._ends, mixed, side="right")
-        before = np.where(place > 0, self._ends[place - 1], 0)
-        ranks: np.ndarray = self._order[place] * self._block + (mixed - before)
+        mixed = Permutation(total, "window", group, *self._key)(positions - start)
+        blocks = slice(group * self._window, (group + 1) * self._window)
+        ends = self._ends[blocks] - start
+        # Rank less place, block by block: the blocks are few, and rows are many.
+        shift = self._order[blocks] * self._block - np.concatenate(([0], ends[:-1]))
+        ranks: np.ndarray = mixed + shift[np.searchsorted(ends, mixed, side="right")]
         return ranks
 
 

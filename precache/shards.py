@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from precache.codecs import crc32c_holds, undo_image
+from precache.decoded import DecodedChunks
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.layout import MISSING, decode_index
 from precache.metadata import Piece
@@ -20,6 +22,9 @@ from precache.store import Version
 
 UNDO_ROWS = 64
 """Rows whose image filter is undone together: enough to amortise a call for each line."""
+
+DECODE_NBYTES = 1 << 20
+"""Chunks of small rows are decoded up to this size before their rows are copied."""
 
 VECTOR_ROW_NBYTES = 16 << 10
 """Plain rows below this size are gathered by one call a shard instead of one a row."""
@@ -82,6 +87,10 @@ class ArrayReader:
         self._objects: dict[tuple[int, ...], _Object | None] = {}
         self._expected = version.shard_table(name) if name in version.fields else None
         self._verify = verify
+        self._decoded: dict[bool, DecodedChunks] = {}
+        self._scratch = threading.local()
+        chunk_nbytes = self.array.chunk_shape[0] * self.array.row_nbytes
+        self._together = max(1, DECODE_NBYTES // max(1, chunk_nbytes))
         chunks = math.prod(self.array.chunks_per_object)
         try:
             self._checked = np.full((self.array.objects, chunks), verify == "off")
@@ -118,6 +127,9 @@ class ArrayReader:
         if len(self._pieces) > 1 or not self._read_plain(rows, numbers, inside, out):
             if len(self._pieces) == 1 and self.array.chunk_shape[0] == 1:
                 self._read_single(rows, numbers, inside, out)
+            elif len(self._pieces) == 1:
+                self._read_shared(rows, out, undo)
+                return
             else:
                 self._read_chunked(rows, out)
         if undo and self.filtered:
@@ -199,8 +211,48 @@ class ArrayReader:
                 raise self._damage(number, tail, row, str(error)) from None
         self._checked[numbers, chunks] = True
 
+    def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
+        """Several rows a chunk: decode those that are not kept from an earlier batch."""
+        chunks, within = np.divmod(rows, self.array.chunk_shape[0])
+        kept = self._kept(undo)
+        again = self._verify == "always"
+        left = np.arange(len(rows)) if again else kept.copy(chunks, within, out)
+        if not len(left):
+            return
+        together = self._together
+        left = left[np.argsort(chunks[left], kind="stable")]
+        present, first = np.unique(chunks[left], return_index=True)
+        ends = np.append(first[together::together], len(left))
+        for number, end in enumerate(ends.tolist()):
+            part = slice(number * together, (number + 1) * together)
+            here = left[first[part.start] : end]
+            decoded = self._decode_chunks(rows[left[first[part]]], undo)
+            out[here] = decoded[np.searchsorted(present[part], chunks[here]), within[here]]
+            kept.add(present[part], decoded)
+
+    def _kept(self, undo: bool) -> DecodedChunks:
+        try:
+            return self._decoded[undo]
+        except KeyError:
+            array = self.array
+            chunks = -(-array.objects * array.object_shape[0] // array.chunk_shape[0])
+            made = DecodedChunks(chunks, array.chunk_shape, array.dtype)
+            return self._decoded.setdefault(undo, made)
+
+    def _decode_chunks(self, rows: np.ndarray, undo: bool) -> np.ndarray:
+        """The chunks that hold rows, in memory that the same thread uses again."""
+        shape = (self._together, *self.array.chunk_shape)
+        if not hasattr(self._scratch, "chunks"):
+            self._scratch.chunks = np.empty(shape, self.array.dtype)
+        decoded: np.ndarray = self._scratch.chunks[: len(rows)]
+        for row, chunk in zip(rows.tolist(), decoded, strict=True):
+            self._decode_piece(row, self._pieces[0], chunk)
+        if undo and self.filtered:
+            undo_image(decoded)
+        return decoded
+
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Several rows a chunk or several chunks a row: decode each chunk once, copy from it."""
+        """Several chunks a row: decode each once, copy from it."""
         chunk_rows = self.array.chunk_shape[0]
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
