@@ -26,8 +26,9 @@ UNDO_ROWS = 64
 DECODE_NBYTES = 1 << 20
 """Chunks of small rows are decoded up to this size before their rows are copied."""
 
-VECTOR_ROW_NBYTES = 16 << 10
-"""Plain rows below this size are gathered by one call a shard instead of one a row."""
+SHARED_ROW_NBYTES = 16 << 10
+"""Rows below this size that share chunks are copied from chunks that are kept, whatever the codec:
+a Python object for each would cost more than the copy."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,17 @@ class ArrayReader:
         if len(rows) == 0:
             return
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        if len(self._pieces) > 1 or not self._read_plain(rows, numbers, inside, out):
-            if len(self._pieces) == 1 and self.array.chunk_shape[0] == 1:
+        if len(self._pieces) > 1:
+            self._read_chunked(rows, out)
+        elif self.array.chunk_shape[0] > 1 and self.array.row_nbytes < SHARED_ROW_NBYTES:
+            self._read_shared(rows, out, undo)
+            return
+        elif not self._read_plain(rows, numbers, inside, out):
+            if self.array.chunk_shape[0] == 1:
                 self._read_single(rows, numbers, inside, out)
-            elif len(self._pieces) == 1:
+            else:
                 self._read_shared(rows, out, undo)
                 return
-            else:
-                self._read_chunked(rows, out)
         if undo and self.filtered:
             for start in range(0, len(out), UNDO_ROWS):
                 undo_image(out[start : start + UNDO_ROWS])
@@ -158,23 +162,16 @@ class ArrayReader:
             return False
         flat = out.reshape(len(out), -1).view(np.uint8)
         checks = self._checks(numbers, chunks)
-        if self.array.row_nbytes >= VECTOR_ROW_NBYTES:
-            places = zip(numbers.tolist(), chunks.tolist(), within.tolist(), strict=True)
-            sources = [views[number][chunk, row] for number, chunk, row in places]
-            if not checks.any():
-                np.concatenate(sources, out=flat.reshape(-1))
-                return True
-            for position, source in enumerate(sources):
-                # Right before its copy: the row is then read from memory once for both.
-                if checks[position]:
-                    self._check_plain(rows[position], numbers[position], chunks[position])
-                flat[position] = source
-        else:
-            for position in np.flatnonzero(checks):
+        places = zip(numbers.tolist(), chunks.tolist(), within.tolist(), strict=True)
+        sources = [views[number][chunk, row] for number, chunk, row in places]
+        if not checks.any():
+            np.concatenate(sources, out=flat.reshape(-1))
+            return True
+        for position, source in enumerate(sources):
+            # Right before its copy: the row is then read from memory once for both.
+            if checks[position]:
                 self._check_plain(rows[position], numbers[position], chunks[position])
-            for number, view in views.items():
-                here = np.flatnonzero(numbers == number)
-                flat[here] = view[chunks[here], within[here]]
+            flat[position] = source
         return True
 
     def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
