@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from precache.errors import StorageError, UsageError
+from precache.errors import PrecacheError, StorageError, UsageError
 from precache.folder import Buffer, FileInfo
 
 Result = TypeVar("Result")
@@ -209,6 +209,8 @@ class RemoteFolder:
         for attempt in range(ATTEMPTS):
             try:
                 return action(_join(self.root, name))
+            except PrecacheError:
+                raise
             except _FINAL as error:
                 if isinstance(error, PermissionError):
                     raise self._error(error, name, doing) from None
