@@ -1,8 +1,10 @@
 """What the benchmarks share: photos, clean processes, costs, and the machine in a line."""
 
 import contextlib
+import ctypes
 import importlib.metadata
 import itertools
+import math
 import multiprocessing
 import os
 import platform
@@ -16,14 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import numpy as np
 from rich.console import Console
 
+import precache
+from precache.layout import decode_index
+from precache.shards import ArrayReader, map_file
 from tests.demo.photos import make_photos
 
 DEFAULT_PHOTOS = Path(__file__).resolve().parents[2] / "../shared/photos"
 PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "ray")
 CROP = 224
+INDEX_ENTRY, CHECKSUM = 16, 4
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -131,6 +138,13 @@ def _proc_number(path: str, name: str) -> int:
     raise LookupError(f"{path} has no {name}")
 
 
+def share_of_others(costs: Iterable[Cost]) -> float:
+    """Share of the machine's cores that other processes had meanwhile."""
+    every = list(costs)
+    wall = sum(cost.wall_seconds for cost in every)
+    return sum(cost.others_seconds for cost in every) / wall / cores()
+
+
 def median_ratio(costs: Sequence[float], floors: Sequence[float]) -> float:
     """Median of the ratios of neighbours in time: what the whole machine was doing cancels out."""
     return statistics.median(a / b for a, b in zip(costs, floors, strict=True))
@@ -144,6 +158,9 @@ def in_clean_process(
         return pool.submit(work, *args, **kwargs).result()
 
 
+# --- the page cache -----------------------------------------------------------------------------
+
+
 def touch(files: Iterable[Path]) -> None:
     """Read files, so that the page cache holds them."""
     buffer = bytearray(1 << 20)
@@ -151,6 +168,55 @@ def touch(files: Iterable[Path]) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
+
+
+def evict(files: Iterable[Path]) -> None:
+    """Have the page cache drop files, but for pages that some process still has mapped."""
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # only clean pages can be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resident_share(files: Iterable[Path]) -> float:
+    """Share of the files' pages that the page cache holds, after mincore(2)."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    pages = held = 0
+    for path in files:
+        data = map_file(path)
+        states = np.empty(-(-len(data) // page), np.uint8)
+        if libc.mincore(data.ctypes.data, len(data), states.ctypes.data):
+            raise OSError(ctypes.get_errno(), f"mincore of {path}")
+        pages, held = pages + len(states), held + int((states & 1).sum())
+    return held / max(1, pages)
+
+
+# --- stores -------------------------------------------------------------------------------------
+
+
+def chunk_extents(store: Path, field: str = "image") -> list[tuple[Path, int, int]]:
+    """File, offset and length of each stored chunk of a field, in the order of the rows."""
+    version = precache.open(store)
+    reader = ArrayReader(version, field)
+    chunks = math.prod(reader.array.chunks_per_object)
+    found: list[tuple[Path, int, int]] = []
+    for _, name in reader.objects():
+        path = Path(version.path) / name
+        data = map_file(path)
+        index = decode_index(data[-(INDEX_ENTRY * chunks + CHECKSUM) :].data, chunks)
+        found += [(path, *extent) for extent in index[index[:, 1] < len(data)].tolist()]
+    return found
+
+
+def build_crops(source: Path, store: Path, codec: str) -> Path:
+    """A store of the photos in `source`: of each a random crop, resized."""
+    crop = {"op": "random_resized_crop", "size": CROP, "scale": (0.25, 1)}
+    field = {"ops": [{"op": "decode"}, crop], "codec": codec}
+    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
+    precache.build(source, store, pipeline, address="serial", max_failures=0)
+    return store
 
 
 # --- photos and folders -------------------------------------------------------------------------
