@@ -40,8 +40,8 @@ class Loader:
         Rows a batch; the last one is smaller unless `drop_last`.
     shuffle, seed
         A new order every epoch, a function of (seed, epoch) alone. ``True`` or ``"full"`` mixes all
-        rows; ``"block"`` mixes `window` random shards at a time, which reads a slow disk nearly in
-        sequence; ``False`` keeps `order`.
+        rows; ``"block"`` mixes `window` random shards at a time, so that only these are read from
+        meanwhile; ``False`` keeps `order`.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU.
     fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from precache.codecs import crc32c_holds, undo_image
-from precache.decoded import DecodedChunks
+from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.layout import MISSING, decode_index
 from precache.metadata import Piece
@@ -27,8 +28,8 @@ DECODE_NBYTES = 1 << 20
 """Chunks of small rows are decoded up to this size before their rows are copied."""
 
 SHARED_ROW_NBYTES = 16 << 10
-"""Rows below this size that share chunks are copied from chunks that are kept, whatever the codec:
-a Python object for each would cost more than the copy."""
+"""Rows below this size are not worth a Python object each. Where all fit, they are copied from
+chunks that are kept decoded, whatever the codec; else plain ones are gathered shard by shard."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ class ArrayReader:
         self._verify = verify
         self._decoded: dict[bool, DecodedChunks] = {}
         self._scratch = threading.local()
+        self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
+        whole = self.array.shape[0] * self.array.row_nbytes
+        self._fits = self.array.chunk_shape[0] > 1 and whole <= DECODED_NBYTES
         chunk_nbytes = self.array.chunk_shape[0] * self.array.row_nbytes
         self._together = max(1, DECODE_NBYTES // max(1, chunk_nbytes))
         chunks = math.prod(self.array.chunks_per_object)
@@ -127,7 +131,7 @@ class ArrayReader:
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         if len(self._pieces) > 1:
             self._read_chunked(rows, out)
-        elif self.array.chunk_shape[0] > 1 and self.array.row_nbytes < SHARED_ROW_NBYTES:
+        elif self._small and self._fits:
             self._read_shared(rows, out, undo)
             return
         elif not self._read_plain(rows, numbers, inside, out):
@@ -162,6 +166,13 @@ class ArrayReader:
             return False
         flat = out.reshape(len(out), -1).view(np.uint8)
         checks = self._checks(numbers, chunks)
+        if self._small:
+            for position in np.flatnonzero(checks):
+                self._check_plain(rows[position], numbers[position], chunks[position])
+            for number, view in views.items():
+                here = np.flatnonzero(numbers == number)
+                flat[here] = view[chunks[here], within[here]]
+            return True
         places = zip(numbers.tolist(), chunks.tolist(), within.tolist(), strict=True)
         sources = [views[number][chunk, row] for number, chunk, row in places]
         if not checks.any():
@@ -303,6 +314,7 @@ class ArrayReader:
             if path is None:
                 raise StorageError(f"{self._root.path(name)} is not on a local disk")
             data = map_file(path)
+            self._read_index(path, len(data))
         except FileNotFoundError:
             if self._expected is None and self._version.folder.exists():
                 return None
@@ -317,6 +329,13 @@ class ArrayReader:
         except DamageError as error:
             raise self._damage(number, tail, row, str(error)) from None
         return _Object(data.data, index, self._plain_rows(data, index))
+
+    def _read_index(self, path: Path, size: int) -> None:
+        """Bring the index into memory alone: a page fault would bring in megabytes around it."""
+        length = math.prod(self.array.chunks_per_object) * 16 + 4
+        start = 0 if self.array.index_at_start else max(0, size - length)
+        with path.open("rb", buffering=0) as file:
+            os.pread(file.fileno(), length, start)
 
     def _index(self, data: np.ndarray) -> np.ndarray:
         if self.array.index_at_start is None:

@@ -20,6 +20,7 @@ from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
 from precache.shards import ArrayReader
 from precache.slots import Batch, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.store import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class BatchStream:
         slots = self._ahead + SLOTS_IN_USE
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned=cuda)
         self._copier = DeviceCopier(self._pool, device) if cuda else None
+        fields = self._layout.columns.items()
+        self._cloned = {name for name, c in fields if c.nbytes(1) <= SMALL_ROW_NBYTES}
         self._filled: deque[None] = deque()
 
     @property
@@ -143,7 +146,7 @@ class BatchStream:
             return self._copier.copy(filled.slot, filled.nbytes, unpack)
         batch = self._layout.tensors(self._pool.lend(filled.slot), len(filled.rows))
         # A list of all labels must not keep all images alive.
-        return {n: t if n in self._columns.readers else t.clone() for n, t in batch.items()}
+        return {n: t.clone() if n in self._cloned else t for n, t in batch.items()}
 
     def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
