@@ -75,7 +75,9 @@ def source(tmp_path: Path) -> Path:
 # --- usage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [[], ["build"], ["info"], ["verify"], ["bench"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["build"], ["info"], ["verify"], ["bench"], ["pull"], ["push"]]
+)
 def test_help_of_every_command(run: Run, arguments: list[str]) -> None:
     ran = run(*arguments, "--help")
     assert ran.status == 0
@@ -451,6 +453,24 @@ def test_bench_of_nothing(run: Run, store: BuiltStore, flag: str) -> None:
     ran = run("bench", store.path, flag, 0)
     assert ran.status == 2
     assert "from 1 up" in ran.err
+
+
+def test_pull_says_what_it_copied_and_what_was_there(
+    run: Run, store: BuiltStore, tmp_path: Path
+) -> None:
+    ran = run("pull", store.path, "--to", tmp_path / "here")
+    assert ran.status == 0, ran.err
+    assert f"version {store.result.version[:8]} is at {tmp_path / 'here'}" in ran.out
+    again = run("push", tmp_path / "here", "--to", tmp_path / "here", "--json")
+    assert json.loads(again.out)["skipped"] == store.result.shards
+    assert run("verify", tmp_path / "here").status == 0
+
+
+@pytest.mark.parametrize("option", ["novalue", "=x"])
+def test_a_storage_option_has_a_key_and_a_value(run: Run, store: BuiltStore, option: str) -> None:
+    ran = run("info", store.path, "--storage-option", option)
+    assert ran.status == 2
+    assert f"{option!r} is not KEY=VALUE" in ran.err
 
 
 @pytest.mark.parametrize("name", ["info", "verify", "bench"])
