@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import random
 import re
 import time
@@ -21,6 +22,7 @@ from precache.errors import PrecacheError, StorageError, UsageError
 from precache.folder import Buffer, FileInfo
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
@@ -219,7 +221,10 @@ class RemoteFolder:
                 late = time.monotonic() - began > RETRY_SECONDS
                 if not _transient(error) or late or attempt + 1 == ATTEMPTS:
                     raise self._error(error, name, doing) from None
-                time.sleep(_pause(attempt, error))
+                pause = _pause(attempt, error)
+                said = log.warning if attempt else log.info  # the first is nothing out of the way
+                said("%s; trying again in %.1f s", self._error(error, name, doing), pause)
+                time.sleep(pause)
         raise AssertionError("unreachable")
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:

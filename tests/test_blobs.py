@@ -196,13 +196,19 @@ def test_what_is_forbidden_is_not_asked_for_again(faulty: Folder, proxy: FaultPr
 
 
 def test_a_server_that_stays_busy_is_an_error_in_the_end(
-    faulty: Folder, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    faulty: Folder,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(blobs, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(blobs, "ATTEMPTS", 3)
     faulty.put("a", [b"1"])
     proxy.faults["GET", "/a"] = [status(503)] * 1000
     with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a"):
         faulty.read("a")
+    [said] = [r.message for r in caplog.records if r.name == "precache.blobs"]
+    assert "cannot read s3://bucket/" in said
+    assert "; trying again in " in said
 
 
 def test_the_server_decides_how_long_to_wait() -> None:
