@@ -109,12 +109,14 @@ class RemoteFolder:
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         found: dict[str, bytes | StorageError] = {}
         wanted = dict(zip(names, sizes, strict=True))
+        began = time.monotonic()
         for attempt in range(ATTEMPTS):
             pause = 0.0
+            last = attempt + 1 == ATTEMPTS or time.monotonic() - began > RETRY_SECONDS
             for name, got in self._cat(list(wanted)).items():
                 short = isinstance(got, bytes) and 0 <= len(got) < wanted[name]
                 again = short or (isinstance(got, Exception) and _transient(got))
-                if again and attempt + 1 < ATTEMPTS:
+                if again and not last:
                     error = got if isinstance(got, Exception) else None
                     pause = max(pause, _pause(attempt, error))
                     continue
@@ -132,6 +134,8 @@ class RemoteFolder:
             [path] = paths
             try:
                 return {names[0]: bytes(self._fs.cat_file(path))}
+            except PrecacheError:
+                raise
             except Exception as error:
                 return {names[0]: error}
         got = self._fs.cat(list(paths), on_error="return")

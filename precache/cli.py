@@ -72,8 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     for command, run in ((info, _info), (verify, _verify), (bench, _bench)):
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        _add_storage_option(command)
         command.set_defaults(run=run)
+    _add_storage_option(info)  # `bench` maps rows, which only a local disk offers
+    _add_storage_option(verify)
     _add_transfer(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")

@@ -29,8 +29,3 @@ def open_folder(uri: str | os.PathLike[str], options: StorageOptions = None) -> 
         return LocalFolder(Path(path).expanduser().absolute())
     whole = os.fspath(uri) if protocol in ("http", "https") else path
     return RemoteFolder(protocol, whole.rstrip("/"), dict(options or {}))
-
-
-def is_remote(uri: str | os.PathLike[str]) -> bool:
-    """Whether a path or URL lies beyond this machine's disks."""
-    return isinstance(open_folder(uri), RemoteFolder)
