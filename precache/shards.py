@@ -1,24 +1,20 @@
-"""Reading shards: map one, and read rows of it into the caller's buffer."""
+"""Reading rows of shards into the caller's buffer."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from precache.codecs import crc32c_holds, undo_image
 from precache.decoded import DECODED_NBYTES, DecodedChunks
-from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
-from precache.layout import MISSING, decode_index
+from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.metadata import Piece
+from precache.objects import Locate, MappedObjects
 from precache.store import Version
 
 UNDO_ROWS = 64
@@ -32,41 +28,6 @@ SHARED_ROW_NBYTES = 16 << 10
 chunks that are kept decoded, whatever the codec; else plain ones are gathered shard by shard."""
 
 
-@dataclass(frozen=True)
-class _Object:
-    """One mapped object.
-
-    Attributes
-    ----------
-    data
-        All its bytes.
-    index
-        (chunks, 2) offsets and lengths.
-    rows
-        (chunks, rows, bytes of a row) view of plain chunks that lie at equal distances, or None.
-    """
-
-    data: memoryview
-    index: np.ndarray
-    rows: np.ndarray | None
-
-
-def map_file(path: Path) -> np.ndarray:
-    """The bytes of a file as a memory map that holds no descriptor (uint8)."""
-    size = path.stat().st_size
-    if size == 0:
-        return np.empty(0, np.uint8)
-    try:
-        return _mapped(path, size)
-    except RuntimeError as error:
-        raise OSError(f"it cannot be mapped: {error}") from None
-
-
-def _mapped(path: Path, size: int) -> np.ndarray:
-    mapped: np.ndarray = torch.from_file(str(path), False, size, dtype=torch.uint8).numpy()
-    return mapped
-
-
 class ArrayReader:
     """Reads rows of one array of a version from memory maps. Safe to use from several threads.
 
@@ -75,19 +36,19 @@ class ArrayReader:
     verify
         ``first``: the CRC32C of a chunk is checked the first time this process reads it;
         ``always``; ``off``. zstd frames always check their own content checksum.
+    locate
+        Where objects lie on a local disk; by default in the version's own folder.
     """
 
-    def __init__(self, version: Version, name: str, verify: str = "first") -> None:
+    def __init__(
+        self, version: Version, name: str, verify: str = "first", locate: Locate | None = None
+    ) -> None:
         if verify not in ("first", "always", "off"):
             raise UsageError(f"verify is {verify!r}; choose first, always or off")
-        folder, self.array = version.arrays[name]
         self.name = name
-        self._version = version
-        self._folder = folder
-        self._root = version.folder.folder(folder)
+        self._objects = MappedObjects(version, name, locate)
+        self.array = self._objects.array
         self._pieces = self.array.pieces()
-        self._objects: dict[tuple[int, ...], _Object | None] = {}
-        self._expected = version.shard_table(name) if name in version.fields else None
         self._verify = verify
         self._decoded: dict[bool, DecodedChunks] = {}
         self._scratch = threading.local()
@@ -101,7 +62,8 @@ class ArrayReader:
             self._checked = np.full((self.array.objects, chunks), verify == "off")
         except (MemoryError, ValueError):
             raise StoreError(
-                f"{self._root} has {self.array.objects} x {chunks} chunks, too many to tell apart"
+                f"{version.path}/{self._objects.folder} has {self.array.objects} x {chunks} "
+                "chunks, too many to tell apart"
             ) from None
 
     @property
@@ -154,7 +116,7 @@ class ArrayReader:
         present, first = np.unique(numbers, return_index=True)
         views = {}
         for number, position in zip(present.tolist(), first.tolist(), strict=True):
-            found = self._object(number, tail, int(rows[position]))
+            found = self._objects.get(number, tail, int(rows[position]))
             if found is None or found.rows is None:
                 return False
             views[number] = found.rows
@@ -196,9 +158,9 @@ class ArrayReader:
         if self._verify == "first" and self._checked[number, chunk]:
             return
         tail = self._pieces[0].object_tail
-        data = self._chunk(int(number), tail, int(chunk), int(row))
+        data = self._objects.chunk(int(number), tail, int(chunk), int(row))
         if data is None or not crc32c_holds(data):
-            raise self._damage(int(number), tail, int(row), "its CRC32C does not hold")
+            raise self._objects.damage(int(number), tail, int(row), "its CRC32C does not hold")
         self._checked[number, chunk] = True
 
     def _read_single(
@@ -209,14 +171,14 @@ class ArrayReader:
         verify = ~self._checked[numbers, chunks] | (self._verify == "always")
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         for position, (row, number, chunk, check) in enumerate(zip(*columns, strict=True)):
-            data = self._chunk(number, tail, chunk, row)
+            data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
                 out[position] = self.array.fill_value
                 continue
             try:
                 decode(data, out[position : position + 1], verify=check)
             except DamageError as error:
-                raise self._damage(number, tail, row, str(error)) from None
+                raise self._objects.damage(number, tail, row, str(error)) from None
         self._checked[numbers, chunks] = True
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
@@ -279,120 +241,26 @@ class ArrayReader:
         number, inside = divmod(row, self.array.object_shape[0])
         beyond = math.prod(self.array.chunks_per_object[1:])
         chunk = inside // self.array.chunk_shape[0] * beyond + piece.chunk_tail
-        data = self._chunk(number, piece.object_tail, chunk, row)
+        data = self._objects.chunk(number, piece.object_tail, chunk, row)
         if data is None:
             scratch[...] = self.array.fill_value
             return
         try:
             self.array.decoder.decode(data, scratch, verify=self._verify != "off")
         except DamageError as error:
-            raise self._damage(number, piece.object_tail, row, str(error)) from None
-
-    def _chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
-        """Stored bytes of a chunk; None where it is missing, as only foreign ones may be."""
-        found = self._object(number, tail, row)
-        if found is None:
-            return None
-        offset, length = found.index[chunk].tolist()
-        if offset == length == MISSING and self._expected is None:
-            return None
-        if offset + length > len(found.data):
-            raise self._damage(number, tail, row, "its index points outside of it")
-        return found.data[offset : offset + length]
-
-    def _object(self, number: int, tail: tuple[int, ...], row: int) -> _Object | None:
-        key = (number, *tail)
-        try:
-            return self._objects[key]
-        except KeyError:
-            return self._objects.setdefault(key, self._map(number, tail, row))
-
-    def _map(self, number: int, tail: tuple[int, ...], row: int) -> _Object | None:
-        name = self.array.object_name(number, tail)
-        try:
-            path = self._root.local(name)
-            if path is None:
-                raise StorageError(f"{self._root.path(name)} is not on a local disk")
-            data = map_file(path)
-            self._read_index(path, len(data))
-        except FileNotFoundError:
-            if self._expected is None and self._version.folder.exists():
-                return None
-            raise self._missing(number, tail, row) from None
-        except OSError as error:
-            raise StorageError(f"cannot map {self._root.path(name)}: {error}") from None
-        if self._expected is not None and len(data) != int(self._expected[number, 0]):
-            sizes = f"{len(data)} bytes where {int(self._expected[number, 0])} were written"
-            raise self._damage(number, tail, row, f"it has {sizes}")
-        try:
-            index = self._index(data)
-        except DamageError as error:
-            raise self._damage(number, tail, row, str(error)) from None
-        return _Object(data.data, index, self._plain_rows(data, index))
-
-    def _read_index(self, path: Path, size: int) -> None:
-        """Bring the index into memory alone: a page fault would bring in megabytes around it."""
-        length = math.prod(self.array.chunks_per_object) * 16 + 4
-        start = 0 if self.array.index_at_start else max(0, size - length)
-        with path.open("rb", buffering=0) as file:
-            os.pread(file.fileno(), length, start)
-
-    def _index(self, data: np.ndarray) -> np.ndarray:
-        if self.array.index_at_start is None:
-            return np.array([[0, len(data)]], np.uint64)
-        chunks = math.prod(self.array.chunks_per_object)
-        size = chunks * 16 + 4 * self.array.index_checksum
-        if len(data) < size:
-            raise DamageError("it is shorter than its index")
-        tail = data[:size] if self.array.index_at_start else data[-size:]
-        if not self.array.index_checksum:
-            return np.frombuffer(tail.tobytes(), "<u8").reshape(chunks, 2)
-        return decode_index(tail.data, chunks)
-
-    def _plain_rows(self, data: np.ndarray, index: np.ndarray) -> np.ndarray | None:
-        if not self.array.decoder.plain or len(self._pieces) > 1:
-            return None
-        chunk_rows, row_nbytes = self.array.chunk_shape[0], self.array.row_nbytes
-        pitch = chunk_rows * row_nbytes + 4 * len(self.array.decoder.codecs)
-        written = index[index[:, 0] != MISSING]
-        expected = np.arange(len(written), dtype=np.uint64) * np.uint64(pitch) + index[0, 0]
-        regular = np.array_equal(written[:, 0], expected) and (written[:, 1] == pitch).all()
-        if not len(written) or not regular or (index[: len(written)] != written).any():
-            return None
-        if len(written) < len(index) and self._expected is None:
-            return None  # the others are fill values
-        start = int(index[0, 0])
-        if start + len(written) * pitch > len(data):
-            return None
-        shape = (len(written), chunk_rows, row_nbytes)
-        return np.lib.stride_tricks.as_strided(data[start:], shape, (pitch, row_nbytes, 1))
-
-    def _missing(self, number: int, tail: tuple[int, ...], row: int) -> Exception:
-        if not self._version.folder.exists():
-            return StoreError(
-                f"the version at {self._version.path} was removed while it was read; "
-                "open the store's current version"
-            )
-        return self._damage(number, tail, row, "it is missing")
+            raise self._objects.damage(number, piece.object_tail, row, str(error)) from None
 
     def damage(self, row: int, reason: str) -> DamageError:
         """The error that says so of a row, and what to do."""
         number = row // self.array.object_shape[0]
-        return self._damage(number, self._pieces[0].object_tail, row, reason)
-
-    def _damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
-        path = self._root.path(self.array.object_name(number, tail))
-        return DamageError(
-            f"shard {path} is damaged at row {row} ({self._version.describe(row)}): {reason}; "
-            "delete the file and run the same precache build command again to repair it"
-        )
+        return self._objects.damage(number, self._pieces[0].object_tail, row, reason)
 
     @property
     def framed(self) -> bool:
         """Whether every row is stored as one zstd frame, which `read_frames` can hand out."""
         decoder = self.array.decoder
         single = len(self._pieces) == 1 and self.array.chunk_shape[0] == 1
-        return single and decoder.codecs == ("zstd",) and self._expected is not None
+        return single and decoder.codecs == ("zstd",) and self._objects.expected is not None
 
     @property
     def frame_bound(self) -> int:
@@ -422,14 +290,14 @@ class ArrayReader:
         frames = []
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), checks.tolist()
         for row, number, chunk, check in zip(*columns, strict=True):
-            data = self._chunk(number, tail, chunk, row)
+            data = self._objects.chunk(number, tail, chunk, row)
             if data is None or len(data) > self.frame_bound:
-                raise self._damage(number, tail, row, "it has no frame of that row")
+                raise self._objects.damage(number, tail, row, "it has no frame of that row")
             if check:
                 try:
                     self.array.decoder.decode(data, scratch)
                 except DamageError as error:
-                    raise self._damage(number, tail, row, str(error)) from None
+                    raise self._objects.damage(number, tail, row, str(error)) from None
             frames.append(np.frombuffer(data, np.uint8))
         self._checked[numbers, chunks] = True
         lengths = np.array([len(frame) for frame in frames], np.int64)
@@ -445,22 +313,22 @@ class ArrayReader:
         if len(self._pieces) > 1:
             return found
         tail = self._pieces[0].object_tail
-        numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        chunks = inside // self.array.chunk_shape[0]
+        numbers, within = np.divmod(rows, self.array.object_shape[0])
+        chunks = within // self.array.chunk_shape[0]
         for number in np.unique(numbers).tolist():
             with contextlib.suppress(PrecacheError):  # told to whoever reads the row
-                mapped = self._object(number, tail, int(rows[numbers == number][0]))
+                mapped = self._objects.get(number, tail, int(rows[numbers == number][0]))
                 if mapped is not None:
                     extents = mapped.index[np.unique(chunks[numbers == number])]
-                    path = self._root.local(self.array.object_name(number, tail))
-                    found[str(path)] = extents[(extents <= len(mapped.data)).all(axis=1)]
+                    inside = (extents <= len(mapped.data)).all(axis=1)
+                    found[str(self._objects.path(number, tail))] = extents[inside]
         return found
 
     def objects(self) -> Iterator[tuple[int, str]]:
         """Number along axis 0 of each stored object that precache wrote, and its name below the
         version's folder."""
         for number in range(self.array.objects):
-            yield number, f"{self._folder}/{self.array.object_name(number)}"
+            yield number, self._objects.name(number)
 
 
 def open_readers(

@@ -10,7 +10,8 @@ import numpy as np
 import xxhash
 
 from precache.errors import PrecacheError, StorageError
-from precache.shards import ArrayReader, map_file
+from precache.objects import map_file
+from precache.shards import ArrayReader
 from precache.storage import StorageOptions
 from precache.store import Version, open_version
 

@@ -18,7 +18,7 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk blobs storage
-    metadata rowtable receipts smallarrays store shardwriter decoded shards slots prefetch
+    metadata rowtable receipts smallarrays store shardwriter objects decoded shards slots prefetch
     readahead columns nvcomp stream transforms dataset report resident loader bench verification
     transfer jobs cli __main__
 """

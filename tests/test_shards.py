@@ -25,8 +25,9 @@ import precache
 from precache.codecs import encoder
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.layout import decode_index
+from precache.objects import map_file
 from precache.pipeline import RawCodec
-from precache.shards import ArrayReader, map_file
+from precache.shards import ArrayReader
 from precache.shardwriter import ShardWriter
 from tests.conftest import BuiltStore
 

@@ -23,7 +23,8 @@ from rich.console import Console
 
 import precache
 from precache.layout import decode_index
-from precache.shards import ArrayReader, map_file
+from precache.objects import map_file
+from precache.shards import ArrayReader
 from tests.demo.photos import make_photos
 
 DEFAULT_PHOTOS = Path(__file__).resolve().parents[2] / "../shared/photos"

@@ -22,7 +22,8 @@ from rich.table import Column, Table
 
 import precache
 from precache.layout import decode_index
-from precache.shards import ArrayReader, map_file
+from precache.objects import map_file
+from precache.shards import ArrayReader
 from tests.bench.common import (
     CROP,
     Cost,

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.shards import map_file
+from precache.objects import map_file
 from tests.bench.common import (
     Cost,
     Machine,
