@@ -98,21 +98,36 @@ class ValidRows:
         ranks = np.asarray(ranks, np.int64)
         return ranks + np.searchsorted(self._before, ranks, side="right")
 
+    def edges(self, block: int) -> np.ndarray:
+        """Ranks (int64) at which each run of `block` rows begins, 0 first, and their number last.
+
+        Runs without any valid row are left out.
+        """
+        holes = self._before + np.arange(len(self._before), dtype=np.int64)
+        starts = np.arange(0, self._count + len(holes), block, dtype=np.int64)
+        ranks = starts - np.searchsorted(holes, starts)
+        return np.unique(np.append(ranks, self._count))
+
 
 class BlockPermutation:
     """A bijection of ``range(n)`` that keeps what is read within a few blocks at a time.
 
-    Blocks of consecutive ranks come in random order; each run of `window` of them is permuted as
-    one. Memory grows with the blocks alone.
+    Blocks come in random order; each run of `window` of them is permuted as one. Memory grows with
+    the blocks alone.
+
+    Parameters
+    ----------
+    edges
+        Where blocks begin, 0 first, ascending; n last.
     """
 
-    def __init__(self, n: int, block: int, window: int, *key: int | str) -> None:
-        blocks = -(-n // block)
+    def __init__(self, edges: np.ndarray, window: int, *key: int | str) -> None:
+        blocks = len(edges) - 1
+        order = Permutation(blocks, "blocks", *key)(np.arange(blocks))
         self._key = key
-        self._block = block
         self._window = window
-        self._order = Permutation(blocks, "blocks", *key)(np.arange(blocks))
-        self._ends = np.cumsum(np.minimum(block, n - self._order * block))
+        self._starts = edges[order]
+        self._ends = np.cumsum(np.diff(edges)[order])
         self._group_ends = self._ends[
             np.minimum(np.arange(window - 1, blocks + window - 1, window), blocks - 1)
         ]
@@ -133,24 +148,24 @@ class BlockPermutation:
         blocks = slice(group * self._window, (group + 1) * self._window)
         ends = self._ends[blocks] - start
         # Rank less place, block by block: the blocks are few, and rows are many.
-        shift = self._order[blocks] * self._block - np.concatenate(([0], ends[:-1]))
+        shift = self._starts[blocks] - np.concatenate(([0], ends[:-1]))
         ranks: np.ndarray = mixed + shift[np.searchsorted(ends, mixed, side="right")]
         return ranks
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How an epoch is shuffled: ``full``, or ``block`` within `window` blocks of `block` ranks."""
+    """How an epoch is shuffled: ``full``, or ``block`` within `window` blocks of `block` rows."""
 
     kind: str = "full"
     block: int = 1
     window: int = 1
 
-    def permutation(self, n: int, *key: int) -> Callable[[np.ndarray], np.ndarray]:
-        """Position -> rank, both in ``range(n)``."""
+    def permutation(self, valid: ValidRows, *key: int) -> Callable[[np.ndarray], np.ndarray]:
+        """Position -> rank, both in ``range(len(valid))``."""
         if self.kind == "full":
-            return Permutation(n, "full", *key)
-        return BlockPermutation(n, self.block, self.window, "block", *key)
+            return Permutation(len(valid), "full", *key)
+        return BlockPermutation(valid.edges(self.block), self.window, "block", *key)
 
 
 @dataclass(frozen=True)
@@ -175,7 +190,7 @@ class Order:
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
-        permute = self.shuffle and self.shuffle.permutation(len(self.valid), self.seed, epoch)
+        permute = self.shuffle and self.shuffle.permutation(self.valid, self.seed, epoch)
         step = max(1, WINDOW // self.batch_size) * self.batch_size
         stop = min(self.batches * self.batch_size, len(self.valid))
         for first in range(start * self.batch_size, stop, step):

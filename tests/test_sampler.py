@@ -92,9 +92,39 @@ def test_valid_rows_without_holes_are_all() -> None:
 # --- blocks ---------------------------------------------------------------------------------------
 
 
+def _edges(n: int, block: int) -> np.ndarray:
+    return ValidRows(n, np.array([], np.int64)).edges(block)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60).filter(any), st.integers(1, 20))
+def test_edges_are_where_runs_of_rows_begin(mask: list[bool], block: int) -> None:
+    valid = np.array(mask)
+    edges = ValidRows(len(valid), np.flatnonzero(~valid)).edges(block)
+    counts = [int(valid[start : start + block].sum()) for start in range(0, len(valid), block)]
+    assert np.diff(edges).tolist() == [count for count in counts if count]
+    assert (edges[0], edges[-1]) == (0, valid.sum())
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=200).filter(any),
+    st.integers(1, 20),
+    st.integers(1, 5),
+)
+def test_holes_do_not_shift_a_block_shuffle_out_of_its_shards(
+    mask: list[bool], block: int, window: int
+) -> None:
+    valid = np.array(mask)
+    order = Order(ValidRows(len(valid), np.flatnonzero(~valid)), 1, Shuffle("block", block, window))
+    shards = [int(rows[0]) // block for rows in order.epoch(0)]
+    changes = [shard for at, shard in enumerate(shards) if shard not in shards[:at]]
+    for group in (changes[at : at + window] for at in range(0, len(changes), window)):
+        places = [at for at, shard in enumerate(shards) if shard in group]
+        assert places == list(range(places[0], places[0] + len(places)))
+
+
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 9), st.integers(0, 50))
 def test_a_shuffle_of_blocks_is_a_bijection(n: int, block: int, window: int, seed: int) -> None:
-    images = BlockPermutation(n, block, window, "block", seed)(np.arange(n))
+    images = BlockPermutation(_edges(n, block), window, "block", seed)(np.arange(n))
     assert images.dtype == np.int64
     np.testing.assert_array_equal(np.sort(images), np.arange(n))
 
@@ -103,7 +133,8 @@ def test_a_shuffle_of_blocks_is_a_bijection(n: int, block: int, window: int, see
 def test_a_shuffle_of_blocks_reads_a_few_blocks_at_a_time(
     blocks: int, block: int, window: int
 ) -> None:
-    images = BlockPermutation(blocks * block, block, window, 7)(np.arange(blocks * block))
+    edges = _edges(blocks * block, block)
+    images = BlockPermutation(edges, window, 7)(np.arange(blocks * block))
     size = window * block
     runs = [set((images[i : i + size] // block).tolist()) for i in range(0, len(images), size)]
     assert all(len(run) == window for run in runs[:-1])
@@ -114,7 +145,7 @@ def test_a_shuffle_of_blocks_reads_a_few_blocks_at_a_time(
 def test_any_run_of_positions_of_a_block_shuffle_can_be_asked_alone(
     n: int, block: int, window: int, data: st.DataObject
 ) -> None:
-    permutation = BlockPermutation(n, block, window, 1)
+    permutation = BlockPermutation(_edges(n, block), window, 1)
     start = data.draw(st.integers(0, n - 1))
     stop = data.draw(st.integers(start + 1, n))
     whole = permutation(np.arange(n))
@@ -122,7 +153,7 @@ def test_any_run_of_positions_of_a_block_shuffle_can_be_asked_alone(
 
 
 def test_block_shuffles_are_those_of_earlier_releases() -> None:
-    images = BlockPermutation(17, 4, 2, "block", 0, 0)(np.arange(17))
+    images = BlockPermutation(_edges(17, 4), 2, "block", 0, 0)(np.arange(17))
     assert images.tolist() == GOLDEN_BLOCKS
 
 
