@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from precache.errors import PrecacheError, StorageError, UsageError
-from precache.folder import Buffer, FileInfo
+from precache.folder import Buffer, FileInfo, Range
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -107,40 +107,52 @@ class RemoteFolder:
             raise StorageError(f"cannot read {self._url(name)}: there is no such object") from None
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        found: dict[str, bytes | StorageError] = {}
-        wanted = dict(zip(names, sizes, strict=True))
+        # With a range, no library asks for the size first; one byte more tells what has grown.
+        ends = [size + 1 if size > 0 else None for size in sizes]
+        parts = [(name, 0, end) for name, end in zip(names, ends, strict=True)]
+        found = self._parts(parts, sizes)
+        for position, (got, size) in enumerate(zip(found, sizes, strict=True)):
+            if isinstance(got, bytes) and len(got) > size > 0:
+                [found[position]] = self._parts([(names[position], 0, None)], [-1])
+        return found
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        parts = [(name, start, start + length) for name, start, length in ranges]
+        return self._parts(parts, [length for _, _, length in ranges])
+
+    def _parts(
+        self, parts: Sequence[tuple[str, int, int | None]], least: Sequence[int]
+    ) -> list[bytes | StorageError]:
+        """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again."""
+        found: dict[int, bytes | StorageError] = {}
+        wanted = list(range(len(parts)))
         began = time.monotonic()
         for attempt in range(ATTEMPTS):
             pause = 0.0
             last = attempt + 1 == ATTEMPTS or time.monotonic() - began > RETRY_SECONDS
-            for name, got in self._cat(list(wanted)).items():
-                short = isinstance(got, bytes) and 0 <= len(got) < wanted[name]
-                again = short or (isinstance(got, Exception) and _transient(got))
-                if again and not last:
-                    error = got if isinstance(got, Exception) else None
+            again = []
+            for number, got in zip(wanted, self._cat([parts[n] for n in wanted]), strict=True):
+                error = got if isinstance(got, Exception) else None
+                short = error is None and len(got) < least[number]
+                if not last and (short or (error is not None and _transient(error))):
                     pause = max(pause, _pause(attempt, error))
-                    continue
-                found[name] = got if isinstance(got, bytes) else self._error(got, name, "read")
-                del wanted[name]
+                    again.append(number)
+                else:
+                    name = parts[number][0]
+                    found[number] = self._error(error, name, "read") if error else got
+            wanted = again
             if not wanted:
                 break
             time.sleep(pause)
-        return [found[name] for name in names]
+        return [found[number] for number in range(len(parts))]
 
-    def _cat(self, names: Sequence[str]) -> dict[str, bytes | Exception]:
-        """Every object's bytes, or why they cannot be had."""
-        paths = {_join(self.root, name): name for name in names}
-        if len(paths) == 1:  # then fsspec would raise
-            [path] = paths
-            try:
-                return {names[0]: bytes(self._fs.cat_file(path))}
-            except PrecacheError:
-                raise
-            except Exception as error:
-                return {names[0]: error}
-        got = self._fs.cat(list(paths), on_error="return")
-        stripped = {self._fs._strip_protocol(path): value for path, value in got.items()}
-        return {name: stripped[self._fs._strip_protocol(path)] for path, name in paths.items()}
+    def _cat(self, parts: Sequence[tuple[str, int, int | None]]) -> list[Any]:
+        """The bytes of each, or the exception that says why they cannot be had."""
+        paths = [_join(self.root, name) for name, _, _ in parts]
+        ends = [end for _, _, end in parts]
+        starts = [None if end is None else start for _, start, end in parts]
+        got: list[Any] = self._fs.cat_ranges(paths, starts, ends, on_error="return")
+        return got
 
     def names(self, name: str = "") -> list[str]:
         return sorted(each["name"].rstrip("/").rsplit("/", 1)[-1] for each in self._children(name))

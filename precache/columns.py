@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from precache.diskcache import DiskCache
 from precache.errors import UsageError
+from precache.feed import CachedShards
+from precache.objects import MappedObjects, Objects
+from precache.ranges import RangedObjects
 from precache.sampler import ValidRows
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
@@ -18,12 +22,23 @@ FieldNames = Sequence[str] | Mapping[str, str] | None
 class Columns:
     """Batches of chosen fields, by row.
 
+    Parameters
+    ----------
+    access
+        ``map``, or ``pread`` to read ranges of a local disk's files.
+    cache
+        Where whole shards of a remote version go; without one, ranges are read from afar.
+
     Attributes
     ----------
     version
         Whose rows they are.
     shapes
         Name -> (row shape, dtype), `row` (int64) last.
+    local
+        Whether the version lies on a local disk.
+    cached
+        The large fields' shards in a disk cache, where there is one.
     """
 
     def __init__(
@@ -32,14 +47,14 @@ class Columns:
         fields: FieldNames = None,
         verify: str = "first",
         storage_options: StorageOptions = None,
+        access: str = "map",
+        cache: DiskCache | None = None,
     ) -> None:
         mapping = fields if isinstance(fields, Mapping) else None
         self.version = open_version(uri, mapping, storage_options)
-        if self.version.folder.local("") is None:
-            raise UsageError(
-                f"{uri} is not on a local disk, from which rows are mapped; fetch it first: "
-                f"precache pull {uri} --to FOLDER"
-            )
+        self.local = self.version.folder.local("") is not None
+        self.cached = CachedShards(self.version, cache) if cache and not self.local else None
+        self._mapped = self.local and access == "map"
         names = self._choose(fields)
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self.readers: dict[str, ArrayReader] = {}
@@ -50,10 +65,14 @@ class Columns:
             if array.row_nbytes <= SMALL_ROW_NBYTES:
                 self.small[name] = self._load(name, verify)
             else:
-                self.readers[name] = ArrayReader(self.version, name, verify)
+                objects = self.cached.objects(name) if self.cached else self._objects(name)
+                self.readers[name] = ArrayReader(self.version, name, verify, objects)
             dtype = self.small[name].dtype.name if name in self.small else array.dtype
             self.shapes[name] = (array.row_shape, dtype)
         self.shapes["row"] = ((), "int64")
+
+    def _objects(self, name: str) -> Objects:
+        return (MappedObjects if self._mapped else RangedObjects)(self.version, name)
 
     def _choose(self, fields: FieldNames) -> list[str]:
         known = list(self.version.arrays)
@@ -68,7 +87,7 @@ class Columns:
     def _load(self, name: str, verify: str) -> np.ndarray:
         if name == "label" and not self.version.foreign:
             return self.version.labels.astype(np.int64)
-        reader = ArrayReader(self.version, name, verify)
+        reader = ArrayReader(self.version, name, verify, self._objects(name))
         values = np.empty((self.version.rows, *reader.array.row_shape), reader.array.dtype)
         reader.read(np.arange(self.version.rows), values)
         whole = name == "label" and values.dtype.kind in "iu"
@@ -76,8 +95,8 @@ class Columns:
 
     @property
     def plain(self) -> bool:
-        """Whether every large field is stored as it is, so that reading is copying."""
-        return all(reader.array.decoder.plain for reader in self.readers.values())
+        """Whether every large field is mapped as it is, so that reading is copying."""
+        return all(reader.plain for reader in self.readers.values())
 
     def adopt(self, held: Mapping[str, np.ndarray]) -> None:
         """Read every field from memory from here on: name -> (rows, ...), by row number."""

@@ -15,6 +15,9 @@ from precache.errors import StorageError
 
 Buffer = bytes | bytearray | memoryview
 
+Range = tuple[str, int, int]
+"""Name of an object, first byte, number of bytes."""
+
 
 @dataclass(frozen=True)
 class FileInfo:
@@ -73,6 +76,12 @@ class Folder(Protocol):
         ----------
         sizes
             What a listing said, -1 for unknown; an object that comes shorter is fetched again.
+        """
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        """Parts of objects, in order, as many at a time as the service likes.
+
+        One that ends beyond its object comes shorter.
         """
 
     def names(self, name: str = "") -> list[str]:

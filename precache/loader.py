@@ -16,6 +16,7 @@ import torch
 
 from precache import resident as residence
 from precache.columns import Columns, FieldNames
+from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.meter import LoaderStats, StallClock
 from precache.sampler import Order, Shuffle
@@ -26,6 +27,9 @@ from precache.stream import BatchStream, ResidentStream
 from precache.transforms import Compose, Draw, Transform, run
 
 STATE_FORMAT = 1
+
+WINDOW = 8
+"""Shards that a block shuffle mixes by default."""
 
 
 class Loader:
@@ -39,9 +43,10 @@ class Loader:
     batch_size
         Rows a batch; the last one is smaller unless `drop_last`.
     shuffle, seed
-        A new order every epoch, a function of (seed, epoch) alone. ``True`` or ``"full"`` mixes all
-        rows; ``"block"`` mixes `window` random shards at a time, so that only these are read from
-        meanwhile; ``False`` keeps `order`.
+        A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows;
+        ``"block"`` mixes `window` random shards at a time, so that only these are read from
+        meanwhile; ``True`` means ``"block"`` with a cache of a remote store, else ``"full"``;
+        ``False`` keeps `order`.
     device
         Where batches go; by default this rank's CUDA device if there is one, else the CPU.
     fields
@@ -65,11 +70,22 @@ class Loader:
         ``host`` or ``device``: decode everything once into that memory and gather batches there;
         refused where it does not fit.
     window
-        Shards mixed at a time by ``shuffle="block"``.
+        Shards mixed at a time by ``shuffle="block"``; by default 8, or with a cache as many fewer
+        as let two loaders share it.
     decompress
         ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
         decompresses them there. Falls back to the host, with one line in the log, where nvCOMP or
         a CUDA device is missing. Checksums of frames are checked on the host, as `verify` says.
+    access
+        ``map``, or ``pread`` for a network file system, where a map of a file that is cut short
+        meanwhile would end the process.
+    cache_dir, cache_limit
+        Folder on a local disk where whole shards of a remote store go, ahead of need and checked,
+        and the bytes that it never exceeds, such as ``"200GB"``; by default nine tenths of the
+        disk. All loaders of a node may share it. Without one, rows of a remote store are read by
+        range requests: slower, and each epoch anew.
+    storage_options
+        Of a remote file system, as its fsspec class takes them.
 
     Notes
     -----
@@ -101,8 +117,11 @@ class Loader:
         threads: int | None = None,
         ahead: int | None = None,
         resident: str | None = None,
-        window: int = 8,
+        window: int | None = None,
         decompress: str = "host",
+        access: str = "map",
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
         storage_options: StorageOptions = None,
     ) -> None:
         _choose("output", output, ("dict", "tuple"))
@@ -110,13 +129,21 @@ class Loader:
         _choose("verify", verify, ("first", "always", "off"))
         _choose("resident", resident, (None, "host", "device"))
         _choose("decompress", decompress, ("host", "device"))
+        _choose("access", access, ("map", "pread"))
+        if cache_limit is not None and cache_dir is None:
+            raise UsageError(f"cache_limit is {cache_limit!r} and there is no cache_dir; give both")
         for name, value in (("threads", threads), ("ahead", ahead), ("window", window)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; give a whole number from 1 up")
         self.device = _device(device)
-        self._columns = Columns(os.fspath(uri), fields, verify, storage_options)
+        # What is to be in memory whole needs no copy on a disk.
+        cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
+        self._columns = Columns(os.fspath(uri), fields, verify, storage_options, access, cache)
         shuffled = _shuffle(shuffle, self._columns, window)
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order)
+        if self._columns.cached:
+            shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
+            self._columns.cached.claim(self._columns.cached.most(shards))
         self._sorted_by = order
         self._transform = transform
         self._output = self._output_names(output)
@@ -217,7 +244,8 @@ class Loader:
 
     def stats(self) -> LoaderStats:
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
-        return self._clock.report(self._stream.thread_time.take())
+        fetched = self._columns.cached.take() if self._columns.cached else None
+        return self._clock.report(self._stream.thread_time.take(), fetched)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: what it has received, not what is being read ahead."""
@@ -269,6 +297,8 @@ class Loader:
             with contextlib.suppress(ValueError):  # it is at work
                 iterator.close()
         self._stream.close()
+        if self._columns.cached:
+            self._columns.cached.close()
 
     def __enter__(self) -> Self:
         return self
@@ -287,11 +317,12 @@ def _choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
 
 
-def _shuffle(shuffle: bool | str, columns: Columns, window: int) -> Shuffle | None:
+def _shuffle(shuffle: bool | str, columns: Columns, window: int | None) -> Shuffle | None:
     _choose("shuffle", shuffle, (True, False, "full", "block"))
-    if shuffle == "block":
+    if shuffle == "block" or (shuffle is True and columns.cached):
         rows = [reader.array.object_shape[0] for reader in columns.readers.values()]
-        return Shuffle("block", max(rows, default=1), window)
+        widest = columns.cached.window(WINDOW) if columns.cached else WINDOW
+        return Shuffle("block", max(rows, default=1), window or widest)
     return Shuffle() if shuffle else None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from precache.errors import StorageError
-from precache.folder import Buffer, FileInfo
+from precache.folder import Buffer, FileInfo, Range
 
 Result = TypeVar("Result")
 
@@ -105,6 +105,17 @@ class LocalFolder:
         for name in names:
             try:
                 found.append(self.read(name))
+            except StorageError as error:
+                found.append(error)
+        return found
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        found: list[bytes | StorageError] = []
+        for name, start, length in ranges:
+            path = self.local(name)
+            try:
+                with _translated(path, "read"), path.open("rb", buffering=0) as file:
+                    found.append(os.pread(file.fileno(), length, start))
             except StorageError as error:
                 found.append(error)
         return found

@@ -34,6 +34,14 @@ class Times:
 
 
 @dataclass(frozen=True)
+class Fetched:
+    """Objects that came over the network, and their bytes."""
+
+    objects: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
 class LoaderStats:
     """What a loader did since the last report.
 
@@ -51,6 +59,8 @@ class LoaderStats:
     ready
         Batches that lay decoded when one was asked for, on average; near 0 means that decoding
         is what the loop waits for.
+    fetched
+        From a remote store into the disk cache; what was there already does not count.
     """
 
     batches: int
@@ -61,6 +71,7 @@ class LoaderStats:
     stall_ratio: float
     cpu_seconds: float = 0.0
     ready: float = 0.0
+    fetched: Fetched = Fetched()
 
 
 class ThreadTime:
@@ -150,7 +161,7 @@ class StallClock(Generic[Mark]):
             self._times[waiting].append(seconds)
             self._totals[waiting] += seconds
 
-    def report(self, cpu_seconds: float = 0.0) -> LoaderStats:
+    def report(self, cpu_seconds: float = 0.0, fetched: Fetched | None = None) -> LoaderStats:
         """Everything since the last report, which starts a new one."""
         self._settle()
         total = sum(self._totals.values())
@@ -163,6 +174,7 @@ class StallClock(Generic[Mark]):
             self._totals[True] / total if total else 0.0,
             cpu_seconds,
             self._ready / self._batches if self._batches else 0.0,
+            fetched or Fetched(),
         )
         self._reset()
         return stats

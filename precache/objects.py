@@ -1,10 +1,11 @@
-"""The stored objects of one array: mapped into memory, their indexes checked, damage named."""
+"""The stored objects of one array: opened, mapped, their indexes checked, damage named."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,7 @@ from precache.errors import DamageError, StorageError, StoreError
 from precache.layout import MISSING, decode_index
 from precache.store import Version
 
-Locate = Callable[[str], Path | None]
-"""Name of an object below its version's folder -> where it lies on a local disk."""
+_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,20 @@ class StoredObject:
 
     Attributes
     ----------
-    data
-        All its bytes.
+    size
+        Bytes.
     index
         (chunks, 2) offsets and lengths.
+    data
+        All its bytes, where it is mapped.
     rows
         (chunks, rows, bytes of a row) view of plain chunks that lie at equal distances, or None.
     """
 
-    data: memoryview
+    size: int
     index: np.ndarray
-    rows: np.ndarray | None
+    data: memoryview = _NOTHING
+    rows: np.ndarray | None = None
 
 
 def map_file(path: Path) -> np.ndarray:
@@ -54,22 +57,25 @@ def _mapped(path: Path, size: int) -> np.ndarray:
     return mapped
 
 
-class MappedObjects:
-    """Maps each object of an array when it is first asked for. Safe to use from several threads.
+class Objects(ABC):
+    """The objects of one array, opened when first needed. Safe to use from several threads.
 
-    Parameters
+    Attributes
     ----------
-    locate
-        Where objects lie; by default in the version's own folder.
+    expected
+        (objects, 2) sizes and XXH3-64 of what was written; None for a foreign array.
     """
 
-    def __init__(self, version: Version, name: str, locate: Locate | None = None) -> None:
+    mapped = True
+    """Whether all of an object is in memory once it is open."""
+
+    def __init__(self, version: Version, name: str) -> None:
         self.folder, self.array = version.arrays[name]
-        self._version = version
-        self._locate = locate or version.folder.local
-        self._kept: dict[tuple[int, ...], StoredObject | None] = {}
-        self._pieces = len(self.array.pieces())
+        self.field = name
+        self.version = version
+        self.pieces = self.array.pieces()
         self.expected = version.shard_table(name) if name in version.fields else None
+        self._kept: dict[tuple[int, ...], StoredObject | None] = {}
 
     def get(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
         """An object; None where it is missing, as only foreign ones may be."""
@@ -79,70 +85,126 @@ class MappedObjects:
         except KeyError:
             return self._kept.setdefault(key, self._open(number, tail, row))
 
-    def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
-        """Stored bytes of a chunk; None where it is missing, as only foreign ones may be."""
-        found = self.get(number, tail, row)
-        if found is None:
-            return None
-        offset, length = found.index[chunk].tolist()
-        if offset == length == MISSING and self.expected is None:
-            return None
-        if offset + length > len(found.data):
-            raise self.damage(number, tail, row, "its index points outside of it")
-        return found.data[offset : offset + length]
+    def forget(self, number: int) -> None:
+        """Close an object that precache wrote; nobody may be reading it."""
+        self._kept.pop((number, *self.pieces[0].object_tail), None)
+
+    def gathered(self, rows: np.ndarray) -> AbstractContextManager[None]:
+        """Have the chunks of rows at hand in the block, for this thread."""
+        return nullcontext()
 
     def path(self, number: int, tail: tuple[int, ...]) -> Path | None:
         """Where an object lies on a local disk."""
-        return self._locate(self.name(number, tail))
+        return None
 
     def name(self, number: int, tail: tuple[int, ...] = ()) -> str:
         """An object's name below the version's folder."""
         return f"{self.folder}/{self.array.object_name(number, tail)}"
 
+    @abstractmethod
+    def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
+        """Stored bytes of a chunk; None where it is missing, as only foreign ones may be."""
+
+    @abstractmethod
+    def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None: ...
+
+    def extent(
+        self, found: StoredObject, number: int, tail: tuple[int, ...], chunk: int, row: int
+    ) -> tuple[int, int] | None:
+        """Offset and length of a chunk; None where it is missing, as only foreign ones may be."""
+        offset, length = found.index[chunk].tolist()
+        if offset == length == MISSING and self.expected is None:
+            return None
+        if offset + length > found.size:
+            raise self.damage(number, tail, row, "its index points outside of it")
+        return offset, length
+
+    def index_extent(self, size: int) -> tuple[int, int]:
+        """Where the index of an object of `size` bytes lies, and its length."""
+        if self.array.index_at_start is None:
+            return 0, 0
+        chunks = math.prod(self.array.chunks_per_object)
+        length = chunks * 16 + 4 * self.array.index_checksum
+        if size < length:
+            raise DamageError("it is shorter than its index")
+        return (0, length) if self.array.index_at_start else (size - length, length)
+
+    def index(self, stored: bytes | memoryview, size: int) -> np.ndarray:
+        """(chunks, 2) offsets and lengths, from the bytes of the index.
+
+        Raises
+        ------
+        DamageError
+            Its checksum does not hold.
+        """
+        if self.array.index_at_start is None:
+            return np.array([[0, size]], np.uint64)
+        chunks = math.prod(self.array.chunks_per_object)
+        if not self.array.index_checksum:
+            return np.frombuffer(bytes(stored), "<u8").reshape(chunks, 2)
+        return decode_index(stored, chunks)
+
+    def missing(self, number: int, tail: tuple[int, ...], row: int) -> Exception:
+        """The error that says so of an object, or of the whole version."""
+        if not self.version.folder.exists():
+            return StoreError(
+                f"the version at {self.version.path} was removed while it was read; "
+                "open the store's current version"
+            )
+        return self.damage(number, tail, row, "it is missing")
+
+    def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
+        """The error that says so of an object at a row, and what to do."""
+        path = self.version.folder.path(self.name(number, tail))
+        return DamageError(
+            f"shard {path} is damaged at row {row} ({self.version.describe(row)}): {reason}; "
+            "delete the file and run the same precache build command again to repair it"
+        )
+
+
+class MappedObjects(Objects):
+    """Objects on a local disk, mapped into memory; by default those in the version's own folder."""
+
+    def path(self, number: int, tail: tuple[int, ...]) -> Path | None:
+        return self.version.folder.local(self.name(number, tail))
+
+    def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
+        found = self.get(number, tail, row)
+        where = None if found is None else self.extent(found, number, tail, chunk, row)
+        if found is None or where is None:
+            return None
+        offset, length = where
+        return found.data[offset : offset + length]
+
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
-        url = self._version.folder.path(self.name(number, tail))
         try:
             path = self.path(number, tail)
             if path is None:
-                raise StorageError(f"{url} is not on a local disk")
+                raise OSError("it is not on a local disk")
             data = map_file(path)
-            self._read_index(path, len(data))
+            self._require_size(len(data), number)
+            start, length = self.index_extent(len(data))
+            with path.open("rb", buffering=0) as file:
+                # A page fault on the map would bring in megabytes around it.
+                index = self.index(os.pread(file.fileno(), length, start), len(data))
         except FileNotFoundError:
-            if self.expected is None and self._version.folder.exists():
+            if self.expected is None and self.version.folder.exists():
                 return None
             raise self.missing(number, tail, row) from None
         except OSError as error:
+            url = self.version.folder.path(self.name(number, tail))
             raise StorageError(f"cannot map {url}: {error}") from None
-        if self.expected is not None and len(data) != int(self.expected[number, 0]):
-            sizes = f"{len(data)} bytes where {int(self.expected[number, 0])} were written"
-            raise self.damage(number, tail, row, f"it has {sizes}")
-        try:
-            index = self._index(data)
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
-        return StoredObject(data.data, index, self._plain_rows(data, index))
+        return StoredObject(len(data), index, data.data, self._plain_rows(data, index))
 
-    def _read_index(self, path: Path, size: int) -> None:
-        """Bring the index into memory alone: a page fault would bring in megabytes around it."""
-        length = math.prod(self.array.chunks_per_object) * 16 + 4
-        start = 0 if self.array.index_at_start else max(0, size - length)
-        with path.open("rb", buffering=0) as file:
-            os.pread(file.fileno(), length, start)
-
-    def _index(self, data: np.ndarray) -> np.ndarray:
-        if self.array.index_at_start is None:
-            return np.array([[0, len(data)]], np.uint64)
-        chunks = math.prod(self.array.chunks_per_object)
-        size = chunks * 16 + 4 * self.array.index_checksum
-        if len(data) < size:
-            raise DamageError("it is shorter than its index")
-        tail = data[:size] if self.array.index_at_start else data[-size:]
-        if not self.array.index_checksum:
-            return np.frombuffer(tail.tobytes(), "<u8").reshape(chunks, 2)
-        return decode_index(tail.data, chunks)
+    def _require_size(self, size: int, number: int) -> None:
+        if self.expected is not None and size != int(self.expected[number, 0]):
+            written = int(self.expected[number, 0])
+            raise DamageError(f"it has {size} bytes where {written} were written")
 
     def _plain_rows(self, data: np.ndarray, index: np.ndarray) -> np.ndarray | None:
-        if not self.array.decoder.plain or self._pieces > 1:
+        if not self.array.decoder.plain or len(self.pieces) > 1:
             return None
         chunk_rows, row_nbytes = self.array.chunk_shape[0], self.array.row_nbytes
         pitch = chunk_rows * row_nbytes + 4 * len(self.array.decoder.codecs)
@@ -158,20 +220,3 @@ class MappedObjects:
             return None
         shape = (len(written), chunk_rows, row_nbytes)
         return np.lib.stride_tricks.as_strided(data[start:], shape, (pitch, row_nbytes, 1))
-
-    def missing(self, number: int, tail: tuple[int, ...], row: int) -> Exception:
-        """The error that says so of an object, or of the whole version."""
-        if not self._version.folder.exists():
-            return StoreError(
-                f"the version at {self._version.path} was removed while it was read; "
-                "open the store's current version"
-            )
-        return self.damage(number, tail, row, "it is missing")
-
-    def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
-        """The error that says so of an object at a row, and what to do."""
-        path = self._version.folder.path(self.name(number, tail))
-        return DamageError(
-            f"shard {path} is damaged at row {row} ({self._version.describe(row)}): {reason}; "
-            "delete the file and run the same precache build command again to repair it"
-        )

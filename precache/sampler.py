@@ -188,6 +188,20 @@ class Order:
         whole, rest = divmod(len(self.valid), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
+    def blocks_at_once(self, block: int) -> int:
+        """Runs of `block` rows that must be at hand at a time.
+
+        Of a full shuffle, or a given sequence, all. Else those of the windows that two batches in
+        a row can be in: so that none is let go of before its last batch.
+        """
+        sizes = np.sort(np.diff(self.valid.edges(block)))
+        if self.sequence is not None or (self.shuffle and self.shuffle.kind == "full"):
+            return len(sizes)
+        window = self.shuffle.window if self.shuffle else 1
+        least = int(sizes[:window].sum())
+        windows = (2 * self.batch_size - 2) // least + 2
+        return min(len(sizes), windows * window)
+
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
         permute = self.shuffle and self.shuffle.permutation(self.valid, self.seed, epoch)

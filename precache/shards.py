@@ -14,7 +14,7 @@ from precache.codecs import crc32c_holds, undo_image
 from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.metadata import Piece
-from precache.objects import Locate, MappedObjects
+from precache.objects import MappedObjects, Objects
 from precache.store import Version
 
 UNDO_ROWS = 64
@@ -36,19 +36,19 @@ class ArrayReader:
     verify
         ``first``: the CRC32C of a chunk is checked the first time this process reads it;
         ``always``; ``off``. zstd frames always check their own content checksum.
-    locate
-        Where objects lie on a local disk; by default in the version's own folder.
+    objects
+        Of the array; by default those in the version's own folder, mapped.
     """
 
     def __init__(
-        self, version: Version, name: str, verify: str = "first", locate: Locate | None = None
+        self, version: Version, name: str, verify: str = "first", objects: Objects | None = None
     ) -> None:
         if verify not in ("first", "always", "off"):
             raise UsageError(f"verify is {verify!r}; choose first, always or off")
         self.name = name
-        self._objects = MappedObjects(version, name, locate)
+        self._objects = objects or MappedObjects(version, name)
         self.array = self._objects.array
-        self._pieces = self.array.pieces()
+        self._pieces = self._objects.pieces
         self._verify = verify
         self._decoded: dict[bool, DecodedChunks] = {}
         self._scratch = threading.local()
@@ -65,6 +65,11 @@ class ArrayReader:
                 f"{version.path}/{self._objects.folder} has {self.array.objects} x {chunks} "
                 "chunks, too many to tell apart"
             ) from None
+
+    @property
+    def plain(self) -> bool:
+        """Whether reading is copying from memory."""
+        return self.array.decoder.plain and self._objects.mapped
 
     @property
     def filtered(self) -> bool:
@@ -110,7 +115,7 @@ class ArrayReader:
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
     ) -> bool:
         """Copy rows that are stored as they are; False, and nothing done, where some are not."""
-        if not self.array.decoder.plain:
+        if not self.plain:
             return False
         tail = self._pieces[0].object_tail
         present, first = np.unique(numbers, return_index=True)
@@ -170,15 +175,16 @@ class ArrayReader:
         decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
         verify = ~self._checked[numbers, chunks] | (self._verify == "always")
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
-        for position, (row, number, chunk, check) in enumerate(zip(*columns, strict=True)):
-            data = self._objects.chunk(number, tail, chunk, row)
-            if data is None:
-                out[position] = self.array.fill_value
-                continue
-            try:
-                decode(data, out[position : position + 1], verify=check)
-            except DamageError as error:
-                raise self._objects.damage(number, tail, row, str(error)) from None
+        with self._objects.gathered(rows):
+            for position, (row, number, chunk, check) in enumerate(zip(*columns, strict=True)):
+                data = self._objects.chunk(number, tail, chunk, row)
+                if data is None:
+                    out[position] = self.array.fill_value
+                    continue
+                try:
+                    decode(data, out[position : position + 1], verify=check)
+                except DamageError as error:
+                    raise self._objects.damage(number, tail, row, str(error)) from None
         self._checked[numbers, chunks] = True
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
@@ -215,8 +221,9 @@ class ArrayReader:
         if not hasattr(self._scratch, "chunks"):
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
-        for row, chunk in zip(rows.tolist(), decoded, strict=True):
-            self._decode_piece(row, self._pieces[0], chunk)
+        with self._objects.gathered(rows):
+            for row, chunk in zip(rows.tolist(), decoded, strict=True):
+                self._decode_piece(row, self._pieces[0], chunk)
         if undo and self.filtered:
             undo_image(decoded)
         return decoded
@@ -228,14 +235,15 @@ class ArrayReader:
         ordered = rows[order]
         starts = np.flatnonzero(np.diff(ordered // chunk_rows, prepend=-1)).tolist()
         scratch = np.empty(self.array.chunk_shape, self.array.dtype)
-        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-            group, positions = ordered[start:stop], order[start:stop]
-            within = group % chunk_rows
-            for piece in self._pieces:
-                self._decode_piece(int(group[0]), piece, scratch)
-                row_part: tuple[Any, ...] = (positions, *piece.row)
-                chunk_part: tuple[Any, ...] = (within, *piece.chunk)
-                out[row_part] = scratch[chunk_part]
+        with self._objects.gathered(rows):
+            for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+                group, positions = ordered[start:stop], order[start:stop]
+                within = group % chunk_rows
+                for piece in self._pieces:
+                    self._decode_piece(int(group[0]), piece, scratch)
+                    row_part: tuple[Any, ...] = (positions, *piece.row)
+                    chunk_part: tuple[Any, ...] = (within, *piece.chunk)
+                    out[row_part] = scratch[chunk_part]
 
     def _decode_piece(self, row: int, piece: Piece, scratch: np.ndarray) -> None:
         number, inside = divmod(row, self.array.object_shape[0])
@@ -289,16 +297,17 @@ class ArrayReader:
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
         frames = []
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), checks.tolist()
-        for row, number, chunk, check in zip(*columns, strict=True):
-            data = self._objects.chunk(number, tail, chunk, row)
-            if data is None or len(data) > self.frame_bound:
-                raise self._objects.damage(number, tail, row, "it has no frame of that row")
-            if check:
-                try:
-                    self.array.decoder.decode(data, scratch)
-                except DamageError as error:
-                    raise self._objects.damage(number, tail, row, str(error)) from None
-            frames.append(np.frombuffer(data, np.uint8))
+        with self._objects.gathered(rows):
+            for row, number, chunk, check in zip(*columns, strict=True):
+                data = self._objects.chunk(number, tail, chunk, row)
+                if data is None or len(data) > self.frame_bound:
+                    raise self._objects.damage(number, tail, row, "it has no frame of that row")
+                if check:
+                    try:
+                        self.array.decoder.decode(data, scratch)
+                    except DamageError as error:
+                        raise self._objects.damage(number, tail, row, str(error)) from None
+                frames.append(np.frombuffer(data, np.uint8))
         self._checked[numbers, chunks] = True
         lengths = np.array([len(frame) for frame in frames], np.int64)
         np.concatenate(frames, out=out[: int(lengths.sum())])
@@ -310,7 +319,7 @@ class ArrayReader:
         Nothing for arrays whose rows are spread over several chunks, or what cannot be read.
         """
         found: dict[str, np.ndarray] = {}
-        if len(self._pieces) > 1:
+        if len(self._pieces) > 1 or not self._objects.mapped:
             return found
         tail = self._pieces[0].object_tail
         numbers, within = np.divmod(rows, self.array.object_shape[0])
@@ -320,7 +329,7 @@ class ArrayReader:
                 mapped = self._objects.get(number, tail, int(rows[numbers == number][0]))
                 if mapped is not None:
                     extents = mapped.index[np.unique(chunks[numbers == number])]
-                    inside = (extents <= len(mapped.data)).all(axis=1)
+                    inside = (extents <= mapped.size).all(axis=1)
                     found[str(self._objects.path(number, tail))] = extents[inside]
         return found
 

@@ -15,6 +15,7 @@ import torch
 
 from precache import nvcomp
 from precache.columns import Columns
+from precache.feed import ShardFeed
 from precache.meter import ThreadTime
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
@@ -96,13 +97,19 @@ class BatchStream:
 
     def batches(self, rows: Rows) -> Generator[Batch, None, None]:
         """A batch for each array of row numbers; closing it joins every thread."""
-        advised = self._read_ahead.around(rows, self._ahead)
         # A deque's own methods need no lock between the threads that fill and the one that takes.
         self._filled = ready = deque[None]()
-        fill = functools.partial(self._fill, ready)
-        work = prefetch(fill, advised, self._threads, self._ahead, self._give_back)
         doubts = _Doubts(self._framed)
-        with contextlib.closing(rows), contextlib.closing(advised), contextlib.closing(work):
+        with contextlib.ExitStack() as ends:
+            ends.enter_context(contextlib.closing(rows))
+            feed = ends.enter_context(self._columns.cached.feed()) if self._columns.cached else None
+            coming = feed.around(rows) if feed else self._read_ahead.around(rows, self._ahead)
+            ends.enter_context(contextlib.closing(coming))
+            fill = functools.partial(self._fill, ready, feed)
+            work = prefetch(fill, coming, self._threads, self._ahead, self._give_back)
+            ends.enter_context(contextlib.closing(work))
+            if feed:
+                ends.callback(feed.stop)
             for filled in work:
                 ready.pop()
                 batch = self._deliver(filled, doubts)
@@ -117,9 +124,9 @@ class BatchStream:
         """Let go of the memory of slots that nobody holds."""
         self._pool.trim(0)
 
-    def _fill(self, ready: deque[None], rows: np.ndarray) -> _Filled:
+    def _fill(self, ready: deque[None], feed: ShardFeed | None, rows: np.ndarray) -> _Filled:
         """Decode a batch into a slot; runs on the decoding threads."""
-        with self.thread_time.counted():
+        with self.thread_time.counted(), feed.present(rows) if feed else contextlib.nullcontext():
             slot = self._pool.acquire()
             try:
                 out = self._layout.arrays(slot, len(rows))

@@ -260,8 +260,11 @@ def test_from_bucket_to_bucket_to_training(
     version = precache.open(store, None, options)
     assert version.classes == ("cat", "dog")
     assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
-    with pytest.raises(UsageError, match=rf"precache pull {store} --to FOLDER"):
-        precache.Loader(store, 4, storage_options=options)
+    cached = {"cache_dir": tmp_path / "cache", "storage_options": options}
+    with precache.Loader(store, 4, device="cpu", **cached) as loader:
+        rows = np.concatenate([batch["row"].numpy() for batch in loader])
+        assert loader.stats().fetched.objects == 4
+    assert sorted(rows.tolist()) == np.flatnonzero(version.valid).tolist()
     done = precache.pull(store, tmp_path / "here", storage_options=options)
     assert done.version == result.version
     with precache.Loader(tmp_path / "here", 4, device="cpu") as loader:

@@ -1,0 +1,322 @@
+"""From a bucket to the disk cache, ahead of need: the shards that coming batches read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
+from precache.errors import DamageError, StorageError, StoreError
+from precache.meter import Fetched
+from precache.objects import MappedObjects
+from precache.prefetch import Threads
+from precache.store import Version
+
+FETCHES = 4
+"""Shards under way at a time."""
+
+PIECE = 32 << 20
+"""Bytes of one request: of a shard that breaks off, only so much is fetched again."""
+
+LOOKAHEAD = 1 << 20
+"""Rows whose shards are looked for; what they need may be less than the cache holds."""
+
+TRIES = 3
+"""Times that a shard is fetched whose bytes do not arrive as they were written."""
+
+
+@dataclass
+class _Shard:
+    """A shard that begun batches read: when it is there, and how many of them are left."""
+
+    there: Future[None]
+    batches: int = 0
+
+
+class _CachedObjects(MappedObjects):
+    def __init__(self, version: Version, name: str, cache: DiskCache) -> None:
+        super().__init__(version, name)
+        self.cache = cache
+
+    def path(self, number: int, tail: tuple[int, ...]) -> Path:
+        return self.cache.path(self.cached_name(number))
+
+    def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
+        path = self.path(number, tail)
+        if not path.exists():
+            return super().damage(number, tail, row, reason)
+        return DamageError(
+            f"{path}, a copy of {self.version.folder.path(self.name(number, tail))}, is damaged at "
+            f"row {row} ({self.version.describe(row)}): {reason}; delete "
+            "it, and it is fetched again"
+        )
+
+    def cached_name(self, number: int) -> str:
+        """By version and contents: a shard that was repaired is another object."""
+        return f"{self.version.id}-{self.field}-{number}-{self.xxh3(number):016x}"
+
+    def xxh3(self, number: int) -> int:
+        assert self.expected is not None  # only versions of ours are cached
+        return int(self.expected[number, 1])
+
+    def nbytes(self, number: int) -> int:
+        assert self.expected is not None
+        return int(self.expected[number, 0])
+
+
+class CachedShards:
+    """The shards of a version's large fields, by way of a disk cache.
+
+    Raises
+    ------
+    StoreError
+        Other software wrote it, so that nothing says what the bytes must be.
+    """
+
+    def __init__(self, version: Version, cache: DiskCache) -> None:
+        if version.attributes is None:
+            raise StoreError(
+                f"{version.path} was written by other software and has no checksums, which a cache "
+                "needs; leave cache_dir out, or copy it to a local disk"
+            )
+        self.rows_per_shard = version.attributes.rows_per_shard
+        self.cache = cache
+        self.fields: dict[str, _CachedObjects] = {}
+        self._version = version
+        self._claim = 0
+        self._idle: list[Lease] = []
+        self._closed = False
+        self._lock = threading.Lock()
+        self._fetched = Fetched()
+
+    def objects(self, name: str) -> MappedObjects:
+        """The objects of a field, to be mapped where a feed has them."""
+        return self.fields.setdefault(name, _CachedObjects(self._version, name, self.cache))
+
+    def nbytes(self, number: int) -> int:
+        """Bytes of a shard in the cache, all fields."""
+        return sum(on_disk(each.nbytes(number)) for each in self.fields.values())
+
+    def most(self, shards: int) -> int:
+        """Bytes in the cache of so many shards, at most."""
+        count = -(-self._version.rows // self.rows_per_shard)
+        sizes = sorted(map(self.nbytes, range(count)), reverse=True)
+        return sum(sizes[:shards])
+
+    def window(self, widest: int) -> int:
+        """Shards to mix at a time: as many as `widest`, where two loaders then fit the limit."""
+        room = (self.cache.limit - OVERHEAD) // 2
+        fitting = [each for each in range(1, widest + 1) if self.most(2 * each) <= room]
+        return max(fitting, default=1)
+
+    def claim(self, nbytes: int) -> None:
+        """Take part in the cache, holding up to `nbytes` at a time.
+
+        Raises
+        ------
+        UsageError
+            There is no room for so much.
+        """
+        self._claim = nbytes
+        self._idle.append(self._join())
+
+    def _join(self) -> Lease:
+        return self.cache.join(self._claim, f"{self._version.id}-")
+
+    @contextlib.contextmanager
+    def feed(self) -> Iterator[ShardFeed]:
+        """Fetch for one iterator; another one beside it takes part in the cache by itself."""
+        with self._lock:
+            lease = self._idle.pop() if self._idle else None
+        if lease is None or not lease.usable:  # in use, or of a process that forked
+            lease = self._join()
+        feed = ShardFeed(self, lease, self._claim)
+        try:
+            yield feed
+        finally:
+            feed.close()
+            with self._lock:
+                keep = not self._idle and not self._closed
+                if keep:
+                    self._idle.append(lease)
+            if not keep:
+                lease.close()
+
+    def count(self, nbytes: int) -> None:
+        """Add an object that was fetched."""
+        with self._lock:
+            before = self._fetched
+            self._fetched = Fetched(before.objects + 1, before.nbytes + nbytes)
+
+    def take(self) -> Fetched:
+        """What was fetched since the last call."""
+        with self._lock:
+            fetched, self._fetched = self._fetched, Fetched()
+        return fetched
+
+    def close(self) -> None:
+        """Leave the cache."""
+        with self._lock:
+            idle, self._idle, self._closed = self._idle, [], True
+        for lease in idle:
+            lease.close()
+
+
+class ShardFeed:
+    """Fetches the shards of coming batches, and holds them until these are read.
+
+    Parameters
+    ----------
+    room
+        Bytes in the cache that it holds at most.
+    """
+
+    def __init__(self, shards: CachedShards, lease: Lease, room: int) -> None:
+        self._shards = shards
+        self._lease = lease
+        self._room = room
+        self._open: dict[int, _Shard] = {}
+        self._taken = 0
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._pool = Threads(FETCHES, "precache-fetch")
+
+    def around(
+        self, batches: Generator[np.ndarray, None, None]
+    ) -> Generator[np.ndarray, None, None]:
+        """The same batches of row numbers, with the shards of as many as there is room for."""
+        waiting: deque[np.ndarray] = deque()
+        rows_waiting = 0
+        for rows in batches:
+            while not self._begin(rows, wait=not waiting):
+                rows_waiting -= len(waiting[0])
+                yield waiting.popleft()
+            waiting.append(rows)
+            rows_waiting += len(rows)
+            if rows_waiting > LOOKAHEAD:
+                rows_waiting -= len(waiting[0])
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+
+    def _numbers(self, rows: np.ndarray) -> list[int]:
+        numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
+        return numbers
+
+    def _begin(self, rows: np.ndarray, *, wait: bool) -> bool:
+        """Have the shards of a batch fetched; without room for them wait, or say False."""
+        numbers = self._numbers(rows)
+        with self._changed:
+            while True:
+                new = [number for number in numbers if number not in self._open]
+                if self._taken + sum(map(self._shards.nbytes, new)) <= self._room:
+                    break
+                if not wait:
+                    return False
+                self._changed.wait()
+            for number in new:
+                self._taken += self._shards.nbytes(number)
+                self._open[number] = _Shard(self._pool.submit(self._bring, number))
+            for number in numbers:
+                self._open[number].batches += 1
+        return True
+
+    @contextlib.contextmanager
+    def present(self, rows: np.ndarray) -> Iterator[None]:
+        """Wait for the shards of a batch that `around` gave; the block reads it."""
+        numbers = self._numbers(rows)
+        try:
+            for number in numbers:
+                self._open[number].there.result()
+            yield
+        finally:
+            with self._changed:
+                for number in numbers:
+                    self._open[number].batches -= 1
+                    if not self._open[number].batches:
+                        self._let_go(number)
+                self._changed.notify_all()
+
+    def _let_go(self, number: int) -> None:
+        for each in self._shards.fields.values():
+            each.forget(number)
+            self._lease.give_back(each.cached_name(number))
+        del self._open[number]
+        self._taken -= self._shards.nbytes(number)
+
+    def _bring(self, number: int) -> None:
+        """Have a shard in the cache and hold it; runs on the fetching threads."""
+        for each in self._shards.fields.values():
+            name, size = each.cached_name(number), each.nbytes(number)
+            if self._lease.obtain(name, size, partial(self._fetch, each, number)):
+                self._shards.count(size)
+            else:
+                _read_ahead(each.cache.path(name), size)
+
+    def _fetch(self, objects: _CachedObjects, number: int, target: int) -> None:
+        """Write an object to a descriptor, checked."""
+        for _ in range(TRIES):
+            digest = xxhash.xxh3_64()
+            for start in range(0, objects.nbytes(number), PIECE):
+                data = self._piece(objects, number, start)
+                digest.update(data)
+                _write(target, data, start)
+            if digest.intdigest() == objects.xxh3(number):
+                return
+        raise self._damage(objects, number, "its checksum does not hold")
+
+    def _piece(self, objects: _CachedObjects, number: int, start: int) -> bytes:
+        if self._stopped:
+            raise StorageError("stopped")  # nobody waits for it any more
+        name, length = objects.name(number), min(PIECE, objects.nbytes(number) - start)
+        [data] = objects.version.folder.read_ranges([(name, start, length)])
+        if isinstance(data, StorageError):
+            if objects.version.folder.exists(name):
+                raise data
+            raise objects.missing(number, (), number * self._shards.rows_per_shard)
+        if len(data) != length:
+            raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
+        return data
+
+    def _damage(self, objects: _CachedObjects, number: int, reason: str) -> DamageError:
+        return objects.damage(number, (), number * self._shards.rows_per_shard, reason)
+
+    def stop(self) -> None:
+        """Let fetches end early: nobody waits for them any more."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """End all fetches, and let go of all shards; nobody may be reading them."""
+        self.stop()
+        self._pool.close()
+        if not self._lease.usable:  # of the process that this one was forked from
+            return
+        for number in list(self._open):
+            self._let_go(number)
+
+
+def _read_ahead(path: Path, size: int) -> None:
+    """Have the kernel read a whole object: its rows are needed soon, all of them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for start in range(0, size, 2 << 20):
+            os.posix_fadvise(descriptor, start, 2 << 20, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _write(target: int, data: bytes, start: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(target, view, start)
+        view, start = view[written:], start + written
