@@ -79,12 +79,18 @@ class FaultProxy:
         (method, end of the path) -> faults, each of one request, in order.
     seen
         (method, path) -> requests.
+    before
+        Called with (method, path) of each request; may wait.
+    choose
+        (method, path) -> fault of a request that `faults` does not name, or None.
     """
 
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.seen: Counter[tuple[str, str]] = Counter()
+        self.before: Callable[[str, str], None] = lambda method, path: None
+        self.choose: Callable[[str, str], Fault | None] = lambda method, path: None
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"proxy": self})
         self._server = _PatientServer(("127.0.0.1", 0), handler)
@@ -107,7 +113,7 @@ class FaultProxy:
             for (wanted, ending), waiting in self.faults.items():
                 if waiting and wanted == method and path.endswith(ending):
                     return waiting.pop(0)
-        return None
+            return self.choose(method, path)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -117,6 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
+        self.proxy.before(self.command, path)
         fault = self.proxy.take(self.command, path)
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
         upstream.request(self.command, self.path, body, dict(self.headers.items()))
