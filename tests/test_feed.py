@@ -20,12 +20,13 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+import torch.utils.data
 
 import precache
 from precache import blobs, feed
 from precache.diskcache import OVERHEAD, on_disk
 from precache.errors import DamageError, StorageError, StoreError, UsageError
-from tests.building import environment, poll, running
+from tests.building import cli, environment, poll, running
 from tests.conftest import BuiltStore
 from tests.servers import Fault, FaultProxy, S3Server, reset, status, truncated, wrong_bytes
 
@@ -258,6 +259,32 @@ def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) ->
         precache.Loader(stores["raw"].path, 2, cache_limit="1GB")
     with precache.Loader(stores["raw"].path, 2, cache_dir=tmp_path / "c", device="cpu") as loader:
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_dataset_reads_by_range_in_any_kind_of_worker(
+    context: str, url: str, large: BuiltStore, s3: S3Server
+) -> None:
+    dataset = precache.CachedDataset(url, storage_options=s3.options())
+    some = torch.utils.data.Subset(dataset, [3, 140, 77, 5, 6, 7])
+    loader = torch.utils.data.DataLoader(
+        some, 2, num_workers=2, multiprocessing_context=context, collate_fn=dataset.collate
+    )
+    expected = large.rows()
+    rows = []
+    for batch in loader:
+        rows += batch["row"].tolist()
+        np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+    assert rows == np.flatnonzero(large.open().valid)[[3, 140, 77, 5, 6, 7]].tolist()
+
+
+def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
+    options = [f"--storage-option={k}={json.dumps(v)}" for k, v in s3.options().items()]
+    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB"]
+    done = cli("bench", url, "--epochs", 1, "--json", *limit, *options)
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["samples"] == 159
+    assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
 
 
 # --- faults -------------------------------------------------------------------------------------
