@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from precache.errors import PrecacheError, StorageError, UsageError
 from precache.folder import Buffer, FileInfo, Range
+from precache.s3reads import Part, reads_of
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 TRANSIENT_ERRNO = frozenset(
     (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
 )
-NETWORK_LIBRARIES = frozenset(("aiohttp", "botocore", "aiobotocore", "azure", "urllib3"))
+NETWORK_LIBRARIES = frozenset(("aiohttp", "botocore", "aiobotocore", "azure", "obstore", "urllib3"))
 _FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -120,9 +121,7 @@ class RemoteFolder:
         parts = [(name, start, start + length) for name, start, length in ranges]
         return self._parts(parts, [length for _, _, length in ranges])
 
-    def _parts(
-        self, parts: Sequence[tuple[str, int, int | None]], least: Sequence[int]
-    ) -> list[bytes | StorageError]:
+    def _parts(self, parts: Sequence[Part], least: Sequence[int]) -> list[bytes | StorageError]:
         """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again."""
         found: dict[int, bytes | StorageError] = {}
         wanted = list(range(len(parts)))
@@ -131,7 +130,8 @@ class RemoteFolder:
             pause = 0.0
             last = attempt + 1 == ATTEMPTS or time.monotonic() - began > RETRY_SECONDS
             again = []
-            for number, got in zip(wanted, self._cat([parts[n] for n in wanted]), strict=True):
+            tried = self._cat([parts[n] for n in wanted], first=attempt == 0)
+            for number, got in zip(wanted, tried, strict=True):
                 error = got if isinstance(got, Exception) else None
                 short = error is None and len(got) < least[number]
                 if not last and (short or (error is not None and _transient(error))):
@@ -146,9 +146,15 @@ class RemoteFolder:
             time.sleep(pause)
         return [found[number] for number in range(len(parts))]
 
-    def _cat(self, parts: Sequence[tuple[str, int, int | None]]) -> list[Any]:
+    def _cat(self, parts: Sequence[Part], *, first: bool) -> list[Any]:
         """The bytes of each, or the exception that says why they cannot be had."""
         paths = [_join(self.root, name) for name, _, _ in parts]
+        if (
+            first
+            and EXTRAS.get(self.protocol) == "s3"
+            and (fast := reads_of(self._fs, self.options))
+        ):
+            return fast.cat([(path, *part[1:]) for path, part in zip(paths, parts, strict=True)])
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got: list[Any] = self._fs.cat_ranges(paths, starts, ends, on_error="return")

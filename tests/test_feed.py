@@ -168,7 +168,7 @@ def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
         for number in range(4):
             assert_whole(epoch(loader), large)
             fetched = loader.stats().fetched.objects
-            assert fetched == 16 if number == 0 else 8 <= fetched <= 14
+            assert fetched == 16 if number == 0 else 4 <= fetched <= 14
         assert loader.state_dict()["shuffle"] == {"kind": "block", "block": 10, "window": 2}
 
 
@@ -266,6 +266,7 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
     context: str, url: str, large: BuiltStore, s3: S3Server
 ) -> None:
     dataset = precache.CachedDataset(url, storage_options=s3.options())
+    assert int(dataset[0]["row"]) == 0  # which starts whatever threads there are, before the fork
     some = torch.utils.data.Subset(dataset, [3, 140, 77, 5, 6, 7])
     loader = torch.utils.data.DataLoader(
         some, 2, num_workers=2, multiprocessing_context=context, collate_fn=dataset.collate
