@@ -102,10 +102,18 @@ class RemoteFolder:
         return None if info["type"] == "directory" else int(info.get("size") or 0)
 
     def read(self, name: str) -> bytes:
-        try:
-            return bytes(self._request(self._fs.cat_file, name, "read"))
-        except FileNotFoundError:
-            raise StorageError(f"cannot read {self._url(name)}: there is no such object") from None
+        [found] = self._parts([(name, 0, None)], [-1])
+        if isinstance(found, StorageError):
+            raise found
+        return found
+
+    def get(self, name: str) -> bytes | None:
+        [found] = self._parts([(name, 0, None)], [-1])
+        if isinstance(found, bytes):
+            return found
+        if isinstance(found.__cause__, FileNotFoundError):
+            return None
+        raise found
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
@@ -135,7 +143,11 @@ class RemoteFolder:
                 error = got if isinstance(got, Exception) else None
                 short = error is None and len(got) < least[number]
                 if not last and (short or (error is not None and _transient(error))):
-                    pause = max(pause, _pause(attempt, error))
+                    waited = _pause(attempt, error)
+                    if error is not None:
+                        told = self._error(error, parts[number][0], "read")
+                        self._say_again(attempt, told, waited)
+                    pause = max(pause, waited)
                     again.append(number)
                 else:
                     name = parts[number][0]
@@ -244,10 +256,13 @@ class RemoteFolder:
                 if not _transient(error) or late or attempt + 1 == ATTEMPTS:
                     raise self._error(error, name, doing) from None
                 pause = _pause(attempt, error)
-                said = log.warning if attempt else log.info  # the first is nothing out of the way
-                said("%s; trying again in %.1f s", self._error(error, name, doing), pause)
+                self._say_again(attempt, self._error(error, name, doing), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _say_again(self, attempt: int, error: StorageError, pause: float) -> None:
+        said = log.warning if attempt else log.info  # the first is nothing out of the way
+        said("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
         reason = str(error) or type(error).__name__
@@ -257,7 +272,10 @@ class RemoteFolder:
             reason = f"{reason}; check the credentials and what they may do"
         for secret in _secrets(self.options):
             reason = reason.replace(secret, "…")
-        return StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+        told = StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+        if isinstance(error, FileNotFoundError):
+            told.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
+        return told
 
 
 def _join(root: str, name: str) -> str:

@@ -69,6 +69,9 @@ class Folder(Protocol):
     def read(self, name: str) -> bytes:
         """The whole object."""
 
+    def get(self, name: str) -> bytes | None:
+        """The whole object, or None where there is none."""
+
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         """Whole objects, in order, as many at a time as the service likes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,8 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
 PROBE_SAMPLES = 24
 MOST_SHARD_SAMPLES = 1 << 24
 ATTEMPTS = 3
+RECEIPTS = 64
+"""Receipts read at a time."""
 """At a shard whose samples could not be fetched."""
 
 
@@ -435,13 +438,16 @@ def _lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
 
 def read_receipts(goal: Goal) -> dict[int, Receipt]:
     """The receipts of a version begun, by shard."""
+    names = [f"{BUILD}/receipts/{name}" for name in goal.folder.names(f"{BUILD}/receipts")]
     receipts = {}
-    for name in goal.folder.names(f"{BUILD}/receipts"):
-        try:
-            receipt = Receipt.from_json(goal.folder.read(f"{BUILD}/receipts/{name}"))
-        except (ValueError, StorageError):
-            continue  # damaged, or swept by another build's commit: its shard is made again
-        receipts[receipt.shard] = receipt
+    for start in range(0, len(names), RECEIPTS):
+        part = names[start : start + RECEIPTS]
+        for data in goal.folder.read_many(part, [-1] * len(part)):
+            # Damaged, or swept by another build's commit: then its shard is made again.
+            if isinstance(data, bytes):
+                with contextlib.suppress(ValueError):
+                    receipt = Receipt.from_json(data)
+                    receipts[receipt.shard] = receipt
     return receipts
 
 
