@@ -28,6 +28,7 @@ BUILD_KEYS = {
     "failed",
     "shards",
     "shards_skipped",
+    "shards_reused",
     "raw_bytes",
     "stored_bytes",
     "seconds",

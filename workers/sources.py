@@ -68,6 +68,10 @@ class Source(Protocol):
         """Whether labels are known only once samples are fetched."""
 
     @property
+    def content_decides(self) -> bool:
+        """Whether samples of one content hash are the same, in shape and type as well."""
+
+    @property
     def fetch_threads(self) -> int:
         """Threads of a task that may fetch at a time."""
 
@@ -90,6 +94,7 @@ class FolderSource:
 
     folder: Folder
     labels_with_samples: bool = False
+    content_decides: bool = True
     fetch_threads: int = 2
 
     def list(self, tick: Tick) -> Listing:
@@ -187,6 +192,7 @@ class DatasetSource:
     factory: str
     code: str
     labels_with_samples: bool = True
+    content_decides: bool = False  # of an array or an image its plain bytes are hashed
     fetch_threads: int = 1  # a Dataset promises nothing about threads
 
     def list(self, tick: Tick) -> Listing:
