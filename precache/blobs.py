@@ -13,6 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +32,9 @@ EXTRAS = {
 """Protocol -> the extra of precache that installs its library."""
 
 READ_ONLY = frozenset(("http", "https"))
+
+LISTINGS = 16
+"""Prefixes that are listed at a time: a service answers one prefix page after page."""
 
 ATTEMPTS = 6
 RETRY_SECONDS = 60.0
@@ -87,9 +91,14 @@ class RemoteFolder:
         return RemoteFolder(self.protocol, _join(self.root, name), self.options)
 
     def kind(self) -> str | None:
-        if self._children(""):  # first, since to HTTP all is a file
+        try:
+            info = self._request(self._fs.info, "", "look at")
+        except FileNotFoundError:
+            return None
+        # A folder is not listed to know that it is one, but to HTTP all is a file.
+        if info["type"] == "directory" or self._children(""):
             return "folder"
-        return "file" if self._request(self._fs.isfile, "", "look at") else None
+        return "file"
 
     def exists(self, name: str = "") -> bool:
         return self.size(name) is not None or bool(self._children(name))
@@ -176,29 +185,54 @@ class RemoteFolder:
         return sorted(each["name"].rstrip("/").rsplit("/", 1)[-1] for each in self._children(name))
 
     def _children(self, name: str) -> list[dict[str, Any]]:
+        return self._list(self._fs, name)
+
+    def _list(self, fs: Any, name: str) -> list[dict[str, Any]]:
+        """What fsspec tells of all that lies directly below; nothing where it does not exist."""
+
         def list_anew(path: str) -> list[dict[str, Any]]:
-            self._fs.invalidate_cache()
-            listed: list[dict[str, Any]] = self._fs.ls(path, detail=True)
+            fs.invalidate_cache()
+            listed: list[dict[str, Any]] = fs.ls(path, detail=True)
             return listed
 
         try:
             listed = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return []
-        own = self._fs._strip_protocol(_join(self.root, name)).rstrip("/")
+        own = fs._strip_protocol(_join(self.root, name)).rstrip("/")
         return [each for each in listed if each["name"].rstrip("/") != own]
 
     def walk(self) -> Iterator[FileInfo]:
-        """Every object below the folder; one prefix's listing is held at a time."""
+        """Every object below the folder, in no particular order.
+
+        Several prefixes are listed at a time, and no more listings than that are held.
+        """
+        fs = self._fs  # in another thread fsspec would make another, with connections of its own
         waiting = [""]
-        while waiting:
-            prefix = waiting.pop()
-            for each in self._children(prefix):
-                name = _join(prefix, each["name"].rstrip("/").rsplit("/", 1)[-1])
-                if each["type"] == "directory":
-                    waiting.append(name)
-                else:
-                    yield FileInfo(name, _size(each), _mtime_ns(each), _etag(each))
+        running: list[Future[tuple[list[str], list[FileInfo]]]] = []
+        with ThreadPoolExecutor(LISTINGS, "precache-list") as pool:
+            while waiting or running:
+                while waiting and len(running) < LISTINGS:
+                    running.append(pool.submit(self._below, fs, waiting.pop()))
+                done = wait(running, return_when=FIRST_COMPLETED).done
+                oldest = next(number for number, each in enumerate(running) if each in done)
+                prefixes, files = running.pop(oldest).result()
+                waiting += prefixes
+                while files:
+                    yield files.pop()
+
+    def _below(self, fs: Any, prefix: str) -> tuple[list[str], list[FileInfo]]:
+        """Prefixes and objects directly below a prefix."""
+        prefixes, files = [], []
+        listed = self._list(fs, prefix)
+        while listed:  # a flat bucket has all in one listing, so what was seen goes at once
+            each = listed.pop()
+            name = _join(prefix, each["name"].rstrip("/").rsplit("/", 1)[-1])
+            if each["type"] == "directory":
+                prefixes.append(name)
+            else:
+                files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
+        return prefixes, files
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)

@@ -11,9 +11,10 @@ import struct
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 Fault = Callable[["_Handler", int, bytes], bool]
@@ -49,6 +50,13 @@ class S3Server:
 
 
 class _QuietFiles(SimpleHTTPRequestHandler):
+    held: Mapping[str, threading.Event] = MappingProxyType({})
+
+    def do_GET(self) -> None:
+        if self.path in self.held:
+            self.held[self.path].wait()
+        super().do_GET()
+
     def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
 
@@ -59,9 +67,18 @@ class _PatientServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def web_server(folder: Path) -> Iterator[str]:
-    """A web server of the files below a folder, with listings; its URL."""
-    handler = functools.partial(_QuietFiles, directory=str(folder))
+def web_server(
+    folder: Path, held: Mapping[str, threading.Event] = MappingProxyType({})
+) -> Iterator[str]:
+    """A web server of the files below a folder, with listings; its URL.
+
+    Parameters
+    ----------
+    held
+        Path -> what to wait for before it is answered.
+    """
+    kind = type("Handler", (_QuietFiles,), {"held": held})
+    handler = functools.partial(kind, directory=str(folder))
     with _PatientServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

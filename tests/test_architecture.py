@@ -22,7 +22,7 @@ PRECACHE = """
     decoded shards slots prefetch readahead feed columns nvcomp stream transforms dataset report
     resident loader bench verification transfer jobs cli __main__
 """
-WORKERS = "usercode sources plan goal ops shard_task commit progress cluster build"
+WORKERS = "usercode sources plan goal reuse ops shard_task takeover commit progress cluster build"
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
 
