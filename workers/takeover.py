@@ -15,7 +15,7 @@ from precache.errors import FetchError, StorageError
 from precache.layout import decode_index
 from precache.metadata import Array
 from precache.receipts import ChannelSums, Receipt, ShardObject
-from precache.store import read_array_document
+from precache.store import read_array_documents
 from workers.goal import SCRATCH
 from workers.reuse import Offer
 from workers.shard_task import (
@@ -47,7 +47,7 @@ def _take_over(task: ShardTask, offer: Offer) -> Receipt | None:
         data = _object(offer, name, object_name)
         if data is None:
             return None
-        array = read_array_document(offer.folder, name)
+        array = read_array_documents(offer.folder, [name])[name]
         rows = len(task.keys)
         chunks = -(-rows // array.chunk_shape[0])
         raw_nbytes = chunks * array.chunk_shape[0] * array.row_nbytes
