@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from precache.errors import PrecacheError, StorageError, UsageError
-from precache.folder import Buffer, FileInfo, Range
+from precache.folder import Buffer, FileInfo, Range, is_missing
 from precache.s3reads import Part, reads_of
 
 Result = TypeVar("Result")
@@ -118,11 +118,11 @@ class RemoteFolder:
 
     def get(self, name: str) -> bytes | None:
         [found] = self._parts([(name, 0, None)], [-1])
-        if isinstance(found, bytes):
-            return found
-        if isinstance(found.__cause__, FileNotFoundError):
-            return None
-        raise found
+        if isinstance(found, StorageError):
+            if is_missing(found):
+                return None
+            raise found
+        return found
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
@@ -144,6 +144,8 @@ class RemoteFolder:
         wanted = list(range(len(parts)))
         began = time.monotonic()
         for attempt in range(ATTEMPTS):
+            if not wanted:
+                break
             pause = 0.0
             last = attempt + 1 == ATTEMPTS or time.monotonic() - began > RETRY_SECONDS
             again = []
@@ -162,8 +164,6 @@ class RemoteFolder:
                     name = parts[number][0]
                     found[number] = self._error(error, name, "read") if error else got
             wanted = again
-            if not wanted:
-                break
             time.sleep(pause)
         return [found[number] for number in range(len(parts))]
 
@@ -201,6 +201,19 @@ class RemoteFolder:
             return []
         own = fs._strip_protocol(_join(self.root, name)).rstrip("/")
         return [each for each in listed if each["name"].rstrip("/") != own]
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        def find_anew(path: str) -> dict[str, dict[str, Any]]:
+            self._fs.invalidate_cache()
+            found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
+            return found
+
+        try:
+            found = self._request(find_anew, name, "list")
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        own = self._fs._strip_protocol(self.root).rstrip("/")
+        return {path[len(own) + 1 :]: _size(info) for path, info in found.items()}
 
     def walk(self) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.

@@ -18,6 +18,11 @@ Range = tuple[str, int, int]
 """Name of an object, first byte, number of bytes."""
 
 
+def is_missing(error: StorageError) -> bool:
+    """Whether an object could not be read because there is none."""
+    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+
+
 class FileInfo(NamedTuple):
     """One file below a folder.
 
@@ -87,6 +92,9 @@ class Folder(Protocol):
 
     def names(self, name: str = "") -> list[str]:
         """Names directly below `name`, sorted; none where it does not exist."""
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        """Name -> bytes of every object below `name`, from one listing."""
 
     def walk(self) -> Iterator[FileInfo]:
         """Every file below the folder, in no particular order."""

@@ -202,6 +202,12 @@ class LocalFolder:
             path = path.parent
         return shutil.disk_usage(path).free
 
+    def sizes(self, name: str = "") -> dict[str, int]:
+        if not self.exists(name):
+            return {}
+        prefix = f"{name}/" if name else ""
+        return {prefix + info.name: info.size for info in self.folder(name).walk()}
+
     def walk(self) -> Iterator[FileInfo]:
         """Every file below the folder, in no particular order.
 

@@ -53,17 +53,17 @@ class S3Reads:
         return self._succeeded or self._failures < TRUST
 
     def cat(self, parts: Sequence[Part]) -> list[Any]:
-        """The bytes of each, or the exception that says why they cannot be had."""
+        """The bytes of each of one or more, or the exception that says why there are none."""
         from fsspec.asyn import sync
 
         _processes.add(os.getpid())
         found: list[Any] = sync(self._fs.loop, self._cat_all, parts)
-        if all(isinstance(each, Exception) for each in found):
+        if any(isinstance(each, bytes | FileNotFoundError) for each in found):
+            self._succeeded = True
+        else:
             self._failures += 1
             if not self.usable:
                 log.info("reading through s3fs alone: %s", found[0])
-        else:
-            self._succeeded = True
         return found
 
     async def _cat_all(self, parts: Sequence[Part]) -> list[Any]:

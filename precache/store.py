@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from precache import metadata
 from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
 from precache.errors import DamageError, NewerFormatError, StorageError, StoreError
-from precache.folder import Folder
+from precache.folder import Folder, is_missing
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
 from precache.storage import StorageOptions, open_folder
@@ -419,7 +419,7 @@ def read_array_documents(folder: Folder, names: Sequence[str]) -> dict[str, meta
     for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
         where = f"{folder.path(name)}/zarr.json"
         if isinstance(data, StorageError):
-            if folder.get(f"{name}/zarr.json") is None:
+            if is_missing(data):
                 raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}")
             raise data
         arrays[name] = metadata.parse_array(metadata.parse_json(data, where), where)

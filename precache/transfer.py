@@ -102,9 +102,9 @@ def _objects(version: Version) -> Iterator[_Object]:
     }
     for name, (size, xxh3) in shards.items():
         yield _Object(name, size, xxh3)
-    for info in version.folder.walk():
-        if info.name not in shards and info.name != ROOT and not info.name.startswith(f"{BUILD}/"):
-            yield _Object(info.name, info.size)
+    for name, size in version.folder.sizes().items():
+        if name not in shards and name != ROOT and not name.startswith(f"{BUILD}/"):
+            yield _Object(name, size)
 
 
 def _table(version: Version, name: str) -> np.ndarray:

@@ -168,7 +168,7 @@ def _check(request: Request) -> None:
     if split_uri(request.store, request.storage_options)[1] is not None:
         raise UsageError(f"{request.store} names a version; build into the store itself")
     store = open_folder(request.store, request.storage_options)
-    if store.exists(ROOT):
+    if store.get(ROOT) is not None:
         raise UsageError(f"{request.store} is a Zarr group, not a store; choose another folder")
     if store.kind() == "file":
         raise UsageError(f"{request.store} is a file; choose a folder for the store")
@@ -444,7 +444,7 @@ class _Build:
 
 def _is_readable(goal: Goal) -> bool:
     """Whether the version was committed, and all that tells of its shards can be read."""
-    if not goal.folder.exists(ROOT):
+    if goal.folder.size(ROOT) is None:
         return False
     try:
         for check in open_own(goal.folder).small_checks().values():

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from precache.attributes import Attributes, Identity
-from precache.errors import NewerFormatError, StoreError
-from precache.folder import Folder
+from precache.errors import NewerFormatError, StorageError, StoreError
+from precache.folder import Folder, is_missing
 from precache.layout import RowShape, rows_per_shard
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
@@ -77,11 +77,12 @@ class Goal:
 
     def sizes(self) -> dict[tuple[str, int], int | None]:
         """(field, shard) -> bytes of the stored object, None where there is none."""
-        return {
-            (name, shard): self.folder.size(self.object_name(name, shard))
-            for name in self.shapes
-            for shard in range(self.shards)
-        }
+        found: dict[tuple[str, int], int | None] = {}
+        for name in self.shapes:
+            there = self.folder.sizes(name)
+            for shard in range(self.shards):
+                found[name, shard] = there.get(self.object_name(name, shard))
+        return found
 
     def describe(self) -> dict[str, Any]:
         """What tells this version from others, as build.json and the metadata hold it."""
@@ -98,7 +99,7 @@ class Goal:
 
     def begin(self) -> None:
         """Freeze the row table and the description, unless they are there."""
-        if not self.folder.exists(ROW_TABLE):
+        if self.folder.size(ROW_TABLE) is None:
             self.folder.put(ROW_TABLE, [self.table.to_parquet()], scratch=SCRATCH)
         self.folder.put(DESCRIPTION, [json.dumps(self.describe()).encode()], scratch=SCRATCH)
 
@@ -111,13 +112,17 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     wanted
         Rows a shard, as the user gave them; any will do by default.
     """
+    names = store.names()
     for leaf, read in ((ROOT, _committed), (DESCRIPTION, _begun)):
-        for name in store.names():
-            path = f"{name}/{leaf}"
-            if store.exists(path):
-                goal = _matching(store, read(store.read(path), path), recipe)
-                if goal is not None and has_shards_of(goal, wanted):
-                    return goal
+        paths = [f"{name}/{leaf}" for name in names]
+        for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
+            if isinstance(data, StorageError):
+                if is_missing(data):
+                    continue
+                raise data
+            goal = _matching(store, read(data, path), recipe)
+            if goal is not None and has_shards_of(goal, wanted):
+                return goal
     return None
 
 

@@ -95,7 +95,10 @@ class FolderSource:
     folder: Folder
     labels_with_samples: bool = False
     content_decides: bool = True
-    fetch_threads: int = 2
+
+    @property
+    def fetch_threads(self) -> int:
+        return 2 if self.folder.local("") else 4  # a network answers late
 
     def list(self, tick: Tick) -> Listing:
         if (kind := self.folder.kind()) != "folder":
