@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import random
 import re
 import time
@@ -262,8 +263,14 @@ def _file_system(protocol: str, options: Mapping[str, Any]) -> Any:
     """fsspec's own instance for these options, which it keeps, one for each process."""
     import fsspec
 
+    options = {"use_listings_cache": False, **options}
     try:
-        return fsspec.filesystem(protocol, **{"use_listings_cache": False, **options})
+        if protocol in ("gs", "gcs") and not _on_google(options):
+            # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
+            from gcsfs.core import GCSFileSystem
+
+            return GCSFileSystem(**options)
+        return fsspec.filesystem(protocol, **options)
     except ImportError:
         extra = EXTRAS.get(protocol)
         how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
@@ -272,6 +279,12 @@ def _file_system(protocol: str, options: Mapping[str, Any]) -> Any:
         raise UsageError(
             f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
         ) from None
+
+
+def _on_google(options: Mapping[str, Any]) -> bool:
+    """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
+    server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    return not server or server == "default" or "googleapis.com" in server
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
