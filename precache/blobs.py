@@ -185,13 +185,11 @@ class RemoteFolder:
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
-        self._require_writable(name)
-        self._request(lambda path: self._fs.pipe_file(path, data), name, "write")
+        self._write(name, lambda path: self._fs.pipe_file(path, data))
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
-        self._require_writable(name)
         try:
-            self._request(lambda path: self._fs.pipe_file(path, data, mode="create"), name, "write")
+            self._write(name, lambda path: self._fs.pipe_file(path, data, mode="create"))
         except FileExistsError:
             # The first attempt may have arrived though its answer did not.
             return self.read(name) == data
@@ -210,12 +208,18 @@ class RemoteFolder:
     def _fs(self) -> Any:
         return _file_system(self.protocol, self.options)
 
-    def _require_writable(self, name: str) -> None:
+    def _write(self, name: str, action: Callable[[str], object]) -> None:
         if self.protocol in READ_ONLY:
             raise StorageError(
                 f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
                 "store on a local disk, gs://, s3:// or az://"
             )
+        try:
+            self._request(action, name, "write")
+        except FileNotFoundError:
+            raise StorageError(
+                f"cannot write {self._url(name)}: there is no such bucket; make it first"
+            ) from None
 
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""

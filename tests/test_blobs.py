@@ -159,6 +159,18 @@ def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
     assert folder.names("commits") == ["000001.json"]
 
 
+@pytest.mark.parametrize("protocol", ["s3", "gs"])
+def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[protocol])
+    folder = open_folder(f"{protocol}://nowhere/x", server.options())
+    assert not folder.exists()
+    assert folder.kind() is None
+    assert folder.names() == []
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", b"1")):
+        with pytest.raises(StorageError, match=rf"cannot write {protocol}://nowhere/x/a: .*bucket"):
+            write()
+
+
 def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
     folder = open_folder("s3://bucket/x", s3.options())
     assert pickle.loads(pickle.dumps(folder)) == folder
