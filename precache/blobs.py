@@ -44,7 +44,9 @@ TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 TRANSIENT_ERRNO = frozenset(
     (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
 )
-NETWORK_LIBRARIES = frozenset(("aiohttp", "botocore", "aiobotocore", "azure", "urllib3"))
+NETWORK_LIBRARIES = frozenset(
+    ("aiohttp", "botocore", "aiobotocore", "azure", "requests", "urllib3")
+)
 _FINAL = (
     FileNotFoundError,
     PermissionError,

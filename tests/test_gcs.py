@@ -129,6 +129,15 @@ def test_large_objects_go_in_parts_even_where_one_is_sent_twice(
     assert end == data[-3:]
 
 
+def test_a_gateway_that_is_bad_for_longer_than_gcsfs_waits(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    faulty.put("a", [b"1"])
+    proxy.faults["GET", "%2Fa"] = [status(502)] * 7
+    assert faulty.read("a") == b"1"
+    assert proxy.requests("GET", "%2Fa") == 8
+
+
 # --- commits ------------------------------------------------------------------------------------
 
 
