@@ -251,13 +251,11 @@ class RemoteFolder:
         raise AssertionError("unreachable")
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
-        reason = str(error) or type(error).__name__
+        reason = _reason(error, self.options)
         if isinstance(error, FileNotFoundError):
             reason = "there is no such object"
         elif isinstance(error, PermissionError):
             reason = f"{reason}; check the credentials and what they may do"
-        for secret in _secrets(self.options):
-            reason = reason.replace(secret, "…")
         return StorageError(f"cannot {doing} {self._url(name)}: {reason}")
 
 
@@ -267,30 +265,51 @@ def _join(root: str, name: str) -> str:
 
 def _file_system(protocol: str, options: Mapping[str, Any]) -> Any:
     """fsspec's own instance for these options, which it keeps, one for each process."""
-    import fsspec
-
-    options = {"use_listings_cache": False, **options}
     try:
-        if protocol in ("gs", "gcs") and not _on_google(options):
-            # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
-            from gcsfs.core import GCSFileSystem
-
-            return GCSFileSystem(**options)
-        return fsspec.filesystem(protocol, **options)
+        made = _file_system_class(protocol, options)
+        return made(**{"use_listings_cache": False, **options})
+    except PrecacheError:
+        raise
     except ImportError:
         extra = EXTRAS.get(protocol)
         how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
         raise UsageError(f"{protocol}:// needs a library that is not installed: {how}") from None
+    except Exception as error:  # of credentials, the libraries raise anything
+        raise UsageError(
+            f"cannot use {protocol}://: {_reason(error, options)}; check the credentials and the "
+            "storage options"
+        ) from None
+
+
+def _file_system_class(protocol: str, options: Mapping[str, Any]) -> Any:
+    import fsspec
+
+    try:
+        found = fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise UsageError(
             f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
         ) from None
+    if protocol in ("gs", "gcs") and not _on_google(options):
+        # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
+        from gcsfs.core import GCSFileSystem
+
+        return GCSFileSystem
+    return found
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:
     """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
     server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     return not server or server == "default" or "googleapis.com" in server
+
+
+def _reason(error: Exception, options: Mapping[str, Any]) -> str:
+    """What an error says, without what the options hold."""
+    reason = str(error) or type(error).__name__
+    for secret in _secrets(options):
+        reason = reason.replace(secret, "…")
+    return reason
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:

@@ -187,8 +187,14 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     def missing(*arguments: Any, **options: Any) -> None:
         raise ImportError
 
-    monkeypatch.setattr(fsspec, "filesystem", missing)
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     with pytest.raises(UsageError, match=rf"{protocol}:// needs .*'precache\[{extra}\]'"):
+        open_folder(f"{protocol}://bucket").exists()
+
+
+@pytest.mark.parametrize("protocol", ["nowhere", "ftps"])
+def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
+    with pytest.raises(UsageError, match=rf"{protocol}:// is not supported; give a local path"):
         open_folder(f"{protocol}://bucket").exists()
 
 

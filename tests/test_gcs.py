@@ -17,6 +17,7 @@ import pytest
 import precache
 from precache import blobs
 from precache.blobs import RemoteFolder
+from precache.errors import UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
 from precache.store import append_commit, read_commits
@@ -88,6 +89,17 @@ def test_a_server_other_than_googles_is_not_asked_by_grpc(
     folder.put("a", [b"1"])
     assert folder.read("a") == b"1"
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("content", ["no token at all", '{"refresh_token": "x"}'])
+def test_credentials_that_are_none_are_no_missing_store(
+    content: str, gcs: GCSServer, tmp_path: Path
+) -> None:
+    token = tmp_path / "token.json"
+    token.write_text(content)
+    with pytest.raises(UsageError, match=r"cannot use gs://: .*; check the credentials") as caught:
+        precache.open("gs://bucket/x", None, {**gcs.options(), "token": str(token)})
+    assert str(token) not in str(caught.value)
 
 
 def test_listings_come_page_by_page(
