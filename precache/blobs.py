@@ -236,11 +236,10 @@ class RemoteFolder:
                 return action(_join(self.root, name))
             except PrecacheError:
                 raise
-            except _FINAL as error:
-                if isinstance(error, PermissionError):
-                    raise self._error(error, name, doing) from None
-                raise
-            except Exception as error:
+            except Exception as caught:
+                error = self._behind(caught)
+                if isinstance(error, _FINAL) and not isinstance(error, PermissionError):
+                    raise
                 late = time.monotonic() - began > RETRY_SECONDS
                 if not _transient(error) or late or attempt + 1 == ATTEMPTS:
                     raise self._error(error, name, doing) from None
@@ -249,6 +248,13 @@ class RemoteFolder:
                 said("%s; trying again in %.1f s", self._error(error, name, doing), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _behind(self, error: Exception) -> Exception:
+        """What went wrong: to look at a URL and fail is, to fsspec, that nothing is there."""
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+        if self.protocol not in READ_ONLY or not isinstance(cause, Exception):
+            return error
+        return error if _status(cause) in (404, 410) else cause
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
         reason = _reason(error, self.options)

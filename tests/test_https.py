@@ -1,0 +1,151 @@
+"""Sources and stores on the web, ``https://`` above all, against servers of files."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import numpy as np
+import pytest
+
+import precache
+from precache import blobs
+from precache.errors import StorageError
+from precache.storage import open_folder
+from tests.building import contents, cut, encoded, pixels, write
+from tests.servers import Certificate, FaultProxy, status, web_server
+
+RECIPE = precache.Pipeline.image(resize=64, crop=56)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """One that nobody trusts who is not told to."""
+    made = Certificate.make(tmp_path_factory.mktemp("certificate"))
+    if made is None:
+        pytest.skip("there is no openssl to make a certificate")
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photographs and a store of them, in three shards."""
+    root = tmp_path_factory.mktemp("served")
+    for number in range(10):
+        kind = "cat" if number % 2 else "dog"
+        write(root / f"photos/{kind}/{number}.jpg", encoded(cut(number, (120, 90))))
+    precache.build(root / "photos", root / "store", RECIPE, address="serial", shard_samples=4)
+    return root
+
+
+@pytest.fixture
+def https(served: Path, certificate: Certificate) -> Iterator[str]:
+    """The URL of that folder."""
+    with web_server(served, certificate) as url:
+        yield url
+    fsspec.get_filesystem_class("https").clear_instance_cache()
+
+
+@pytest.fixture
+def http(served: Path) -> Iterator[str]:
+    """The same without TLS."""
+    with web_server(served) as url:
+        yield url
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+@pytest.fixture
+def proxy(http: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the server, with pauses too short to wait for."""
+    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    proxy = FaultProxy(urlsplit(http).port or 0)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def trusting(certificate: Certificate) -> dict[str, Any]:
+    """Storage options with which its certificate is trusted."""
+    return {"ssl": ssl.create_default_context(cafile=str(certificate.certificate))}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+# --- the whole road -----------------------------------------------------------------------------
+
+
+def test_photos_behind_https_make_the_store_that_they_make_on_a_disk(
+    https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, "storage_options": trusting}
+    result = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
+    assert (result.samples, result.failed, result.classes) == (10, 0, ("cat", "dog"))
+    again = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
+    assert again.shards_skipped == again.shards == 3
+    assert same(pixels(tmp_path / "store"), pixels(served / "store"))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_store_behind_https_is_trained_from(
+    cached: bool, https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"storage_options": trusting}
+    if cached:
+        options["cache_dir"] = tmp_path / "cache"
+    right = pixels(served / "store")
+    with precache.Loader(f"{https}/store", 4, device="cpu", **options) as loader:
+        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
+    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
+    for keys, images in batches:
+        assert np.array_equal(images, np.stack([right[key] for key in keys]))
+
+
+def test_a_store_behind_https_is_verified_and_pulled(
+    https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    assert precache.verify(f"{https}/store", storage_options=trusting).ok
+    precache.pull(f"{https}/store", tmp_path / "here", storage_options=trusting)
+    assert contents(tmp_path / "here") == contents(served / "store")
+
+
+# --- certificates -------------------------------------------------------------------------------
+
+
+def test_a_certificate_that_the_environment_names_is_trusted(
+    https: str, certificate: Certificate
+) -> None:
+    line = [sys.executable, "-m", "precache", "verify", f"{https}/store"]
+    environment = {**os.environ, "SSL_CERT_FILE": str(certificate.certificate)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_busy_when_looked_at_is_looked_at_again(proxy: FaultProxy) -> None:
+    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
+    for method in ("HEAD", "GET"):  # fsspec tries both
+        proxy.faults[method, "/1.jpg"] = [status(503), status(503)]
+    assert folder.exists("cat/1.jpg")
+    assert not any(proxy.faults.values())
+    assert folder.size("cat/nowhere.jpg") is None
+    assert not folder.exists("cat/nowhere.jpg")
+
+
+def test_what_is_forbidden_is_not_what_is_missing(proxy: FaultProxy) -> None:
+    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
+    for method in ("HEAD", "GET"):
+        proxy.faults[method, "/1.jpg"] = [status(403)] * 9
+    with pytest.raises(StorageError, match=r"cannot look at http://.*/photos/cat/1\.jpg: 403"):
+        folder.size("cat/1.jpg")
+    assert proxy.requests("GET", "/1.jpg") == 1
