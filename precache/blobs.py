@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import re
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -262,6 +263,11 @@ class RemoteFolder:
             reason = "there is no such object"
         elif isinstance(error, PermissionError):
             reason = f"{reason}; check the credentials and what they may do"
+        elif any(isinstance(each, ssl.SSLCertVerificationError) for each in _causes(error)):
+            reason = (
+                f"{reason}; if it is to be trusted, name the certificate of its authority in the "
+                "environment variable SSL_CERT_FILE"
+            )
         return StorageError(f"cannot {doing} {self._url(name)}: {reason}")
 
 
@@ -341,7 +347,7 @@ def _status(error: BaseException) -> int | None:
 def _transient(error: BaseException) -> bool:
     """Whether the same request may well succeed later; a status says most, wherever it stands."""
     causes = list(_causes(error))
-    if any(isinstance(each, _FINAL) for each in causes):
+    if any(isinstance(each, (*_FINAL, ssl.SSLCertVerificationError)) for each in causes):
         return False
     statuses = [status for each in causes if (status := _status(each)) is not None]
     if statuses:

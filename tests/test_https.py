@@ -6,6 +6,7 @@ import os
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,18 @@ def test_a_store_behind_https_is_verified_and_pulled(
 
 
 # --- certificates -------------------------------------------------------------------------------
+
+
+def test_a_certificate_that_is_not_trusted_is_named_at_once(https: str, tmp_path: Path) -> None:
+    said = r": Cannot connect .*self-signed certificate.*; if it is to be trusted, .*SSL_CERT_FILE"
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=rf"cannot look at {https}/store/zarr\.json{said}"):
+        precache.open(f"{https}/store")
+    with pytest.raises(StorageError, match=rf"cannot list {https}/photos{said}"):
+        precache.build(f"{https}/photos", tmp_path / "store", RECIPE, address="serial")
+    found, *_ = open_folder(f"{https}/store").read_many(["a"], [1])
+    assert isinstance(found, StorageError)
+    assert time.monotonic() - began < 5
 
 
 def test_a_certificate_that_the_environment_names_is_trusted(
