@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import random
@@ -155,8 +156,16 @@ class RemoteFolder:
         paths = [_join(self.root, name) for name, _, _ in parts]
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
-        got: list[Any] = self._fs.cat_ranges(paths, starts, ends, on_error="return")
-        return got
+        got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
+        return [self._part(*each) for each in zip(got, parts, strict=True)]
+
+    def _part(self, got: Any, part: tuple[str, int, int | None]) -> Any:
+        """What was asked for, also where a server knows no ranges and sends all."""
+        _, start, end = part
+        if end is None or isinstance(got, Exception) or len(got) <= end - start:
+            return got
+        _warn_of_whole_objects(self._url("").split("/")[2])
+        return got[start:end]
 
     def names(self, name: str = "") -> list[str]:
         return sorted(each["name"].rstrip("/").rsplit("/", 1)[-1] for each in self._children(name))
@@ -308,6 +317,15 @@ def _file_system_class(protocol: str, options: Mapping[str, Any]) -> Any:
 
         return GCSFileSystem
     return found
+
+
+@functools.cache
+def _warn_of_whole_objects(server: str) -> None:
+    log.warning(
+        "%s sends whole objects where parts are asked for; to train from it, give cache_dir or "
+        "pull the store",
+        server,
+    )
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:

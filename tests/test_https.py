@@ -118,6 +118,23 @@ def test_a_store_behind_https_is_verified_and_pulled(
     assert contents(tmp_path / "here") == contents(served / "store")
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_server_without_ranges_is_trained_from_with_a_warning(
+    cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"cache_dir": tmp_path / "cache"} if cached else {}
+    with web_server(served, ranges=False) as url:
+        assert same(pixels(f"{url}/store", **options), pixels(served / "store"))
+        assert precache.verify(f"{url}/store").ok
+        folder = open_folder(f"{url}/photos")
+        data = (served / "photos/cat/1.jpg").read_bytes()
+        asked = [("cat/1.jpg", 0, 2), ("cat/1.jpg", 100, 50), ("cat/1.jpg", len(data) - 1, 1)]
+        assert folder.read_ranges(asked) == [data[:2], data[100:150], data[-1:]]
+        assert folder.read_many(["cat/1.jpg"], [len(data)]) == [data]
+    [said] = [r.message for r in caplog.records if r.name == "precache.blobs"]
+    assert said.startswith(f"{urlsplit(url).netloc} sends whole objects where parts are asked for")
+
+
 # --- certificates -------------------------------------------------------------------------------
 
 
