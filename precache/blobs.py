@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 from precache.errors import PrecacheError, StorageError, UsageError
 from precache.folder import Buffer, FileInfo, Range
@@ -32,7 +33,8 @@ EXTRAS = {
 }  # fmt: skip
 """Protocol -> the extra of precache that installs its library."""
 
-READ_ONLY = frozenset(("http", "https"))
+WEB = frozenset(("http", "https"))
+"""Read only; their names stand in listings and requests as in URLs, quoted."""
 
 ATTEMPTS = 6
 RETRY_SECONDS = 60.0
@@ -79,7 +81,7 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        return self.root.rsplit("/", 1)[-1]
+        return self._name({"name": self.root})
 
     def path(self, name: str) -> str:
         return self._url(name)
@@ -88,7 +90,7 @@ class RemoteFolder:
         return None
 
     def folder(self, name: str) -> RemoteFolder:
-        return RemoteFolder(self.protocol, _join(self.root, name), self.options)
+        return RemoteFolder(self.protocol, self._at(name), self.options)
 
     def kind(self) -> str | None:
         if self._children(""):  # first, since to HTTP all is a file
@@ -153,7 +155,7 @@ class RemoteFolder:
 
     def _cat(self, parts: Sequence[tuple[str, int, int | None]]) -> list[Any]:
         """The bytes of each, or the exception that says why they cannot be had."""
-        paths = [_join(self.root, name) for name, _, _ in parts]
+        paths = [self._at(name) for name, _, _ in parts]
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
@@ -168,7 +170,7 @@ class RemoteFolder:
         return got[start:end]
 
     def names(self, name: str = "") -> list[str]:
-        return sorted(each["name"].rstrip("/").rsplit("/", 1)[-1] for each in self._children(name))
+        return sorted(map(self._name, self._children(name)))
 
     def _children(self, name: str) -> list[dict[str, Any]]:
         def list_anew(path: str) -> list[dict[str, Any]]:
@@ -180,8 +182,11 @@ class RemoteFolder:
             listed = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return []
-        own = self._fs._strip_protocol(_join(self.root, name)).rstrip("/")
-        return [each for each in listed if each["name"].rstrip("/") != own]
+        own = self._fs._strip_protocol(self._at(name)).rstrip("/")
+        others = [each for each in listed if each["name"].rstrip("/") != own]
+        if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
+            return [each for each in others if not re.search("[?#]", each["name"])]
+        return others
 
     def walk(self) -> Iterator[FileInfo]:
         """Every object below the folder; one prefix's listing is held at a time."""
@@ -189,7 +194,7 @@ class RemoteFolder:
         while waiting:
             prefix = waiting.pop()
             for each in self._children(prefix):
-                name = _join(prefix, each["name"].rstrip("/").rsplit("/", 1)[-1])
+                name = _join(prefix, self._name(each))
                 if each["type"] == "directory":
                     waiting.append(name)
                 else:
@@ -221,7 +226,7 @@ class RemoteFolder:
         return _file_system(self.protocol, self.options)
 
     def _write(self, name: str, action: Callable[[str], object]) -> None:
-        if self.protocol in READ_ONLY:
+        if self.protocol in WEB:
             raise StorageError(
                 f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
                 "store on a local disk, gs://, s3:// or az://"
@@ -233,6 +238,16 @@ class RemoteFolder:
                 f"cannot write {self._url(name)}: there is no such bucket; make it first"
             ) from None
 
+    def _at(self, name: str) -> str:
+        """The path of what lies at `name`, as the file system takes it."""
+        quoted = quote(name, errors="surrogateescape") if self.protocol in WEB else name
+        return _join(self.root, quoted)
+
+    def _name(self, info: Mapping[str, Any]) -> str:
+        """The last part of a path that the file system gave."""
+        name: str = info["name"].rstrip("/").rsplit("/", 1)[-1]
+        return unquote(name, errors="surrogateescape") if self.protocol in WEB else name
+
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""
         path = re.sub(r"^[^/@]*@", "", _join(self.root, name).removeprefix(f"{self.protocol}://"))
@@ -243,7 +258,7 @@ class RemoteFolder:
         began = time.monotonic()
         for attempt in range(ATTEMPTS):
             try:
-                return action(_join(self.root, name))
+                return action(self._at(name))
             except PrecacheError:
                 raise
             except Exception as caught:
@@ -262,7 +277,7 @@ class RemoteFolder:
     def _behind(self, error: Exception) -> Exception:
         """What went wrong: to look at a URL and fail is, to fsspec, that nothing is there."""
         cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-        if self.protocol not in READ_ONLY or not isinstance(cause, Exception):
+        if self.protocol not in WEB or not isinstance(cause, Exception):
             return error
         return error if _status(cause) in (404, 410) else cause
 

@@ -118,6 +118,30 @@ def test_a_store_behind_https_is_verified_and_pulled(
     assert contents(tmp_path / "here") == contents(served / "store")
 
 
+def test_keys_and_classes_are_those_of_the_files(tmp_path: Path) -> None:
+    names = ["grand chat/1 %20.jpg", "grand chat/2#a?b=c.jpg", "Kätzchen/3&4+5.jpg", "a%b/'6'.jpg"]
+    for number, name in enumerate(names):
+        write(tmp_path / "photos" / name, encoded(cut(number, (120, 90))))
+    precache.build(tmp_path / "photos", tmp_path / "local", RECIPE, address="serial")
+    with web_server(tmp_path) as url:
+        folder = open_folder(f"{url}/photos")
+        assert folder.names() == ["Kätzchen", "a%b", "grand chat"]
+        assert folder.names("a%b") == ["'6'.jpg"]
+        assert folder.folder("grand chat").name == "grand chat"
+        assert folder.folder("grand chat").read("2#a?b=c.jpg") == folder.read(names[1])
+        result = precache.build(f"{url}/photos", tmp_path / "web", RECIPE, address="serial")
+    assert result.classes == ("Kätzchen", "a%b", "grand chat")
+    assert same(pixels(tmp_path / "web"), pixels(tmp_path / "local"))
+
+
+def test_a_page_may_have_links_that_are_no_files(tmp_path: Path) -> None:
+    links = ["?C=N;O=D", "/", "../", "#top", "1.jpg", "cat/"]
+    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+    write(tmp_path / "photos/index.html", page.encode())
+    with web_server(tmp_path) as url:
+        assert open_folder(f"{url}/photos").names() == ["1.jpg", "cat"]
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_server_without_ranges_is_trained_from_with_a_warning(
     cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
