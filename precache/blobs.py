@@ -285,7 +285,7 @@ class RemoteFolder:
         reason = _reason(error, self.options)
         if isinstance(error, FileNotFoundError):
             reason = "there is no such object"
-        elif isinstance(error, PermissionError):
+        elif _forbidden(error):
             reason = f"{reason}; check the credentials and what they may do"
         elif any(isinstance(each, ssl.SSLCertVerificationError) for each in _causes(error)):
             reason = (
@@ -375,6 +375,11 @@ def _status(error: BaseException) -> int | None:
         if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
             return int(value)
     return None
+
+
+def _forbidden(error: Exception) -> bool:
+    gcs = str(error).startswith("Forbidden: ")  # of gcsfs, a plain OSError
+    return gcs or isinstance(error, PermissionError) or _status(error) in (401, 403)
 
 
 def _transient(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ import pytest
 import precache
 from precache import blobs
 from precache.blobs import RemoteFolder
-from precache.errors import UsageError
+from precache.errors import StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
 from precache.store import append_commit, read_commits
@@ -148,6 +148,17 @@ def test_a_gateway_that_is_bad_for_longer_than_gcsfs_waits(
     proxy.faults["GET", "%2Fa"] = [status(502)] * 7
     assert faulty.read("a") == b"1"
     assert proxy.requests("GET", "%2Fa") == 8
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_what_is_forbidden_is_not_asked_for_again(
+    code: int, faulty: Folder, proxy: FaultProxy
+) -> None:
+    faulty.put("a", [b"1"])
+    proxy.faults["GET", "%2Fa"] = [status(code)] * 9
+    with pytest.raises(StorageError, match=r"cannot read gs://bucket/\d+/a: [^;]*; check the cred"):
+        faulty.read("a")
+    assert proxy.requests("GET", "%2Fa") == 1
 
 
 # --- commits ------------------------------------------------------------------------------------

@@ -200,6 +200,8 @@ def test_what_is_forbidden_is_not_what_is_missing(proxy: FaultProxy) -> None:
     folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
     for method in ("HEAD", "GET"):
         proxy.faults[method, "/1.jpg"] = [status(403)] * 9
-    with pytest.raises(StorageError, match=r"cannot look at http://.*/photos/cat/1\.jpg: 403"):
+    with pytest.raises(
+        StorageError, match=r"cannot look at http://.*/photos/cat/1\.jpg: 403.*; check the"
+    ):
         folder.size("cat/1.jpg")
     assert proxy.requests("GET", "/1.jpg") == 1
