@@ -92,11 +92,14 @@ class GCSServer:
         Entries of a listing's page at most, whatever a request wishes.
     pages
         Pages that were asked for.
+    clock
+        The time at which objects are written.
     """
 
     def __init__(self) -> None:
         self.page = 1000
         self.pages = 0
+        self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
         self._buckets: dict[str, dict[str, _Object]] = {}
         self._uploads: dict[str, _Upload] = {}
         self._generations = itertools.count(1_700_000_000_000_000)
@@ -156,7 +159,7 @@ class GCSServer:
             objects = self._objects(bucket)
             if create and name in objects:
                 raise RefusedError(412, "At least one of the pre-conditions did not hold.")
-            made = _Object(name, data, next(self._generations), datetime.now(UTC))
+            made = _Object(name, data, next(self._generations), self.clock())
             objects[name] = made
         return made
 

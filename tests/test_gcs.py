@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import precache
 from precache import blobs
@@ -21,7 +23,7 @@ from precache.errors import StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
 from precache.store import append_commit, read_commits
-from tests.building import contents, pixels, put_photos
+from tests.building import contents, encoded, pixels, put_photos
 from tests.gcs_server import GCSServer
 from tests.servers import Fault, FaultProxy, passes, reset, status, truncated
 
@@ -252,6 +254,23 @@ def test_from_bucket_to_bucket_to_training(
     by_range = pixels(store, storage_options=options)
     assert by_range.keys() == right.keys()
     assert all(np.array_equal(by_range[key], right[key]) for key in right)
+
+
+def test_a_photo_that_was_replaced_is_noticed_though_size_and_time_are_the_same(
+    gcs: GCSServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    monkeypatch.setattr(gcs, "clock", lambda: noon)
+    url = f"gs://bucket/photos-{next(_numbers)}"
+    source = open_folder(url, gcs.options())
+    build: dict[str, Any] = {"address": "serial", "storage_options": gcs.options()}
+    built = []
+    for grey in (10, 200):
+        photo = encoded(Image.new("L", (80, 80), grey), "BMP")
+        source.put("a.bmp", [photo])
+        precache.build(url, tmp_path / "store", RECIPE, **build)
+        built.append(int(pixels(tmp_path / "store")["a.bmp"].mean()))
+    assert built == [10, 200]
 
 
 def test_a_version_goes_there_and_back_and_is_the_same(

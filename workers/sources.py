@@ -144,7 +144,7 @@ def _folder_table(files: Sequence[FileInfo]) -> RowTable:
         [file.name for file in files],
         np.array([file.size for file in files], np.int64),
         np.array([file.mtime_ns for file in files], np.int64),
-        [""] * len(files),
+        [file.etag for file in files],
         np.array([numbers.get(name, -1) for name in names], np.int64),
         classes,
     )
