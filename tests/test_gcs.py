@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import threading
 import time
 from collections.abc import Iterator
@@ -74,6 +75,35 @@ def photos(gcs: GCSServer) -> str:
     url = f"gs://bucket/photos-{next(_numbers)}"
     put_photos(open_folder(url, gcs.options()))
     return url
+
+
+# --- the server itself --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code", "span", "data"),
+    [
+        ("bytes=2-4", 206, "bytes 2-4/10", b"234"),
+        ("bytes=7-99", 206, "bytes 7-9/10", b"789"),
+        ("bytes=8-", 206, "bytes 8-9/10", b"89"),
+        ("bytes=-3", 206, "bytes 7-9/10", b"789"),
+        ("bytes=10-", 416, "bytes */10", None),
+        ("", 200, None, b"0123456789"),
+    ],
+)
+def test_the_server_answers_ranges_as_googles_does(
+    wanted: str, code: int, span: str | None, data: bytes | None, gcs: GCSServer, folder: Folder
+) -> None:
+    folder.put("a b", [b"0123456789"])
+    prefix = str(folder).removeprefix("gs://bucket/")
+    connection = http.client.HTTPConnection("127.0.0.1", gcs.port, timeout=30)
+    path = f"/storage/v1/b/bucket/o/{prefix}%2Fa%20b?alt=media"
+    connection.request("GET", path, headers={"Range": wanted} if wanted else {})
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Content-Range"]) == (code, span)
+    body = answer.read()
+    connection.close()
+    assert data in (None, body)
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -227,7 +257,7 @@ def test_from_bucket_to_bucket_to_training(
 ) -> None:
     options = gcs.options()
     store = f"gs://bucket/store-{next(_numbers)}"
-    build = {"address": address, "shard_samples": 4, "storage_options": options}
+    build: dict[str, Any] = {"address": address, "shard_samples": 4, "storage_options": options}
     result = precache.build(photos, store, RECIPE, **build)
     assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
     assert result.path == f"{store}/{result.version}"

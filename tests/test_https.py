@@ -146,7 +146,7 @@ def test_a_page_may_have_links_that_are_no_files(tmp_path: Path) -> None:
 def test_a_server_without_ranges_is_trained_from_with_a_warning(
     cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"cache_dir": tmp_path / "cache"} if cached else {}
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache"} if cached else {}
     with web_server(served, ranges=False) as url:
         assert same(pixels(f"{url}/store", **options), pixels(served / "store"))
         assert precache.verify(f"{url}/store").ok
