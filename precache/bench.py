@@ -7,11 +7,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from precache.errors import UsageError
 from precache.loader import Loader
+from precache.store import open_version
 
 LIMIT_BYTES = 1 << 30
 """At most this much memory stands in for a store of plain rows."""
@@ -58,6 +60,7 @@ def bench(
     epochs: int = 3,
     threads: int | None = None,
     tick: Callable[[str], None] = lambda what: None,
+    **loader_options: Any,
 ) -> BenchResult:
     """Read whole epochs, shuffled, on the CPU, with the copy limit measured in between.
 
@@ -69,17 +72,19 @@ def bench(
         After the first.
     tick
         Told what is being measured.
+    loader_options
+        Of the `Loader`, such as `cache_dir` and `storage_options` for a remote store.
     """
     for name, value in (("batch_size", batch_size), ("epochs", epochs), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}; give a whole number from 1 up")
-    with Loader(uri, 1, device="cpu") as probe:
-        rows = len(probe)
-        fields = probe.version.fields
+    version = open_version(uri, None, loader_options.get("storage_options"))
+    rows = version.rows - len(version.hole_rows)
+    fields = version.fields
     row_nbytes = sum(int(np.prod(f.shape)) * np.dtype(f.dtype).itemsize for f in fields.values())
     batch_size = min(batch_size, rows)
     copy = _copier(rows, row_nbytes, batch_size)
-    with Loader(uri, batch_size, device="cpu", threads=threads) as loader:
+    with Loader(uri, batch_size, device="cpu", threads=threads, **loader_options) as loader:
         tick("first epoch")
         first = _measure(lambda: _read(loader))
         _measure(copy)
@@ -88,10 +93,9 @@ def bench(
             tick(f"epoch {epoch + 1} of {epochs}")
             limit.append(_measure(copy))
             warm.append(_measure(lambda: _read(loader)))
-        version = loader.version.id
     read, floor = _median(warm), _median(limit)
     return BenchResult(
-        version,
+        version.id,
         rows,
         batch_size,
         row_nbytes,

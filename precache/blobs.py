@@ -16,6 +16,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from urllib.parse import quote, unquote
 
 from precache.errors import PrecacheError, StorageError, UsageError
 from precache.folder import Buffer, FileInfo, Range
+from precache.s3reads import Part, reads_of
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ EXTRAS = {
 
 WEB = frozenset(("http", "https"))
 """Read only; their names stand in listings and requests as in URLs, quoted."""
+
+LISTINGS = 16
+"""Prefixes that are listed at a time: a service answers one prefix page after page."""
 
 ATTEMPTS = 6
 RETRY_SECONDS = 60.0
@@ -49,7 +54,7 @@ TRANSIENT_ERRNO = frozenset(
     (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
 )
 NETWORK_LIBRARIES = frozenset(
-    ("aiohttp", "botocore", "aiobotocore", "azure", "requests", "urllib3")
+    ("aiohttp", "botocore", "aiobotocore", "azure", "obstore", "requests", "urllib3")
 )
 _FINAL = (
     FileNotFoundError,
@@ -93,9 +98,14 @@ class RemoteFolder:
         return RemoteFolder(self.protocol, self._at(name), self.options)
 
     def kind(self) -> str | None:
-        if self._children(""):  # first, since to HTTP all is a file
+        try:
+            info = self._request(self._fs.info, "", "look at")
+        except FileNotFoundError:
+            return None
+        # A folder is not listed to know that it is one, but to HTTP all is a file.
+        if info["type"] == "directory" or self._children(""):
             return "folder"
-        return "file" if self._request(self._fs.isfile, "", "look at") else None
+        return "file"
 
     def exists(self, name: str = "") -> bool:
         return self.size(name) is not None or bool(self._children(name))
@@ -108,10 +118,18 @@ class RemoteFolder:
         return None if info["type"] == "directory" else int(info.get("size") or 0)
 
     def read(self, name: str) -> bytes:
-        try:
-            return bytes(self._request(self._fs.cat_file, name, "read"))
-        except FileNotFoundError:
-            raise StorageError(f"cannot read {self._url(name)}: there is no such object") from None
+        [found] = self._parts([(name, 0, None)], [-1])
+        if isinstance(found, StorageError):
+            raise found
+        return found
+
+    def get(self, name: str) -> bytes | None:
+        [found] = self._parts([(name, 0, None)], [-1])
+        if isinstance(found, bytes):
+            return found
+        if isinstance(found.__cause__, FileNotFoundError):
+            return None
+        raise found
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
@@ -127,9 +145,7 @@ class RemoteFolder:
         parts = [(name, start, start + length) for name, start, length in ranges]
         return self._parts(parts, [length for _, _, length in ranges])
 
-    def _parts(
-        self, parts: Sequence[tuple[str, int, int | None]], least: Sequence[int]
-    ) -> list[bytes | StorageError]:
+    def _parts(self, parts: Sequence[Part], least: Sequence[int]) -> list[bytes | StorageError]:
         """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again."""
         found: dict[int, bytes | StorageError] = {}
         wanted = list(range(len(parts)))
@@ -138,11 +154,16 @@ class RemoteFolder:
             pause = 0.0
             last = attempt + 1 == ATTEMPTS or time.monotonic() - began > RETRY_SECONDS
             again = []
-            for number, got in zip(wanted, self._cat([parts[n] for n in wanted]), strict=True):
+            tried = self._cat([parts[n] for n in wanted], first=attempt == 0)
+            for number, got in zip(wanted, tried, strict=True):
                 error = got if isinstance(got, Exception) else None
                 short = error is None and len(got) < least[number]
                 if not last and (short or (error is not None and _transient(error))):
-                    pause = max(pause, _pause(attempt, error))
+                    waited = _pause(attempt, error)
+                    if error is not None:
+                        told = self._error(error, parts[number][0], "read")
+                        self._say_again(attempt, told, waited)
+                    pause = max(pause, waited)
                     again.append(number)
                 else:
                     name = parts[number][0]
@@ -153,9 +174,15 @@ class RemoteFolder:
             time.sleep(pause)
         return [found[number] for number in range(len(parts))]
 
-    def _cat(self, parts: Sequence[tuple[str, int, int | None]]) -> list[Any]:
+    def _cat(self, parts: Sequence[Part], *, first: bool) -> list[Any]:
         """The bytes of each, or the exception that says why they cannot be had."""
         paths = [self._at(name) for name, _, _ in parts]
+        if (
+            first
+            and EXTRAS.get(self.protocol) == "s3"
+            and (fast := reads_of(self._fs, self.options))
+        ):
+            return fast.cat([(path, *part[1:]) for path, part in zip(paths, parts, strict=True)])
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
@@ -173,32 +200,57 @@ class RemoteFolder:
         return sorted(map(self._name, self._children(name)))
 
     def _children(self, name: str) -> list[dict[str, Any]]:
+        return self._list(self._fs, name)
+
+    def _list(self, fs: Any, name: str) -> list[dict[str, Any]]:
+        """What fsspec tells of all that lies directly below; nothing where it does not exist."""
+
         def list_anew(path: str) -> list[dict[str, Any]]:
-            self._fs.invalidate_cache()
-            listed: list[dict[str, Any]] = self._fs.ls(path, detail=True)
+            fs.invalidate_cache()
+            listed: list[dict[str, Any]] = fs.ls(path, detail=True)
             return listed
 
         try:
             listed = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return []
-        own = self._fs._strip_protocol(self._at(name)).rstrip("/")
+        own = fs._strip_protocol(self._at(name)).rstrip("/")
         others = [each for each in listed if each["name"].rstrip("/") != own]
         if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
             return [each for each in others if not re.search("[?#]", each["name"])]
         return others
 
     def walk(self) -> Iterator[FileInfo]:
-        """Every object below the folder; one prefix's listing is held at a time."""
+        """Every object below the folder, in no particular order.
+
+        Several prefixes are listed at a time, and no more listings than that are held.
+        """
+        fs = self._fs  # in another thread fsspec would make another, with connections of its own
         waiting = [""]
-        while waiting:
-            prefix = waiting.pop()
-            for each in self._children(prefix):
-                name = _join(prefix, self._name(each))
-                if each["type"] == "directory":
-                    waiting.append(name)
-                else:
-                    yield FileInfo(name, _size(each), _mtime_ns(each), _etag(each))
+        running: list[Future[tuple[list[str], list[FileInfo]]]] = []
+        with ThreadPoolExecutor(LISTINGS, "precache-list") as pool:
+            while waiting or running:
+                while waiting and len(running) < LISTINGS:
+                    running.append(pool.submit(self._below, fs, waiting.pop()))
+                done = wait(running, return_when=FIRST_COMPLETED).done
+                oldest = next(number for number, each in enumerate(running) if each in done)
+                prefixes, files = running.pop(oldest).result()
+                waiting += prefixes
+                while files:
+                    yield files.pop()
+
+    def _below(self, fs: Any, prefix: str) -> tuple[list[str], list[FileInfo]]:
+        """Prefixes and objects directly below a prefix."""
+        prefixes, files = [], []
+        listed = self._list(fs, prefix)
+        while listed:  # a flat bucket has all in one listing, so what was seen goes at once
+            each = listed.pop()
+            name = _join(prefix, self._name(each))
+            if each["type"] == "directory":
+                prefixes.append(name)
+            else:
+                files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
+        return prefixes, files
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
@@ -269,8 +321,7 @@ class RemoteFolder:
                 if not _transient(error) or late or attempt + 1 == ATTEMPTS:
                     raise self._error(error, name, doing) from None
                 pause = _pause(attempt, error)
-                said = log.warning if attempt else log.info  # the first is nothing out of the way
-                said("%s; trying again in %.1f s", self._error(error, name, doing), pause)
+                self._say_again(attempt, self._error(error, name, doing), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
@@ -280,6 +331,10 @@ class RemoteFolder:
         if self.protocol not in WEB or not isinstance(cause, Exception):
             return error
         return error if _status(cause) in (404, 410) else cause
+
+    def _say_again(self, attempt: int, error: StorageError, pause: float) -> None:
+        said = log.warning if attempt else log.info  # the first is nothing out of the way
+        said("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
         reason = _reason(error, self.options)
@@ -292,7 +347,10 @@ class RemoteFolder:
                 f"{reason}; if it is to be trusted, name the certificate of its authority in the "
                 "environment variable SSL_CERT_FILE"
             )
-        return StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+        told = StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+        if isinstance(error, FileNotFoundError):
+            told.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
+        return told
 
 
 def _join(root: str, name: str) -> str:

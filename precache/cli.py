@@ -73,12 +73,16 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         command.set_defaults(run=run)
-    _add_storage_option(info)  # `bench` maps rows, which only a local disk offers
-    _add_storage_option(verify)
+    for command in (info, verify, bench):
+        _add_storage_option(command)
     _add_transfer(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
+    bench.add_argument(
+        "--cache-dir", metavar="DIR", help="local folder where shards of a remote store go"
+    )
+    bench.add_argument("--cache-limit", metavar="SIZE", help="of that folder, such as 200GB")
     return parser
 
 
@@ -294,7 +298,16 @@ def _bench(options: argparse.Namespace) -> int:
     from precache.bench import bench
 
     with bench_progress(shown=not options.json) as tick:
-        result = bench(options.store, options.batch_size, options.epochs, options.threads, tick)
+        result = bench(
+            options.store,
+            options.batch_size,
+            options.epochs,
+            options.threads,
+            tick,
+            cache_dir=options.cache_dir,
+            cache_limit=options.cache_limit,
+            storage_options=dict(options.storage_options),
+        )
     _show(options, dataclasses.asdict(result), lambda: print_bench(result))
     return 0
 

@@ -56,6 +56,7 @@ class Columns:
         self.cached = CachedShards(self.version, cache) if cache and not self.local else None
         self._mapped = self.local and access == "map"
         names = self._choose(fields)
+        self.version.bring(name for name in names if name in self.version.fields)
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self.readers: dict[str, ArrayReader] = {}
         self.small: dict[str, np.ndarray] = {}

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from precache.columns import Columns, FieldNames
+from precache.storage import StorageOptions
 from precache.store import Keys, Version
 
 Sample = dict[str, torch.Tensor]
@@ -49,23 +50,41 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         wrote.
     verify
         When CRC32C checksums are checked: ``first``, ``always`` or ``off``.
+    access
+        ``map``, or ``pread`` for a network file system. Rows of a remote store are read by range
+        requests, those of a batch together.
+    storage_options
+        Of a remote file system, as its fsspec class takes them.
 
     Notes
     -----
-    Index i is the i-th row that is not a hole, in row order. A pickle holds the version's path,
-    not its data. `Loader` is the faster way to read batches; with a `DataLoader`, give it
-    ``collate_fn=dataset.collate``.
+    Index i is the i-th row that is not a hole, in row order. A pickle holds the version's path
+    and the storage options, not its data. `Loader` is the faster way to read batches; with a
+    `DataLoader`, give it ``collate_fn=dataset.collate``.
     """
 
     def __init__(
-        self, uri: str | os.PathLike[str], *, fields: FieldNames = None, verify: str = "first"
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        fields: FieldNames = None,
+        verify: str = "first",
+        access: str = "map",
+        storage_options: StorageOptions = None,
     ) -> None:
-        self._open(os.fspath(uri), fields, verify)
+        self._open(os.fspath(uri), fields, verify, access, storage_options)
 
-    def _open(self, uri: str, fields: FieldNames, verify: str) -> None:
+    def _open(
+        self,
+        uri: str,
+        fields: FieldNames,
+        verify: str,
+        access: str,
+        storage_options: StorageOptions,
+    ) -> None:
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
-        self._verify = verify
-        self._columns = Columns(uri, fields, verify)
+        self._how = {"verify": verify, "access": access, "storage_options": storage_options}
+        self._columns = Columns(uri, fields, verify, storage_options, access)
 
     @property
     def version(self) -> Version:
@@ -110,7 +129,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         return whole
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"uri": self.version.path, "fields": self._fields, "verify": self._verify}
+        return {"uri": self.version.path, "fields": self._fields, **self._how}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._open(**state)

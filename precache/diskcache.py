@@ -128,7 +128,8 @@ class DiskCache:
 
     def _refusal(self, limit: int, claim: int, others: int, users: int) -> str:
         lower = f" (set by another loader; here {self.limit})" if limit < self.limit else ""
-        shared = f", and {users} other loaders that share it hold up to {others}" if users else ""
+        who = "another one that shares it holds" if users == 1 else f"{users} that share it hold"
+        shared = f", and {who} up to {others}" if users else ""
         return (
             f"cache_limit is {limit} bytes{lower} for {self.folder}; this loader holds up to "
             f"{claim} bytes of shards at a time{shared}; give at least {OVERHEAD + others + claim}"
@@ -181,16 +182,18 @@ class DiskCache:
 
     def finish(self, name: str) -> None:
         """Make an object that is on its way one that is there."""
-        (self.folder / "parts" / name).replace(self.path(name))
+        with self._decision():  # who counts must see it in one place
+            (self.folder / "parts" / name).replace(self.path(name))
 
     def _users(self) -> list[_User]:
         """The loaders that run; what is left of others is removed."""
         users = []
         for path in (self.folder / "users").iterdir():
-            if not _remove_if_free(path):
-                said: dict[str, Any] = json.loads(path.read_bytes())
-                held = frozenset(said["held"])
-                users.append(_User(said["limit"], said["claim"], said["family"], held))
+            with contextlib.suppress(FileNotFoundError):  # one that ends
+                if not _remove_if_free(path):
+                    said: dict[str, Any] = json.loads(path.read_bytes())
+                    held = frozenset(said["held"])
+                    users.append(_User(said["limit"], said["claim"], said["family"], held))
         return users
 
     def _evict(self, room: int) -> int:
@@ -199,18 +202,16 @@ class DiskCache:
         held = {name for user in users for name in user.held}
         families = tuple({user.family for user in users})
         total, candidates = 0, []
-        for place in ("objects", "parts"):
-            for entry in os.scandir(self.folder / place):
-                status = entry.stat()
-                size = on_disk(status.st_size)
-                total += size
-                if place == "parts":
-                    candidates.append((0, 0, size, Path(entry.path)))
-                elif entry.name not in held:
-                    # An epoch reads every shard once: the one read last is wanted again last.
-                    wanted = entry.name.startswith(families) if families else False
-                    age = -status.st_mtime_ns if wanted else status.st_mtime_ns
-                    candidates.append((1 + wanted, age, size, Path(entry.path)))
+        for path, status in self._files():
+            size = on_disk(status.st_size)
+            total += size
+            if path.parent.name == "parts":
+                candidates.append((0, 0, size, path))
+            elif path.name not in held:
+                # An epoch reads every shard once: the one read last is wanted again last.
+                wanted = bool(families) and path.name.startswith(families)
+                age = -status.st_mtime_ns if wanted else status.st_mtime_ns
+                candidates.append((1 + wanted, age, size, path))
         for kind, _, size, path in sorted(candidates):
             if total <= room:
                 break
@@ -219,6 +220,12 @@ class DiskCache:
             path.unlink(missing_ok=True)
             total -= size
         return max(0, total - room)
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for place in ("objects", "parts"):
+            for entry in os.scandir(self.folder / place):
+                with contextlib.suppress(FileNotFoundError):  # a fetch that failed
+                    yield Path(entry.path), entry.stat()
 
 
 class Lease:

@@ -40,7 +40,7 @@ class _Shard:
     """A shard that begun batches read: when it is there, and how many of them are left."""
 
     there: Future[None]
-    batches: int = 0
+    batches: int
 
 
 class _CachedObjects(MappedObjects):
@@ -198,7 +198,8 @@ class ShardFeed:
         waiting: deque[np.ndarray] = deque()
         rows_waiting = 0
         for rows in batches:
-            while not self._begin(rows, wait=not waiting):
+            new = self._hold(rows)
+            while not self._bring_all(new, wait=not waiting):
                 rows_waiting -= len(waiting[0])
                 yield waiting.popleft()
             waiting.append(rows)
@@ -213,22 +214,25 @@ class ShardFeed:
         numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
         return numbers
 
-    def _begin(self, rows: np.ndarray, *, wait: bool) -> bool:
-        """Have the shards of a batch fetched; without room for them wait, or say False."""
+    def _hold(self, rows: np.ndarray) -> list[int]:
+        """Keep the shards of a batch that are there for an earlier one; the others."""
         numbers = self._numbers(rows)
         with self._changed:
-            while True:
-                new = [number for number in numbers if number not in self._open]
-                if self._taken + sum(map(self._shards.nbytes, new)) <= self._room:
-                    break
+            for number in numbers:
+                if number in self._open:
+                    self._open[number].batches += 1
+            return [number for number in numbers if number not in self._open]
+
+    def _bring_all(self, new: list[int], *, wait: bool) -> bool:
+        """Have shards of a batch fetched; without room for them wait, or say False."""
+        with self._changed:
+            while self._taken + sum(map(self._shards.nbytes, new)) > self._room:
                 if not wait:
                     return False
                 self._changed.wait()
             for number in new:
                 self._taken += self._shards.nbytes(number)
-                self._open[number] = _Shard(self._pool.submit(self._bring, number))
-            for number in numbers:
-                self._open[number].batches += 1
+                self._open[number] = _Shard(self._pool.submit(self._bring, number), 1)
         return True
 
     @contextlib.contextmanager

@@ -7,9 +7,8 @@ Names are POSIX paths relative to the folder. What a file system raises leaves i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from precache.errors import StorageError
 
@@ -19,8 +18,7 @@ Range = tuple[str, int, int]
 """Name of an object, first byte, number of bytes."""
 
 
-@dataclass(frozen=True)
-class FileInfo:
+class FileInfo(NamedTuple):
     """One file below a folder.
 
     Attributes
@@ -68,6 +66,9 @@ class Folder(Protocol):
 
     def read(self, name: str) -> bytes:
         """The whole object."""
+
+    def get(self, name: str) -> bytes | None:
+        """The whole object, or None where there is none."""
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         """Whole objects, in order, as many at a time as the service likes.

@@ -100,6 +100,9 @@ class LocalFolder:
         with _translated(path, "read"), path.open("rb", buffering=0) as file:
             return file.readall()
 
+    def get(self, name: str) -> bytes | None:
+        return self.read(name) if self._stat(name) is not None else None
+
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         found: list[bytes | StorageError] = []
         for name in names:

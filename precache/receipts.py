@@ -46,6 +46,8 @@ class Receipt:
         XXH3-128 (hex) of each raw sample in row order, empty where it could not be fetched.
     labels
         In row order, where the source tells a label only with the sample.
+    reused
+        Whether its objects are those of an earlier version.
     sums
         For each image field.
     seconds
@@ -63,6 +65,7 @@ class Receipt:
     cpu_seconds: float
     import_seconds: float = 0.0
     labels: list[int] | None = field(default=None)
+    reused: bool = False
 
     def to_json(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()

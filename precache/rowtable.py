@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -98,11 +100,8 @@ class RowTable:
     @classmethod
     def from_parquet(cls, data: bytes, where: str) -> RowTable:
         """Read what `to_parquet` wrote."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            table = pq.read_table(io.BytesIO(data))
+        with _reading(where):
+            table = _read(data)
             return cls(
                 table["key"].to_pylist(),
                 table["size"].to_numpy(),
@@ -111,5 +110,26 @@ class RowTable:
                 table["label"].to_numpy(),
                 tuple(json.loads(table.schema.metadata[b"classes"])),
             )
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{where} is no row table: {error}") from None
+
+
+def kept_contents(data: bytes, where: str) -> tuple[list[str], np.ndarray, list[str]]:
+    """Keys, sizes and content hashes that a committed version's table keeps, row by row."""
+    with _reading(where):
+        table = _read(data, ["key", "size", "content"])
+        return table["key"].to_pylist(), table["size"].to_numpy(), table["content"].to_pylist()
+
+
+def _read(data: bytes, columns: list[str] | None = None) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(io.BytesIO(data), columns=columns)
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{where} is no row table: {error}") from None

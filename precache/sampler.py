@@ -191,15 +191,15 @@ class Order:
     def blocks_at_once(self, block: int) -> int:
         """Runs of `block` rows that must be at hand at a time.
 
-        Of a full shuffle, or a given sequence, all. Else those of the windows that two batches in
-        a row can be in: so that none is let go of before its last batch.
+        Of a full shuffle, or a given sequence, all. Else those of the windows that one batch can
+        be in, which are two where windows are larger than batches.
         """
         sizes = np.sort(np.diff(self.valid.edges(block)))
         if self.sequence is not None or (self.shuffle and self.shuffle.kind == "full"):
             return len(sizes)
         window = self.shuffle.window if self.shuffle else 1
         least = int(sizes[:window].sum())
-        windows = (2 * self.batch_size - 2) // least + 2
+        windows = max(0, self.batch_size - 2) // least + 2
         return min(len(sizes), windows * window)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numcodecs.vlen import VLenUTF8
 
 from precache import metadata
 from precache.codecs import codec_metadata
-from precache.errors import DamageError
+from precache.errors import DamageError, StorageError
 from precache.folder import Folder
 from precache.pipeline import ZstdCodec
 
@@ -20,20 +20,29 @@ KEYS_PER_CHUNK = 1 << 16
 ROWS_PER_CHUNK = 1 << 20
 
 
-def read_small(folder: Folder, name: str, array: metadata.Array) -> np.ndarray:
-    """A whole unsharded array, chunked along axis 0 only, from one read for each chunk."""
-    values = np.full(array.shape, array.fill_value, array.dtype)
-    step = array.object_shape[0]
-    for number in range(array.objects):
-        chunk = np.empty(array.chunk_shape, array.dtype)
-        object_name = f"{name}/{array.object_name(number)}"
-        try:
-            array.decoder.decode(memoryview(folder.read(object_name)), chunk)
-        except DamageError as error:
-            raise DamageError(f"{folder.path(object_name)} is damaged: {error}") from None
-        part = values[number * step : (number + 1) * step]
-        part[...] = chunk[: len(part)]
-    return values
+def read_small(folder: Folder, arrays: Mapping[str, metadata.Array]) -> dict[str, np.ndarray]:
+    """Whole unsharded arrays, chunked along axis 0 only, all their objects read together."""
+    names = [
+        f"{name}/{array.object_name(number)}"
+        for name, array in arrays.items()
+        for number in range(array.objects)
+    ]
+    stored = iter(zip(names, folder.read_many(names, [-1] * len(names)), strict=True))
+    found = {}
+    for name, array in arrays.items():
+        values = found[name] = np.full(array.shape, array.fill_value, array.dtype)
+        step = array.object_shape[0]
+        for number, (object_name, data) in zip(range(array.objects), stored, strict=False):
+            if isinstance(data, StorageError):
+                raise data
+            chunk = np.empty(array.chunk_shape, array.dtype)
+            try:
+                array.decoder.decode(memoryview(data), chunk)
+            except DamageError as error:
+                raise DamageError(f"{folder.path(object_name)} is damaged: {error}") from None
+            part = values[number * step : (number + 1) * step]
+            part[...] = chunk[: len(part)]
+    return found
 
 
 def small_array(

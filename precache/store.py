@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import overload
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
 from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
-from precache.errors import DamageError, NewerFormatError, StoreError
+from precache.errors import DamageError, NewerFormatError, StorageError, StoreError
 from precache.folder import Folder
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
@@ -32,6 +32,7 @@ HOLES = "holes/c/0"
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory whole."""
 
+_COMMIT = re.compile(r"[0-9]{6,}\.json")
 _HOLES: TypeAdapter[dict[int, tuple[str, str]]] = TypeAdapter(dict[int, tuple[str, str]])
 
 
@@ -50,12 +51,15 @@ class Commit:
 
 def read_commits(store: Folder) -> list[Commit]:
     """The log, oldest first."""
+    names = [name for name in store.names("commits") if _COMMIT.fullmatch(name)]
+    paths = [f"commits/{name}" for name in names]
     log = []
-    for name in store.names("commits"):
-        if re.fullmatch(r"[0-9]{6,}\.json", name):
-            where = f"{store.path('commits')}/{name}"
-            entry = CommitEntry.read(store.read(f"commits/{name}"), where)
-            log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time))
+    read = store.read_many(paths, [-1] * len(paths))
+    for name, path, data in zip(names, paths, read, strict=True):
+        if isinstance(data, StorageError):
+            raise data
+        entry = CommitEntry.read(data, store.path(path))
+        log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time))
     return sorted(log, key=lambda commit: commit.number)
 
 
@@ -142,6 +146,7 @@ class Version:
         self.attributes = attributes
         self.arrays = dict(arrays)
         self.rows = rows
+        self._brought: dict[str, np.ndarray] = {}
 
     def __repr__(self) -> str:
         return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
@@ -219,7 +224,7 @@ class Version:
         """(shards, 2) uint64 sizes and XXH3-64 of a field's objects; None for a foreign array."""
         if self.foreign:
             return None
-        return self._small(f"shards/{field}", (self.arrays[field][1].objects, 2))
+        return self._small(f"shards/{field}", self._table_shape(field))
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:
@@ -253,13 +258,29 @@ class Version:
         except Exception:  # an error text must not fail for want of a key
             return f"row {row}"
 
+    def bring(self, fields: Iterable[str]) -> None:
+        """Read the small arrays that reading `fields` takes, together: of use far away."""
+        if self.foreign:
+            return
+        shards = {f"shards/{name}": self._table_shape(name) for name in fields}
+        self._brought = self._read({"valid": (self.rows,), "label": (self.rows,), **shards})
+
+    def _table_shape(self, field: str) -> tuple[int, int]:
+        return self.arrays[field][1].objects, 2
+
     def _small(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = read_array_document(self.folder, name)
-        if array.shape != shape:
-            raise StoreError(
-                f"{self.folder.path(name)} has shape {array.shape}, and its version needs {shape}"
-            )
-        return read_small(self.folder, name, array)
+        brought = self._brought.get(name)
+        return self._read({name: shape})[name] if brought is None else brought
+
+    def _read(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+        arrays = read_array_documents(self.folder, list(shapes))
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape:
+                raise StoreError(
+                    f"{self.folder.path(name)} has shape {arrays[name].shape}, and its version "
+                    f"needs {shape}"
+                )
+        return read_small(self.folder, arrays)
 
 
 def _foreign_field(array: metadata.Array) -> FieldInfo:
@@ -304,9 +325,10 @@ def open_version(
     folder = open_folder(base, storage_options)
     if fields is not None:
         return _open_foreign(folder, fields)
-    if folder.exists(ROOT):
-        return open_own(folder)
-    return open_own(folder.folder(_pick(folder, base, prefix)))
+    document = folder.get(ROOT)
+    if document is None:
+        folder = folder.folder(_pick(folder, base, prefix))
+    return open_own(folder, document)
 
 
 def _pick(store: Folder, base: str, prefix: str | None) -> str:
@@ -333,13 +355,14 @@ def _hint(store: Folder, base: str) -> str:
     return "give the folder that precache build wrote"
 
 
-def open_own(folder: Folder) -> Version:
-    if not folder.exists(ROOT):
+def open_own(folder: Folder, document: bytes | None = None) -> Version:
+    """Open a version's folder; `document` is its `zarr.json`, where that was read already."""
+    document = document or folder.get(ROOT)
+    if document is None:
         raise StoreError(f"the version at {folder} is gone; open the store's current version")
-    attributes = read_attributes(folder.read(ROOT), f"{folder}/{ROOT}")
-    arrays = {
-        name: (name, read_array_document(folder, name)) for name in [*attributes.fields, "label"]
-    }
+    attributes = read_attributes(document, f"{folder}/{ROOT}")
+    documents = read_array_documents(folder, [*attributes.fields, "label"])
+    arrays = {name: (name, array) for name, array in documents.items()}
     for name, field in attributes.fields.items():
         array = arrays[name][1]
         if (array.shape, array.dtype) != ((attributes.rows, *field.shape), field.dtype):
@@ -378,7 +401,8 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
         raise StoreError(f"fields is {dict(fields)}; name at least one array, and none of them row")
     if not folder.exists():
         raise StoreError(f"there is no Zarr group at {folder}")
-    arrays = {name: (path, read_array_document(folder, path)) for name, path in fields.items()}
+    documents = read_array_documents(folder, list(dict.fromkeys(fields.values())))
+    arrays = {name: (path, documents[path]) for name, path in fields.items()}
     rows = {array.shape[0] for _, array in arrays.values()}
     if len(rows) > 1:
         lengths = ", ".join(f"{name}: {array.shape[0]}" for name, (_, array) in arrays.items())
@@ -388,9 +412,15 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
     return Version(folder, digest[:32], None, arrays, rows.pop())
 
 
-def read_array_document(folder: Folder, name: str) -> metadata.Array:
-    """An array's metadata."""
-    where = f"{folder.path(name)}/zarr.json"
-    if not folder.exists(f"{name}/zarr.json"):
-        raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}")
-    return metadata.parse_array(metadata.parse_json(folder.read(f"{name}/zarr.json"), where), where)
+def read_array_documents(folder: Folder, names: Sequence[str]) -> dict[str, metadata.Array]:
+    """The metadata of arrays, read together."""
+    paths = [f"{name}/zarr.json" for name in names]
+    arrays = {}
+    for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
+        where = f"{folder.path(name)}/zarr.json"
+        if isinstance(data, StorageError):
+            if folder.get(f"{name}/zarr.json") is None:
+                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}")
+            raise data
+        arrays[name] = metadata.parse_array(metadata.parse_json(data, where), where)
+    return arrays

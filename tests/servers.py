@@ -15,10 +15,11 @@ import subprocess
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 Fault = Callable[["_Handler", int, bytes], bool]
@@ -82,8 +83,11 @@ class _Files(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     ranges = True
+    held: Mapping[str, threading.Event] = MappingProxyType({})
 
     def do_GET(self) -> None:
+        if self.path in self.held:
+            self.held[self.path].wait()
         path = Path(self.translate_path(self.path))
         if not self.ranges or "Range" not in self.headers or not path.is_file():
             return super().do_GET()
@@ -106,10 +110,6 @@ class _Files(SimpleHTTPRequestHandler):
 
     def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
-
-
-class _WholeFiles(_Files):
-    ranges = False
 
 
 class PatientServer(ThreadingHTTPServer):
@@ -150,18 +150,25 @@ class Certificate:
 
 @contextlib.contextmanager
 def web_server(
-    folder: Path, certificate: Certificate | None = None, ranges: bool = True
+    folder: Path,
+    held: Mapping[str, threading.Event] = MappingProxyType({}),
+    *,
+    certificate: Certificate | None = None,
+    ranges: bool = True,
 ) -> Iterator[str]:
     """A web server of the files below a folder, with listings; its URL.
 
     Parameters
     ----------
+    held
+        Path -> what to wait for before it is answered.
     certificate
         Makes it one of ``https://``.
     ranges
         Whether it answers with parts of files; otherwise with all, whatever the range.
     """
-    handler = functools.partial(_Files if ranges else _WholeFiles, directory=str(folder))
+    kind = type("Handler", (_Files,), {"held": held, "ranges": ranges})
+    handler = functools.partial(kind, directory=str(folder))
     with PatientServer(("127.0.0.1", 0), handler) as server:
         if certificate is not None:
             server.socket = certificate.wrap(server.socket)
@@ -183,12 +190,21 @@ class FaultProxy:
         (method, end of the path) -> faults, each of one request, in order.
     seen
         (method, path) -> requests.
+    agents
+        User-Agent of each request, in order.
+    before
+        Called with (method, path) of each request; may wait.
+    choose
+        (method, path) -> fault of a request that `faults` does not name, or None.
     """
 
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.seen: Counter[tuple[str, str]] = Counter()
+        self.agents: list[str] = []
+        self.before: Callable[[str, str], None] = lambda method, path: None
+        self.choose: Callable[[str, str], Fault | None] = lambda method, path: None
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"proxy": self})
         self._server = PatientServer(("127.0.0.1", 0), handler)
@@ -211,7 +227,7 @@ class FaultProxy:
             for (wanted, ending), waiting in self.faults.items():
                 if waiting and wanted == method and path.endswith(ending):
                     return waiting.pop(0)
-        return None
+            return self.choose(method, path)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -222,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
+        self.proxy.agents.append(self.headers.get("User-Agent", ""))
+        self.proxy.before(self.command, path)
         fault = self.proxy.take(self.command, path)
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
         upstream.request(self.command, self.path, body, dict(self.headers.items()))

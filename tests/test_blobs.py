@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from fsspec.spec import AbstractFileSystem
 
 import precache
 from precache import blobs
@@ -32,6 +34,7 @@ from tests.servers import (
     web_server,
     wrong_bytes,
 )
+from workers.sources import open_source
 
 SECRET = "a-secret-that-nobody-may-see"
 RECIPE = precache.Pipeline.image(resize=64, crop=56)
@@ -122,6 +125,17 @@ def test_names_and_files_below(folder: Folder) -> None:
     assert folder.names() == ["dog", "x.png"]
 
 
+def test_what_a_service_says_of_the_contents_is_in_the_row_table(s3: S3Server) -> None:
+    url = f"s3://bucket/{next(_numbers)}"
+    for name in ("cat/1.jpg", "dog/2.jpg"):
+        open_folder(url, s3.options()).put(name, [name.encode()])
+    table = open_source(url, s3.options()).list(lambda found: None).table
+    assert table.keys == ["cat/1.jpg", "dog/2.jpg"]
+    assert table.sizes.tolist() == [9, 9]
+    assert table.etags == [hashlib.md5(key.encode()).hexdigest() for key in table.keys]
+    assert (table.mtimes > 10**18).all()
+
+
 def test_many_objects_come_in_order_with_what_is_missing(folder: Folder) -> None:
     names = [f"{n:03d}" for n in range(40)]
     for name in names:
@@ -196,6 +210,96 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
 def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
     with pytest.raises(UsageError, match=rf"{protocol}:// is not supported; give a local path"):
         open_folder(f"{protocol}://bucket").exists()
+
+
+# --- listing ------------------------------------------------------------------------------------
+
+
+class Watched(AbstractFileSystem):  # type: ignore[misc]
+    """A bucket of some prefixes of two files each, which counts listings that were begun."""
+
+    protocol = "watched"
+    cachable = False
+
+    def __init__(self, prefixes: int, meet: int = 1, broken: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.prefixes, self.broken = prefixes, broken
+        self.meeting = threading.Barrier(meet, timeout=60)
+        self.begun = 0
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+        self.begun += 1
+        if path == "bucket":
+            found = [f"{path}/{n:03d}" for n in range(self.prefixes)]
+            return [{"name": name, "size": 0, "type": "directory"} for name in found]
+        self.meeting.wait()
+        if path == self.broken:
+            raise ValueError("no such luck")
+        return [{"name": f"{path}/{n}.jpg", "size": n, "type": "file"} for n in range(2)]
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        return {"name": path, "size": 0, "type": "directory"}
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[RemoteFolder, Watched]:
+    """A folder, and the one file system that it uses."""
+    fs = Watched(**options)
+    monkeypatch.setattr(blobs, "_file_system", lambda protocol, options: fs)
+    return RemoteFolder("watched", "bucket"), fs
+
+
+def _listing_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("precache-list")]
+
+
+def test_prefixes_are_listed_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until as many are being listed as may be."""
+    folder, _ = watched(monkeypatch, prefixes=3 * blobs.LISTINGS, meet=blobs.LISTINGS)
+    found = sorted(info.name for info in folder.walk())
+    assert found == [f"{n:03d}/{m}.jpg" for n in range(3 * blobs.LISTINGS) for m in range(2)]
+    assert _listing_threads() == []
+
+
+def test_no_more_listings_are_held_than_are_made_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, fs = watched(monkeypatch, prefixes=10 * blobs.LISTINGS)
+    taken = {""}
+    for info in folder.walk():
+        taken.add(info.name.split("/")[0])
+        assert fs.begun <= len(taken) + blobs.LISTINGS
+    assert fs.begun == len(taken) == 10 * blobs.LISTINGS + 1
+
+
+def test_a_prefix_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = watched(monkeypatch, prefixes=100, broken="bucket/090")
+    with pytest.raises(StorageError, match="cannot list watched://bucket/090: no such luck"):
+        list(folder.walk())
+    assert _listing_threads() == []
+
+
+def test_a_walk_that_is_left_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, fs = watched(monkeypatch, prefixes=1000)
+    walk = folder.walk()
+    next(walk)
+    walk.close()
+    assert _listing_threads() == []
+    assert fs.begun <= 2 + blobs.LISTINGS
+
+
+def test_a_folder_is_not_listed_to_know_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, fs = watched(monkeypatch, prefixes=3)
+    assert folder.kind() == "folder"
+    assert fs.begun == 0
+
+
+def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultProxy) -> None:
+    names = [f"{n}/{m}.jpg" for n in range(6) for m in range(2)]
+    for name in names:
+        faulty.put(name, [b"1"])
+    proxy.faults["GET", "/bucket"] = [status(503), reset, status(500), truncated, status(429)]
+    assert sorted(info.name for info in faulty.walk()) == names
+    assert proxy.faults["GET", "/bucket"] == []
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -327,6 +431,9 @@ def test_the_same_photos_make_the_same_bytes_wherever_they_lie(
     local = precache.build(here, tmp_path / "local", RECIPE, **build)
     one, other = (sorted(Path(r.path).glob("image/c/*/0/0/0")) for r in (remote, local))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+    moved = precache.build(remote_photos, tmp_path / "local", RECIPE, **build)
+    assert (moved.version, moved.shards_reused) == (remote.version, remote.shards)
+    assert _contents(Path(moved.path) / "image") == _contents(Path(remote.path) / "image")
 
 
 def test_a_build_through_a_bad_network_is_the_build_through_a_good_one(
@@ -452,7 +559,7 @@ def test_an_unreachable_server_is_named_without_its_secrets(
     options = {**s3.options(), "endpoint_url": "http://127.0.0.1:9", "max_concurrency": 1}
     options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 2}
     began = time.monotonic()
-    with pytest.raises(StorageError, match="cannot look at s3://bucket/nowhere") as caught:
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/nowhere/zarr\.json") as caught:
         precache.open("s3://bucket/nowhere", None, options)
     assert SECRET not in str(caught.value)
     assert time.monotonic() - began < 60

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import precache
 from precache import cli as command_line
 from tests.building import cli, command, environment, poll, running, write, write_jpegs
 from tests.conftest import BuiltStore
+from tests.servers import web_server
 
 BUILD_KEYS = {
     "version",
@@ -26,6 +28,7 @@ BUILD_KEYS = {
     "failed",
     "shards",
     "shards_skipped",
+    "shards_reused",
     "raw_bytes",
     "stored_bytes",
     "seconds",
@@ -243,6 +246,33 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert re.search(rb"\d:\d\d:\d\d", shown), "the time left"
     assert b"is complete" in shown
+
+
+def test_a_terminal_shows_how_many_files_were_found_while_others_are_listed(
+    tmp_path: Path,
+) -> None:
+    for number in range(2500):
+        write(tmp_path / f"photos/cat/{number:04d}.jpg", b"no photo")
+    (tmp_path / "photos/dog").mkdir()
+    go = threading.Event()
+    controller, terminal = os.openpty()
+    environ = environment(TERM="xterm", COLUMNS="160")
+    with web_server(tmp_path, {"/photos/dog/": go, "/photos/dog": go}) as url:
+        line = command("build", f"{url}/photos", tmp_path / "out", "--address", "serial")
+        with subprocess.Popen(
+            line, env=environ, stdout=subprocess.DEVNULL, stderr=terminal
+        ) as process:
+            os.close(terminal)
+            shown = b""
+            while not re.search(rb"Listing.*2000/\?", shown):
+                shown += os.read(controller, 4096)
+            go.set()
+            while process.poll() is None:
+                with contextlib.suppress(OSError):  # EIO, once the other end is closed
+                    shown += os.read(controller, 4096)
+    os.close(controller)
+    assert process.returncode == 2
+    assert b"2,500 samples in 1 classes" in shown
 
 
 def test_quiet_is_quiet(run: Run, source: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def https(served: Path, certificate: Certificate) -> Iterator[str]:
     """The URL of that folder."""
-    with web_server(served, certificate) as url:
+    with web_server(served, certificate=certificate) as url:
         yield url
     fsspec.get_filesystem_class("https").clear_instance_cache()
 
@@ -165,9 +165,9 @@ def test_a_server_without_ranges_is_trained_from_with_a_warning(
 def test_a_certificate_that_is_not_trusted_is_named_at_once(https: str, tmp_path: Path) -> None:
     said = r": Cannot connect .*self-signed certificate.*; if it is to be trusted, .*SSL_CERT_FILE"
     began = time.monotonic()
-    with pytest.raises(StorageError, match=rf"cannot look at {https}/store/zarr\.json{said}"):
+    with pytest.raises(StorageError, match=rf"cannot read {https}/store/zarr\.json{said}"):
         precache.open(f"{https}/store")
-    with pytest.raises(StorageError, match=rf"cannot list {https}/photos{said}"):
+    with pytest.raises(StorageError, match=rf"cannot look at {https}/photos{said}"):
         precache.build(f"{https}/photos", tmp_path / "store", RECIPE, address="serial")
     found, *_ = open_folder(f"{https}/store").read_many(["a"], [1])
     assert isinstance(found, StorageError)

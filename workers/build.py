@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ from workers.plan import (
     shards_to_do,
 )
 from workers.progress import BuildProgress
+from workers.reuse import Earlier, find_earlier
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.shard_task import Job, ShardTask
@@ -45,6 +47,8 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
 PROBE_SAMPLES = 24
 MOST_SHARD_SAMPLES = 1 << 24
 ATTEMPTS = 3
+RECEIPTS = 64
+"""Receipts read at a time."""
 """At a shard whose samples could not be fetched."""
 
 
@@ -81,8 +85,9 @@ class BuildResult:
         Rows; holes among them; files of the source that are not images by suffix.
     holes
         (key, why) of every hole.
-    shards, shards_skipped
-        Shards of the version; those that were there before.
+    shards, shards_skipped, shards_reused
+        Shards of the version; those that were there before; those taken over from an earlier
+        version of the same samples.
     raw_bytes, stored_bytes
         Of all large fields, before and after compression.
     seconds, cpu_seconds
@@ -107,6 +112,7 @@ class BuildResult:
     cpu_seconds: float = 0.0
     holes: Sequence[tuple[str, str]] = ()
     ignored: int = 0
+    shards_reused: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     mean: Mapping[str, list[float]] = field(default_factory=dict)
@@ -195,7 +201,10 @@ class _Build:
             self.timings["start"] = time.perf_counter() - began
             if goal is not None and _is_readable(goal):
                 return self._repair(run, goal)
-            return self._make(run, goal or self._probe(run, recipe))
+            earlier = self._find_earlier(recipe, goal)
+            if goal is None and earlier is not None and self._starts_as(earlier):
+                goal = earlier.goal
+            return self._make(run, goal or self._probe(run, recipe), earlier)
 
     def _list(self) -> Recipe:
         began = time.perf_counter()
@@ -221,6 +230,23 @@ class _Build:
         recipe = Recipe(request.pipeline, fingerprint, table, table.digest())
         self.timings["list"] = time.perf_counter() - began
         return recipe
+
+    def _find_earlier(self, recipe: Recipe, goal: Goal | None) -> Earlier | None:
+        """A version that may have been made of the same samples, of a source like this one."""
+        if not self.source.content_decides:
+            return None
+        wanted = self.request.shard_samples if goal is None else goal.rows_per_shard
+        return find_earlier(self.store, recipe, wanted)
+
+    def _starts_as(self, earlier: Earlier) -> bool:
+        """Whether the sample that gives rows their shape is the one that gave the earlier its."""
+        table = earlier.goal.table
+        row = sample_for_probe(table, 1)[0]
+        [sample] = self.source.fetch([table.keys[row]], [int(table.sizes[row])])
+        if isinstance(sample, FetchError) or not earlier.has(row, sample.content):
+            return False
+        self._check_space(earlier.stored_nbytes)
+        return True
 
     def _probe(self, run: Run, recipe: Recipe) -> Goal:
         """Learn row shapes from a few samples, and refuse a disk that is too small."""
@@ -259,7 +285,7 @@ class _Build:
                 "--no-space-check"
             )
 
-    def _make(self, run: Run, goal: Goal) -> BuildResult:
+    def _make(self, run: Run, goal: Goal, earlier: Earlier | None) -> BuildResult:
         goal.begin()
         receipts = read_receipts(goal)
         todo = shards_to_do(goal.shards, receipts, goal.sizes())
@@ -269,7 +295,13 @@ class _Build:
         self.progress.begin(done, len(goal.table))
         if skipped:
             self.progress.say(f"{skipped} of {goal.shards} shards are there already")
-        made = self._run_shards(run, goal, todo, receipts)
+        if earlier is not None and not earlier.fits(goal):
+            earlier = None
+        made = self._run_shards(run, goal, todo, receipts, earlier=earlier)
+        reused = sum(receipt.reused for receipt in receipts.values())
+        if reused and earlier is not None:
+            which = f"{earlier.folder.name[:8]}, which has the same samples"
+            self.progress.say(f"{reused} of {goal.shards} shards reused from version {which}")
         self.progress.phase("Committing")
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
@@ -295,6 +327,7 @@ class _Build:
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+        earlier: Earlier | None = None,
     ) -> list[Receipt]:
         """Make shards until all are there; adds to `receipts` and returns the new ones.
 
@@ -302,16 +335,18 @@ class _Build:
         ----------
         lost
             (field, shard) -> size and XXH3-64, where only these are to be made, as they were.
+        earlier
+            A version whose shards are taken over where the samples are the same.
         """
-        from workers.shard_task import run_shard
+        from workers.takeover import make_shard
 
         made: list[Receipt] = []
         self._check_failures(goal, receipts)
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError] = {}
             accept = self.request.accept_missing and attempt == ATTEMPTS
-            tasks = (self._task(goal, shard, accept, lost) for shard in todo)
-            for task, outcome in run(run_shard, tasks):
+            tasks = (self._task(goal, shard, accept, lost, earlier) for shard in todo)
+            for task, outcome in run(make_shard, tasks):
                 if isinstance(outcome, FetchError):
                     errors[task.shard] = outcome
                 elif isinstance(outcome, PrecacheError):
@@ -336,6 +371,7 @@ class _Build:
         shard: int,
         accept_missing: bool,
         lost: Mapping[tuple[str, int], tuple[int, int]] | None,
+        earlier: Earlier | None,
     ) -> ShardTask:
         from workers.shard_task import ShardTask
 
@@ -353,6 +389,7 @@ class _Build:
             goal.table.sizes[part].tolist(),
             accept_missing,
             {name: lost[name, shard] for name in names} if lost else {},
+            earlier.offer(shard) if earlier else None,
         )
 
     def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
@@ -392,6 +429,7 @@ class _Build:
             failed=len(failed),
             shards=goal.shards,
             shards_skipped=skipped,
+            shards_reused=sum(receipt.reused for receipt in made),
             raw_bytes=sum(each.raw_nbytes for each in objects),
             stored_bytes=sum(each.size for each in objects),
             cpu_seconds=sum(receipt.cpu_seconds for receipt in made),
@@ -435,13 +473,16 @@ def _lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
 
 def read_receipts(goal: Goal) -> dict[int, Receipt]:
     """The receipts of a version begun, by shard."""
+    names = [f"{BUILD}/receipts/{name}" for name in goal.folder.names(f"{BUILD}/receipts")]
     receipts = {}
-    for name in goal.folder.names(f"{BUILD}/receipts"):
-        try:
-            receipt = Receipt.from_json(goal.folder.read(f"{BUILD}/receipts/{name}"))
-        except (ValueError, StorageError):
-            continue  # damaged, or swept by another build's commit: its shard is made again
-        receipts[receipt.shard] = receipt
+    for start in range(0, len(names), RECEIPTS):
+        part = names[start : start + RECEIPTS]
+        for data in goal.folder.read_many(part, [-1] * len(part)):
+            # Damaged, or swept by another build's commit: then its shard is made again.
+            if isinstance(data, bytes):
+                with contextlib.suppress(ValueError):
+                    receipt = Receipt.from_json(data)
+                    receipts[receipt.shard] = receipt
     return receipts
 
 

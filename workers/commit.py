@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,14 @@ from precache import metadata
 from precache.attributes import FORMAT
 from precache.codecs import codec_metadata
 from precache.folder import Folder
+from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.smallarrays import file_array, small_array, string_array
 from precache.store import BUILD, HOLES, ROOT, ROW_TABLE, append_commit
 from workers.goal import SCRATCH, Goal
+
+PUTS = 8
+"""Objects under way at a time."""
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")
 
@@ -33,8 +38,11 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
     """
     ordered = [receipts[shard] for shard in range(goal.shards)]
     objects = _objects(goal, ordered)
-    for name, data in objects.items():
-        goal.folder.put(name, [data], scratch=SCRATCH)
+
+    def put(item: tuple[str, bytes]) -> None:
+        goal.folder.put(item[0], [item[1]], scratch=SCRATCH)
+
+    deque(prefetch(put, objects.items(), PUTS, PUTS), maxlen=0)
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
     attributes = {**_attributes(goal, ordered), "digests": digests}

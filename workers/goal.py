@@ -116,12 +116,13 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
             path = f"{name}/{leaf}"
             if store.exists(path):
                 goal = _matching(store, read(store.read(path), path), recipe)
-                if goal is not None and _has_shards_of(goal, wanted):
+                if goal is not None and has_shards_of(goal, wanted):
                     return goal
     return None
 
 
-def _has_shards_of(goal: Goal, wanted: int | None) -> bool:
+def has_shards_of(goal: Goal, wanted: int | None) -> bool:
+    """Whether a version has as many rows a shard as were asked for, any by default."""
     nbytes = [row.nbytes for row in goal.shapes.values()]
     if wanted in (None, goal.rows_per_shard):
         return True
@@ -150,6 +151,11 @@ def _matching(store: Folder, found: Attributes | Identity | None, recipe: Recipe
         recipe.rows_digest,
     ):
         return None
-    shapes = {name: RowShape(row.shape, row.dtype) for name, row in found.fields.items()}
-    goal = Goal.of(store, recipe, found.rows_per_shard, shapes)
+    goal = goal_of(store, found, recipe)
     return goal if goal.version == found.version else None
+
+
+def goal_of(store: Folder, found: Attributes | Identity, recipe: Recipe) -> Goal:
+    """The version of a recipe that has the rows of another version."""
+    shapes = {name: RowShape(row.shape, row.dtype) for name, row in found.fields.items()}
+    return Goal.of(store, recipe, found.rows_per_shard, shapes)

@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from precache.shardwriter import ShardWriter
 from precache.store import BUILD
 from workers.goal import SCRATCH
 from workers.ops import FieldRecipe
+from workers.reuse import Offer
 from workers.sources import Sample, Source
 
 FETCH_BYTES = 4 << 20
@@ -57,6 +58,8 @@ class ShardTask:
         Field -> name of the object to be put, below the folder.
     expected
         Field -> size and XXH3-64 that an object must have, where it replaces a lost one.
+    offer
+        The same shard of an earlier version.
     accept_missing
         Make a hole of a sample that cannot be fetched.
     """
@@ -71,6 +74,7 @@ class ShardTask:
     sizes: Sequence[int]
     accept_missing: bool = False
     expected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    offer: Offer | None = None
 
     @property
     def first_row(self) -> int:
@@ -128,9 +132,9 @@ def _runs(keys: Sequence[str], sizes: Sequence[int]) -> Iterator[list[tuple[str,
         yield run
 
 
-def _fetch_ahead(
+def fetch_ahead(
     source: Source, keys: Sequence[str], sizes: Sequence[int]
-) -> Iterator[tuple[str, Sample | FetchError]]:
+) -> Generator[tuple[str, Sample | FetchError], None, None]:
     """Samples in order, the next ones being fetched while the caller works."""
 
     def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Sample | FetchError]]:
@@ -144,7 +148,7 @@ def _fetch_ahead(
             yield from run
 
 
-class _Sums:
+class Sums:
     """Channel sums of one image field."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -170,7 +174,7 @@ class _FieldOutput:
     recipe: FieldRecipe
     shape: RowShape
     writer: ShardWriter
-    sums: _Sums | None
+    sums: Sums | None
 
     def make(self, sample: Sample, key: str) -> None:
         """Compute the row into the writer's next place."""
@@ -209,7 +213,7 @@ def _recipes(job: Job) -> dict[str, FieldRecipe]:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Parallelism is one task a core; torch's own threads would only get in its way."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -226,8 +230,13 @@ def _output(task: ShardTask, name: str, recipe: FieldRecipe) -> _FieldOutput:
     writer = ShardWriter(
         (chunk_rows, *shape.shape), shape.dtype, chunks, encoder(codec, shape.dtype)
     )
-    image = task.job.pipeline.fields[name].decodes and len(shape.shape) == 3
-    return _FieldOutput(recipe, shape, writer, _Sums(shape.shape) if image else None)
+    sums = Sums(shape.shape) if has_sums(task, name) else None
+    return _FieldOutput(recipe, shape, writer, sums)
+
+
+def has_sums(task: ShardTask, name: str) -> bool:
+    """Whether channel sums are kept of a field: of images alone."""
+    return task.job.pipeline.fields[name].decodes and len(task.shapes[name].shape) == 3
 
 
 def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str:
@@ -264,8 +273,8 @@ def run_shard(task: ShardTask) -> Receipt:
     content: list[str] = []
     labels: list[int] = []
     unfetched: list[FetchError] = []
-    with _one_thread():
-        samples = _fetch_ahead(task.job.source, task.keys, task.sizes)
+    with one_thread():
+        samples = fetch_ahead(task.job.source, task.keys, task.sizes)
         for row, (key, fetched) in enumerate(samples, task.first_row):
             clock.charge("fetch")
             if isinstance(fetched, FetchError):
@@ -333,8 +342,8 @@ def run_probe(task: ProbeTask) -> Probe:
     shapes: dict[str, RowShape] = {}
     stored = np.zeros(0)
     reasons = []
-    with _one_thread():
-        for key, sample in _fetch_ahead(task.job.source, task.keys, task.sizes):
+    with one_thread():
+        for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes):
             if isinstance(sample, FetchError):
                 reasons.append(str(sample))
                 continue

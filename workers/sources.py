@@ -6,9 +6,10 @@ import csv
 import json
 import re
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,9 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 )
 MOST_CLASSES = 10_000_000
+TICK = 1000
+"""Files between two reports of how many were found."""
+
 Tick = Callable[[int], None]
 
 
@@ -64,6 +68,10 @@ class Source(Protocol):
         """Whether labels are known only once samples are fetched."""
 
     @property
+    def content_decides(self) -> bool:
+        """Whether samples of one content hash are the same, in shape and type as well."""
+
+    @property
     def fetch_threads(self) -> int:
         """Threads of a task that may fetch at a time."""
 
@@ -86,30 +94,30 @@ class FolderSource:
 
     folder: Folder
     labels_with_samples: bool = False
+    content_decides: bool = True
     fetch_threads: int = 2
 
     def list(self, tick: Tick) -> Listing:
         if (kind := self.folder.kind()) != "folder":
             what = "is not a folder" if kind else "does not exist"
             raise SourceError(f"the source {self.folder} {what}; give a folder of images")
-        files: list[FileInfo] = []
+        found = _Files()
         ignored = 0
         for file in self.folder.walk():
-            if PurePosixPath(file.name).suffix.lower() in IMAGE_SUFFIXES:
-                files.append(file)
-                if len(files) % 1000 == 0:
-                    tick(len(files))
+            if _is_image(file.name):
+                found.add(file)
+                if len(found.keys) % TICK == 0:
+                    tick(len(found.keys))
             else:
                 ignored += 1
-        if not files:
+        if not found.keys:
             raise SourceError(
                 f"the source {self.folder} has no image ({ignored} other files); "
                 f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
             )
-        tick(len(files))
-        files.sort(key=lambda file: file.name)
-        _require_utf8(files)
-        return Listing(_folder_table(files), ignored)
+        tick(len(found.keys))
+        _require_utf8(found.keys)
+        return Listing(found.table(), ignored)
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
         read = self.folder.read_many(keys, sizes)
@@ -126,28 +134,50 @@ class FolderSource:
         return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
 
 
-def _require_utf8(files: Sequence[FileInfo]) -> None:
-    for file in files:
+class _Files:
+    """Files as a walk finds them, column by column: a million are to take little memory."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._sizes = array("q")
+        self._mtimes = array("q")
+        self._etags: list[str] = []
+
+    def add(self, file: FileInfo) -> None:
+        self.keys.append(file.name)
+        self._sizes.append(file.size)
+        self._mtimes.append(file.mtime_ns)
+        self._etags.append(file.etag)
+
+    def table(self) -> RowTable:
+        """The files sorted by name, with the first folder of each as its class."""
+        labels, classes = _classes(self.keys)
+        sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
+        found = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
+        return found.take(sorted(range(len(found)), key=self.keys.__getitem__))
+
+
+def _is_image(name: str) -> bool:
+    stem, _, suffix = name[name.rfind("/") + 1 :].rpartition(".")
+    return bool(stem) and f".{suffix.lower()}" in IMAGE_SUFFIXES
+
+
+def _require_utf8(names: Sequence[str]) -> None:
+    for name in names:
         try:
-            file.name.encode()
+            name.encode()
         except UnicodeEncodeError:
             raise SourceError(
-                f"the file name {file.name!r} is not UTF-8, and keys are; rename it"
+                f"the file name {name!r} is not UTF-8, and keys are; rename it"
             ) from None
 
 
-def _folder_table(files: Sequence[FileInfo]) -> RowTable:
-    names = [file.name.split("/", 1)[0] if "/" in file.name else None for file in files]
+def _classes(keys: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The number of each key's first folder, -1 where it has none, and the folders' names."""
+    names = [key.partition("/")[0] if "/" in key else None for key in keys]
     classes = tuple(sorted({name for name in names if name is not None}))
     numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-    return RowTable(
-        [file.name for file in files],
-        np.array([file.size for file in files], np.int64),
-        np.array([file.mtime_ns for file in files], np.int64),
-        [file.etag for file in files],
-        np.array([numbers.get(name, -1) for name in names], np.int64),
-        classes,
-    )
+    return np.array([numbers.get(name, -1) for name in names], np.int64), classes
 
 
 @dataclass(frozen=True)
@@ -162,6 +192,7 @@ class DatasetSource:
     factory: str
     code: str
     labels_with_samples: bool = True
+    content_decides: bool = False  # of an array or an image its plain bytes are hashed
     fetch_threads: int = 1  # a Dataset promises nothing about threads
 
     def list(self, tick: Tick) -> Listing:

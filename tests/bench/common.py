@@ -131,6 +131,11 @@ def anonymous_bytes() -> int:
     return _proc_number("/proc/self/status", "RssAnon") * 1024
 
 
+def peak_bytes() -> int:
+    """Most memory that this process has had at a time."""
+    return _proc_number("/proc/self/status", "VmHWM") * 1024
+
+
 def _proc_number(path: str, name: str) -> int:
     for line in Path(path).read_text("utf-8").splitlines():
         key, _, value = line.partition(":")

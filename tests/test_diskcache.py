@@ -1,0 +1,334 @@
+"""The disk cache: what is held stays, the limit holds, and no crash is in anybody's way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
+from precache.errors import StorageError, UsageError
+from tests.building import poll
+
+SIZE = 10_000
+ROOM = on_disk(SIZE)
+
+
+def contents(name: str) -> bytes:
+    return name.encode() * (SIZE // len(name)) + b"." * (SIZE % len(name))
+
+
+def writer(name: str, calls: list[str] | None = None) -> Callable[[int], None]:
+    """Fetches an object: writes what its name says."""
+
+    def fetch(descriptor: int) -> None:
+        if calls is not None:
+            calls.append(name)
+        os.pwrite(descriptor, contents(name), 0)
+
+    return fetch
+
+
+def cache_for(folder: Path, objects: int) -> DiskCache:
+    return DiskCache(folder, OVERHEAD + objects * ROOM)
+
+
+def there(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "objects").iterdir())
+
+
+def nbytes(folder: Path) -> int:
+    """Bytes on the disk of everything in the cache, as anybody sees them."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += on_disk(path.lstat().st_size)
+        except FileNotFoundError:
+            continue
+    return total
+
+
+# --- one loader ---------------------------------------------------------------------------------
+
+
+def test_an_object_is_fetched_once(tmp_path: Path) -> None:
+    cache, calls = cache_for(tmp_path, 4), list[str]()
+    lease = cache.join(2 * ROOM, "a-")
+    assert lease.obtain("a-1", SIZE, writer("a-1", calls))
+    assert not lease.obtain("a-1", SIZE, writer("a-1", calls))
+    lease.give_back("a-1")
+    lease.close()
+    with_another = cache.join(2 * ROOM, "a-")
+    assert not with_another.obtain("a-1", SIZE, writer("a-1", calls))
+    assert calls == ["a-1"]
+    assert cache.path("a-1").read_bytes() == contents("a-1")
+    assert list((tmp_path / "parts").iterdir()) == []
+
+
+def test_an_object_of_another_size_is_not_the_object(tmp_path: Path) -> None:
+    cache = cache_for(tmp_path, 4)
+    lease = cache.join(2 * ROOM, "a-")
+    cache.path("a-1").write_bytes(b"cut short")
+    assert lease.obtain("a-1", SIZE, writer("a-1"))
+    assert cache.path("a-1").read_bytes() == contents("a-1")
+
+
+def test_a_fetch_that_fails_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    cache = cache_for(tmp_path, 2)
+    lease = cache.join(ROOM, "a-")
+
+    def fail(descriptor: int) -> None:
+        os.pwrite(descriptor, b"some of it", 0)
+        raise StorageError("the network is down")
+
+    with pytest.raises(StorageError, match="the network is down"):
+        lease.obtain("a-1", SIZE, fail)
+    assert there(tmp_path) == list((tmp_path / "parts").iterdir()) == []
+    assert lease.obtain("a-1", SIZE, writer("a-1"))
+
+
+def test_what_is_held_is_not_evicted(tmp_path: Path) -> None:
+    cache = cache_for(tmp_path, 3)
+    lease = cache.join(2 * ROOM, "a-")
+    lease.obtain("a-held", SIZE, writer("a-held"))
+    for number in range(8):
+        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
+        lease.give_back(f"a-{number}")
+        assert "a-held" in there(tmp_path)
+        assert nbytes(tmp_path) <= cache.limit
+    assert len(there(tmp_path)) == 3
+
+
+def test_what_nobody_reads_goes_first_and_then_what_was_read_last(tmp_path: Path) -> None:
+    cache = cache_for(tmp_path, 4)
+    lease = cache.join(ROOM, "new-")
+    for age, name in enumerate(["old-1", "new-1", "old-2", "new-2"]):
+        lease.obtain(name, SIZE, writer(name))
+        lease.give_back(name)
+        os.utime(cache.path(name), (1e9 + age, 1e9 + age))
+    left = []
+    for name in ("new-3", "new-4", "new-5"):
+        lease.obtain(name, SIZE, writer(name))
+        lease.give_back(name)
+        left.append(there(tmp_path))
+    assert left == [
+        ["new-1", "new-2", "new-3", "old-2"],
+        ["new-1", "new-2", "new-3", "new-4"],
+        ["new-1", "new-2", "new-3", "new-5"],
+    ]
+
+
+def test_a_limit_that_is_too_low_is_refused_with_one_that_would_do(tmp_path: Path) -> None:
+    cache = cache_for(tmp_path, 3)
+    first = cache.join(2 * ROOM, "a-")
+    with pytest.raises(UsageError, match=rf"give at least {OVERHEAD + 4 * ROOM}$"):
+        cache.join(2 * ROOM, "a-")
+    with pytest.raises(
+        UsageError, match=r"cache_limit is \d+ bytes \(set by another loader; here \d+\) for"
+    ):
+        cache_for(tmp_path, 9).join(2 * ROOM, "a-")
+    DiskCache(tmp_path, cache.limit).join(ROOM, "a-").close()
+    first.close()
+    cache.join(3 * ROOM, "a-")
+    with pytest.raises(UsageError, match=rf"give at least {OVERHEAD + 4 * ROOM}$"):
+        cache_for(tmp_path / "other", 1).join(4 * ROOM, "a-")
+
+
+def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
+    lease = cache_for(tmp_path, 6).join(ROOM, "a-")
+    for number in range(6):
+        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
+        lease.give_back(f"a-{number}")
+    lower = cache_for(tmp_path, 2)
+    other = lower.join(ROOM, "a-")
+    assert len(there(tmp_path)) == 2
+    lease.obtain("a-9", SIZE, writer("a-9"))
+    assert nbytes(tmp_path) <= lower.limit
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [("200GB", 200 * 10**9), ("1.5 KiB", 1536), ("12", 12), (10**12, 10**12)]
+)
+def test_limits_are_said_as_people_say_them(given: int | str, limit: int, tmp_path: Path) -> None:
+    assert DiskCache.at(tmp_path, given).limit == limit
+
+
+@pytest.mark.parametrize("given", ["20 elephants", "", -5, "GB"])
+def test_what_is_no_limit_is_named(given: int | str, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"cache_limit is .*; give bytes, or a size such as '200GB'"
+    ):
+        DiskCache.at(tmp_path, given)
+
+
+def test_by_default_a_cache_leaves_some_of_the_disk(tmp_path: Path) -> None:
+    stat = os.statvfs(tmp_path)
+    free = stat.f_bavail * stat.f_frsize
+    assert 0 < DiskCache.at(tmp_path).limit <= free
+
+
+def test_a_cache_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"cannot make the cache .*file/cache: Not a directory"):
+        DiskCache(tmp_path / "file" / "cache", 10**9)
+
+
+def test_a_lease_that_is_forgotten_ends(tmp_path: Path) -> None:
+    cache = cache_for(tmp_path, 2)
+    lease = cache.join(2 * ROOM, "a-")
+    assert lease.usable
+    del lease
+    cache.join(2 * ROOM, "a-")
+
+
+# --- several ------------------------------------------------------------------------------------
+
+
+def test_many_that_want_an_object_fetch_it_once(tmp_path: Path) -> None:
+    cache, calls = cache_for(tmp_path, 8), list[str]()
+    leases = [cache.join(ROOM, "a-") for _ in range(8)]
+    start = threading.Barrier(8)
+
+    def slow(descriptor: int) -> None:
+        writer("a-1", calls)(descriptor)
+        time.sleep(0.05)  # long enough for the others to come by
+
+    def want(lease: Lease) -> None:
+        start.wait()
+        lease.obtain("a-1", SIZE, slow)
+        assert cache.path("a-1").read_bytes() == contents("a-1")
+
+    threads = [threading.Thread(target=want, args=[lease]) for lease in leases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == ["a-1"]
+
+
+spawn = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def processes() -> Iterator[list[BaseProcess]]:
+    """Processes to be ended with the test."""
+    started: list[BaseProcess] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def _hang_while_fetching(folder: Path, begun: Any) -> None:
+    def fetch(descriptor: int) -> None:
+        os.pwrite(descriptor, b"some of it", 0)
+        begun.set()
+        time.sleep(1000)
+
+    cache_for(folder, 2).join(2 * ROOM, "a-").obtain("a-1", SIZE, fetch)
+
+
+def test_what_a_killed_process_was_fetching_is_fetched_by_another(
+    tmp_path: Path, processes: list[BaseProcess]
+) -> None:
+    begun = spawn.Event()
+    process = spawn.Process(target=_hang_while_fetching, args=[tmp_path, begun])
+    processes.append(process)
+    process.start()
+    assert begun.wait(60)
+    cache = cache_for(tmp_path, 2)
+    with pytest.raises(UsageError, match="and another one that shares it holds up to"):
+        cache.join(ROOM, "a-")
+    assert nbytes(tmp_path) <= cache.limit
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    lease = cache.join(2 * ROOM, "a-")
+    assert lease.obtain("a-1", SIZE, writer("a-1"))
+    assert cache.path("a-1").read_bytes() == contents("a-1")
+    assert len(list((tmp_path / "users").iterdir())) == 1
+
+
+_FORK = """
+import os, sys, time
+from pathlib import Path
+from precache.diskcache import DiskCache
+cache = DiskCache(Path(sys.argv[1]), int(sys.argv[2]))
+lease = cache.join(int(sys.argv[3]), "a-")
+child = os.fork()
+if not child:
+    assert not lease.usable
+    time.sleep(1000)
+print(child, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_forked_child_keeps_nothing_locked(tmp_path: Path) -> None:
+    cache = cache_for(tmp_path, 2)
+    command = [sys.executable, "-c", _FORK, str(tmp_path), str(cache.limit), str(2 * ROOM)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        with pytest.raises(UsageError):
+            cache.join(ROOM, "a-")
+        process.kill()
+        process.wait()
+        try:
+            cache.join(2 * ROOM, "a-")
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
+    """Hold, check and give back random objects, several threads at a time."""
+    lease = DiskCache(folder, limit).join(3 * ROOM, "a-")
+
+    def work(seed: int) -> None:
+        order = random.Random(seed)
+        for _ in range(rounds):
+            name = f"a-{seed % 3}-{order.randrange(8)}"  # names of a thread are its own
+            lease.obtain(name, SIZE, writer(name))
+            assert (folder / "objects" / name).read_bytes() == contents(name)
+            lease.give_back(name)
+
+    threads = [threading.Thread(target=work, args=[3 * seed + n]) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_limit_holds_at_every_moment_whoever_is_killed(
+    tmp_path: Path, processes: list[BaseProcess]
+) -> None:
+    limit = OVERHEAD + 12 * ROOM  # of 24 objects
+    for seed in range(4):
+        rounds = 10**6 if seed == 0 else 60
+        processes.append(spawn.Process(target=_work, args=[tmp_path, limit, seed, rounds]))
+        processes[-1].start()
+    most, killed = 0, False
+    while any(process.is_alive() for process in processes[1:]):
+        most = max(most, nbytes(tmp_path))
+        if not killed and most > limit // 2:
+            os.kill(processes[0].pid or 0, signal.SIGKILL)
+            killed = True
+    assert killed
+    assert [process.exitcode for process in processes[1:]] == [0, 0, 0]
+    assert limit // 2 < most <= limit
+    last = DiskCache(tmp_path, limit).join(12 * ROOM, "a-")
+    assert len(list((tmp_path / "users").iterdir())) == 1
+    for number in range(12):
+        last.obtain(f"a-new-{number}", SIZE, writer(f"a-new-{number}"))
+    assert poll(lambda: list((tmp_path / "parts").iterdir()) == [], "parts are removed")

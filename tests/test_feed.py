@@ -1,0 +1,496 @@
+"""Training from a URL: shards fetched ahead of need, once, checked, whatever the network does."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch.utils.data
+
+import precache
+from precache import blobs, feed
+from precache.diskcache import OVERHEAD, on_disk
+from precache.errors import DamageError, StorageError, StoreError, UsageError
+from tests.building import cli, environment, poll, running
+from tests.conftest import BuiltStore
+from tests.servers import Fault, FaultProxy, S3Server, reset, status, truncated, wrong_bytes
+
+Read = dict[int, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    server.make_bucket("bucket")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the server, with pauses too short to wait for."""
+    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    proxy = FaultProxy(s3.port)
+    yield proxy
+    proxy.stop()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
+def large(image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore]) -> BuiltStore:
+    """160 rows, one of them a hole, in 16 shards of 10."""
+    source = image_folder(159, broken=1)
+    return make_store(source, precache.Pipeline.image(codec="zstd"), shard_samples=10)
+
+
+@pytest.fixture(scope="module")
+def url(large: BuiltStore, s3: S3Server) -> str:
+    """The store in a bucket."""
+    precache.pull(large.path, "s3://bucket/large", storage_options=s3.options())
+    return "s3://bucket/large"
+
+
+def cache_bytes(store: BuiltStore, shards: int) -> int:
+    """A limit that holds so many shards."""
+    return OVERHEAD + shards * max(on_disk(each) for each in _sizes(store))
+
+
+def _sizes(store: BuiltStore) -> list[int]:
+    table = store.open().shard_table("image")
+    assert table is not None
+    sizes: list[int] = table[:, 0].tolist()
+    return sizes
+
+
+def epoch(loader: precache.Loader) -> Read:
+    """Row -> pixels of an epoch that yields every row once."""
+    found: Read = {}
+    for batch in loader:
+        for row, pixels in zip(batch["row"].tolist(), batch["image"].numpy(), strict=True):
+            assert row not in found
+            found[row] = pixels.copy()
+    return found
+
+
+def assert_whole(found: Read, store: BuiltStore) -> None:
+    """Every valid row is there, with its pixels."""
+    expected = store.rows()
+    assert sorted(found) == np.flatnonzero(store.open().valid).tolist()
+    for row, pixels in found.items():
+        np.testing.assert_array_equal(pixels, expected[row])
+
+
+def shards_asked(proxy: FaultProxy) -> Counter[str]:
+    """Requests for each shard."""
+    found: Counter[str] = Counter()
+    for (method, path), count in proxy.seen.items():
+        if method == "GET" and re.search(r"/image/c/\d+/0/0/0$", path):
+            found[path] += count
+    return found
+
+
+# --- what is fetched ----------------------------------------------------------------------------
+
+
+def test_each_shard_comes_once_and_the_next_epoch_asks_for_nothing(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    cached: dict[str, Any] = {
+        "cache_dir": tmp_path / "cache",
+        "storage_options": s3.options(proxy.port),
+    }
+    with precache.Loader(url, 32, device="cpu", **cached) as loader:
+        assert_whole(epoch(loader), large)
+        stats = loader.stats()
+        assert (stats.fetched.objects, stats.fetched.nbytes) == (16, sum(_sizes(large)))
+        assert set(shards_asked(proxy).values()) == {1}
+        assert len(shards_asked(proxy)) == 16
+        asked = sum(proxy.seen.values())
+        assert_whole(epoch(loader), large)
+        assert sum(proxy.seen.values()) == asked
+        assert loader.stats().fetched.objects == 0
+    with precache.Loader(url, 32, shuffle="full", device="cpu", **cached) as loader:
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 0
+
+
+def test_training_starts_with_the_first_shards(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """The server hands out four shards, and no more before the first batch is there."""
+    handed, first_batch = threading.Semaphore(4), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if "/image/c/" in path and not handed.acquire(blocking=False):
+            assert first_batch.wait(60)
+
+    proxy.before = hold
+    with precache.Loader(
+        url,
+        8,
+        window=2,
+        device="cpu",
+        cache_dir=tmp_path / "cache",
+        storage_options=s3.options(proxy.port),
+    ) as loader:
+        batches = iter(loader)
+        next(batches)
+        first_batch.set()
+        assert len(list(batches)) == len(loader) - 1
+
+
+def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    with precache.Loader(
+        url,
+        8,
+        device="cpu",
+        cache_dir=tmp_path / "cache",
+        cache_limit=cache_bytes(large, 8),
+        storage_options=s3.options(),
+    ) as loader:
+        for number in range(4):
+            assert_whole(epoch(loader), large)
+            fetched = loader.stats().fetched.objects
+            assert fetched == 16 if number == 0 else 4 <= fetched <= 14
+        assert loader.state_dict()["shuffle"] == {"kind": "block", "block": 10, "window": 2}
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": "block", "window": 3}])
+@pytest.mark.parametrize("batch_size", [1, 7, 40, 159])
+def test_any_order_and_batch_size_gets_by_with_what_it_claims(
+    batch_size: int,
+    options: dict[str, Any],
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    tmp_path: Path,
+) -> None:
+    cached: dict[str, Any] = {"cache_dir": tmp_path, "storage_options": s3.options()}
+    with pytest.raises(UsageError, match=r"cache_limit is 70000 bytes") as caught:
+        precache.Loader(url, batch_size, device="cpu", cache_limit=70_000, **options, **cached)
+    smallest = int(str(caught.value).rpartition(" ")[2])
+    with precache.Loader(
+        url, batch_size, device="cpu", cache_limit=smallest, **options, **cached
+    ) as loader:
+        for _ in range(2):
+            assert_whole(epoch(loader), large)
+    with pytest.raises(UsageError, match=rf"give at least {smallest}$"):
+        precache.Loader(
+            url, batch_size, device="cpu", cache_limit=smallest - 1, **options, **cached
+        )
+
+
+def test_two_iterators_of_a_loader_each_have_their_share(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    with precache.Loader(
+        url, 16, device="cpu", cache_dir=tmp_path, storage_options=s3.options()
+    ) as loader:
+        one, other = iter(loader), iter(loader)
+        rows: tuple[list[int], list[int]] = ([], [])
+        for pair in zip(one, other, strict=True):
+            for seen, batch in zip(rows, pair, strict=True):
+                seen.extend(batch["row"].tolist())
+        assert sorted(rows[0]) == sorted(rows[1]) == np.flatnonzero(large.open().valid).tolist()
+
+
+def test_an_early_end_leaves_no_thread_and_holds_nothing(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    before = threading.active_count()
+    with precache.Loader(
+        url, 8, device="cpu", cache_dir=tmp_path, storage_options=s3.options()
+    ) as loader:
+        threads = threading.active_count()
+        for _ in loader:
+            break
+        poll(lambda: threading.active_count() <= threads, "the threads end")
+        [user] = (tmp_path / "users").iterdir()
+        assert json.loads(user.read_text())["held"] == []
+        assert_whole(epoch(loader), large)
+    assert list((tmp_path / "users").iterdir()) == []
+    assert threading.active_count() <= before + 1  # fsspec's own
+
+
+def test_a_state_from_another_window_is_refused(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"device": "cpu", "storage_options": s3.options()}
+    with precache.Loader(url, 8, cache_dir=tmp_path, window=2, **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with (
+        precache.Loader(url, 8, cache_dir=tmp_path, window=3, **options) as loader,
+        pytest.raises(UsageError, match="the saved state has shuffle="),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) -> None:
+    import zarr
+
+    store = zarr.storage.FsspecStore.from_url("memory://foreign.zarr")
+    zarr.create_array(store, name="x", data=np.arange(24, dtype="u1").reshape(4, 6))
+    with pytest.raises(StoreError, match="no checksums, which a cache needs"):
+        precache.Loader(
+            "memory://foreign.zarr", 2, fields={"x": "x"}, cache_dir=tmp_path, device="cpu"
+        )
+
+
+def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cache_limit is '1GB' and there is no cache_dir"):
+        precache.Loader(stores["raw"].path, 2, cache_limit="1GB")
+    with precache.Loader(stores["raw"].path, 2, cache_dir=tmp_path / "c", device="cpu") as loader:
+        assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_dataset_reads_by_range_in_any_kind_of_worker(
+    context: str, url: str, large: BuiltStore, s3: S3Server
+) -> None:
+    dataset = precache.CachedDataset(url, storage_options=s3.options())
+    assert int(dataset[0]["row"]) == 0  # which starts whatever threads there are, before the fork
+    some = torch.utils.data.Subset(dataset, [3, 140, 77, 5, 6, 7])
+    loader = torch.utils.data.DataLoader(
+        some, 2, num_workers=2, multiprocessing_context=context, collate_fn=dataset.collate
+    )
+    expected = large.rows()
+    rows = []
+    for batch in loader:
+        rows += batch["row"].tolist()
+        np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+    assert rows == np.flatnonzero(large.open().valid)[[3, 140, 77, 5, 6, 7]].tolist()
+
+
+def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
+    options = [f"--storage-option={k}={json.dumps(v)}" for k, v in s3.options().items()]
+    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB"]
+    done = cli("bench", url, "--epochs", 1, "--json", *limit, *options)
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["samples"] == 159
+    assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def _cached(url: str, options: dict[str, Any], folder: Path, **more: Any) -> precache.Loader:
+    return precache.Loader(url, 16, device="cpu", cache_dir=folder, storage_options=options, **more)
+
+
+def test_a_twentieth_of_all_requests_may_fail(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    dice = random.Random(4)
+    kinds: list[Fault] = [status(503), status(429, 0), status(500), reset, truncated, wrong_bytes]
+    failed = 0
+
+    def choose(method: str, path: str) -> Fault | None:
+        nonlocal failed
+        if not re.search(r"/image/c/\d+/0/0/0$", path) or dice.random() >= 0.05:
+            return None
+        failed += 1
+        return dice.choice(kinds)
+
+    proxy.choose = choose
+    for number in range(6):
+        with _cached(url, s3.options(proxy.port), tmp_path / str(number)) as loader:
+            assert_whole(epoch(loader), large)
+    assert failed >= 3
+
+
+def test_wrong_bytes_never_get_into_the_cache(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    shard = "/image/c/3/0/0/0"
+    proxy.faults["GET", shard] = [wrong_bytes] * (feed.TRIES - 1)
+    with _cached(url, s3.options(proxy.port), tmp_path / "some") as loader:
+        assert_whole(epoch(loader), large)
+    proxy.faults["GET", shard] = [wrong_bytes] * 99
+    with (
+        _cached(url, s3.options(proxy.port), tmp_path / "all") as loader,
+        pytest.raises(DamageError, match=rf"{shard} is damaged .*its checksum does not hold"),
+    ):
+        epoch(loader)
+    assert not list((tmp_path / "all" / "objects").glob("*-image-3-*"))
+    proxy.faults.clear()
+    with _cached(url, s3.options(proxy.port), tmp_path / "all") as loader:
+        assert_whole(epoch(loader), large)
+
+
+def test_a_shard_that_cannot_be_had_is_an_error_at_its_batch(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    proxy.faults["GET", "/image/c/3/0/0/0"] = [status(403)] * 99
+    with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
+        batches = iter(loader)
+        assert next(batches)["row"].tolist()[0] == 0
+        with pytest.raises(StorageError, match=r"cannot read s3://bucket/large/.*/c/3/0/0/0"):
+            list(batches)
+
+
+def test_a_shard_that_is_gone_is_named(large: BuiltStore, tmp_path: Path) -> None:
+    precache.pull(large.path, "memory://gone")
+    fsspec.filesystem("memory").rm(f"/gone/{large.result.version}/image/c/2/0/0/0")
+    with (
+        _cached("memory://gone", {}, tmp_path) as loader,
+        pytest.raises(DamageError, match=r"memory://gone/.*/c/2/0/0/0 is damaged .* it is missing"),
+    ):
+        epoch(loader)
+
+
+def test_a_copy_that_went_bad_is_named_with_the_way_out(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    with _cached(url, s3.options(), tmp_path) as loader:
+        epoch(loader)
+    [copy] = (tmp_path / "objects").glob("*-image-5-*")
+    data = bytearray(copy.read_bytes())
+    data[len(data) // 2] ^= 1
+    copy.write_bytes(data)
+    with (
+        _cached(url, s3.options(), tmp_path) as loader,
+        pytest.raises(DamageError, match=rf"{copy}, a copy of s3://.*; delete it, and it is fetch"),
+    ):
+        epoch(loader)
+    copy.unlink()
+    with _cached(url, s3.options(), tmp_path) as loader:
+        assert_whole(epoch(loader), large)
+
+
+def test_a_full_disk_ends_the_epoch_and_not_the_cache(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = iter(range(100))
+    pwrite = os.pwrite
+
+    def full(descriptor: int, data: bytes, start: int) -> int:
+        if len(data) > 4096 and next(count) >= 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, start)
+
+    with _cached(url, s3.options(), tmp_path) as loader:
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(StorageError, match=rf"cannot write to the cache {tmp_path}: No space"):
+            epoch(loader)
+        assert list((tmp_path / "parts").iterdir()) == []
+        monkeypatch.undo()
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects >= 16
+
+
+# --- several processes --------------------------------------------------------------------------
+
+_TRAIN = """
+import hashlib, json, sys
+import numpy as np
+import precache
+url, cache, limit, seed, options = sys.argv[1:]
+with precache.Loader(
+    url, 8, seed=int(seed), device="cpu", cache_dir=cache, cache_limit=int(limit),
+    storage_options=json.loads(options),
+) as loader:
+    for epoch in range(3):
+        rows = {}
+        for number, batch in enumerate(loader):
+            for row, pixels in zip(batch["row"].tolist(), batch["image"].numpy()):
+                rows[row] = hashlib.sha256(pixels.tobytes()).hexdigest()
+            if number == 3:
+                print("going", flush=True)
+        print(json.dumps(rows), flush=True)
+"""
+
+
+def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Half the store fits; the limit is watched from outside, and every fetch counted."""
+    limit = cache_bytes(large, 8)
+    cache = tmp_path / "cache"
+    most = 0
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.is_set():
+            most = max(most, _disk_usage(cache))
+
+    def line(seed: int) -> list[str]:
+        settings = [url, str(cache), str(limit), str(seed), json.dumps(s3.options(proxy.port))]
+        return [sys.executable, "-c", _TRAIN, *settings]
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with running(line(0), environment()) as one:
+            with running(line(1), environment()) as dead:
+                assert dead.stdout is not None
+                assert dead.stdout.readline() == "going\n"
+                os.kill(dead.pid, signal.SIGKILL)
+                dead.wait()
+            with running(line(1), environment()) as other:
+                outputs = [process.communicate() for process in (one, other)]
+    finally:
+        over.set()
+        watcher.join()
+    assert [errors for _, errors in outputs] == ["", ""]
+    assert limit // 2 < most <= limit
+    digests = _digests(large)
+    for lines, _ in outputs:
+        epochs = [json.loads(each) for each in lines.splitlines() if each != "going"]
+        assert epochs == [digests] * 3
+    asked = shards_asked(proxy)
+    assert len(asked) == 16
+    assert max(asked.values()) <= 3 * 3  # no loader fetches a shard twice in an epoch
+    with _cached(url, s3.options(), cache, cache_limit=limit, window=2) as loader:
+        assert len(list((cache / "users").iterdir())) == 1
+        assert_whole(epoch(loader), large)
+
+
+def _digests(store: BuiltStore) -> dict[str, str]:
+    rows, valid = store.rows(), np.flatnonzero(store.open().valid)
+    return {str(row): hashlib.sha256(rows[row].tobytes()).hexdigest() for row in valid}
+
+
+def _disk_usage(folder: Path) -> int:
+    command = ["du", "-s", "-B1", str(folder)]  # which says 1 where a file went meanwhile
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return int(done.stdout.split()[0] if done.stdout else 0)
+
+
+def test_two_loaders_at_once_fetch_each_shard_once_where_all_fit(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    start = threading.Barrier(2)
+    found: list[Read] = []
+
+    def train(seed: int) -> None:
+        with _cached(url, s3.options(proxy.port), tmp_path, seed=seed, window=2) as loader:
+            start.wait()
+            found.append(epoch(loader))
+
+    threads = [threading.Thread(target=train, args=[seed]) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in found:
+        assert_whole(each, large)
+    assert set(shards_asked(proxy).values()) == {1}

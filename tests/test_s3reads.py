@@ -1,0 +1,113 @@
+"""Reads from S3 by obstore: taken where they can be, left to s3fs where they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pytest
+
+from precache import blobs, s3reads
+from precache.errors import StorageError
+from precache.storage import open_folder
+from tests.servers import FaultProxy, S3Server, status
+
+pytest.importorskip("obstore")
+pytest.importorskip("s3fs")
+
+NAMES = [f"{number:02d}" for number in range(10)]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    server.make_bucket("bucket")
+    folder = open_folder("s3://bucket/x", server.options())
+    for name in NAMES:
+        folder.put(name, [name.encode() * 50])
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    proxy = FaultProxy(s3.port)
+    yield proxy
+    proxy.stop()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def _reads(options: dict[str, Any]) -> s3reads.S3Reads | None:
+    return s3reads.reads_of(fsspec.filesystem("s3", use_listings_cache=False, **options), options)
+
+
+def _agents(proxy: FaultProxy) -> set[str]:
+    """Who asked, by the first word of what they say of themselves."""
+    return {agent.partition("/")[0] for agent in proxy.agents}
+
+
+def test_one_request_an_object_and_none_by_s3fs(s3: S3Server, proxy: FaultProxy) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    assert folder.read_many(NAMES, [100] * 10) == [name.encode() * 50 for name in NAMES]
+    assert folder.read_ranges([("03", 10, 4), ("04", 96, 4)]) == [b"0303", b"0404"]
+    assert sum(proxy.seen.values()) == 12
+    assert _agents(proxy) == {"object_store"}
+
+
+def test_an_object_that_grew_comes_whole(s3: S3Server) -> None:
+    folder = open_folder("s3://bucket/x", s3.options())
+    assert folder.read_many(["05", "06"], [60, -1]) == [b"05" * 50, b"06" * 50]
+
+
+def test_what_fails_is_asked_for_again_by_s3fs(s3: S3Server, proxy: FaultProxy) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/07"] = [status(503), status(503)]
+    assert folder.read_many(["06", "07"], [100, 100]) == [b"06" * 50, b"07" * 50]
+    assert _agents(proxy) == {"object_store", "aiobotocore"}
+    assert _reads(s3.options(proxy.port)) is not None
+
+
+def test_what_never_works_is_not_tried_for_ever(s3: S3Server, proxy: FaultProxy) -> None:
+    options = s3.options(proxy.port)
+    proxy.choose = lambda method, path: status(400) if "object_store" in proxy.agents[-1] else None
+    folder = open_folder("s3://bucket/x", options)
+    for _ in range(s3reads.TRUST):
+        assert _reads(options) is not None
+        assert folder.read_many(["01"], [100]) == [b"01" * 50]
+    assert _reads(options) is None
+    assert folder.read_many(["01"], [100]) == [b"01" * 50]
+
+
+def test_what_is_missing_or_forbidden_is_asked_for_once(s3: S3Server, proxy: FaultProxy) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/08"] = [status(403)]
+    missing, forbidden = folder.read_many(["nowhere", "08"], [5, 100])
+    assert isinstance(missing, StorageError)
+    assert str(missing) == "cannot read s3://bucket/x/nowhere: there is no such object"
+    assert isinstance(forbidden, StorageError)
+    assert "check the credentials and what they may do" in str(forbidden)
+    assert sum(proxy.seen.values()) == 2
+
+
+def test_credentials_of_the_environment_serve_too(
+    s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "else")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    folder = open_folder("s3://bucket/x", {"endpoint_url": f"http://127.0.0.1:{proxy.port}"})
+    assert folder.read_many(["02"], [100]) == [b"02" * 50]
+    assert _agents(proxy) == {"object_store"}
+
+
+def test_nobody_needs_credentials_for_what_is_public(s3: S3Server, proxy: FaultProxy) -> None:
+    options = {"endpoint_url": f"http://127.0.0.1:{proxy.port}", "anon": True}
+    open_folder("s3://bucket/x", options).read_many(["02"], [100])
+    assert _agents(proxy) == {"object_store"}
+
+
+def test_options_that_only_s3fs_understands_leave_it_to_that(s3: S3Server) -> None:
+    assert _reads({**s3.options(), "requester_pays": True}) is None
+    assert _reads(s3.options()) is not None
