@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
+import os
 import random
 import re
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -18,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 from precache.errors import PrecacheError, StorageError, UsageError
 from precache.folder import Buffer, FileInfo, Range, is_missing
@@ -31,7 +35,8 @@ EXTRAS = {
 }  # fmt: skip
 """Protocol -> the extra of precache that installs its library."""
 
-READ_ONLY = frozenset(("http", "https"))
+WEB = frozenset(("http", "https"))
+"""Read only; their names stand in listings and requests as in URLs, quoted."""
 
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
@@ -48,7 +53,9 @@ TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 TRANSIENT_ERRNO = frozenset(
     (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
 )
-NETWORK_LIBRARIES = frozenset(("aiohttp", "botocore", "aiobotocore", "azure", "obstore", "urllib3"))
+NETWORK_LIBRARIES = frozenset(
+    ("aiohttp", "botocore", "aiobotocore", "azure", "obstore", "requests", "urllib3")
+)
 _FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -79,7 +86,7 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        return self.root.rsplit("/", 1)[-1]
+        return self._name({"name": self.root})
 
     def path(self, name: str) -> str:
         return self._url(name)
@@ -88,7 +95,7 @@ class RemoteFolder:
         return None
 
     def folder(self, name: str) -> RemoteFolder:
-        return RemoteFolder(self.protocol, _join(self.root, name), self.options)
+        return RemoteFolder(self.protocol, self._at(name), self.options)
 
     def kind(self) -> str | None:
         try:
@@ -169,7 +176,7 @@ class RemoteFolder:
 
     def _cat(self, parts: Sequence[Part], *, first: bool) -> list[Any]:
         """The bytes of each, or the exception that says why they cannot be had."""
-        paths = [_join(self.root, name) for name, _, _ in parts]
+        paths = [self._at(name) for name, _, _ in parts]
         if (
             first
             and EXTRAS.get(self.protocol) == "s3"
@@ -178,11 +185,19 @@ class RemoteFolder:
             return fast.cat([(path, *part[1:]) for path, part in zip(paths, parts, strict=True)])
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
-        got: list[Any] = self._fs.cat_ranges(paths, starts, ends, on_error="return")
-        return got
+        got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
+        return [self._part(*each) for each in zip(got, parts, strict=True)]
+
+    def _part(self, got: Any, part: tuple[str, int, int | None]) -> Any:
+        """What was asked for, also where a server knows no ranges and sends all."""
+        _, start, end = part
+        if end is None or isinstance(got, Exception) or len(got) <= end - start:
+            return got
+        _warn_of_whole_objects(self._url("").split("/")[2])
+        return got[start:end]
 
     def names(self, name: str = "") -> list[str]:
-        return sorted(each["name"].rstrip("/").rsplit("/", 1)[-1] for each in self._children(name))
+        return sorted(map(self._name, self._children(name)))
 
     def _children(self, name: str) -> list[dict[str, Any]]:
         return self._list(self._fs, name)
@@ -199,8 +214,11 @@ class RemoteFolder:
             listed = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return []
-        own = fs._strip_protocol(_join(self.root, name)).rstrip("/")
-        return [each for each in listed if each["name"].rstrip("/") != own]
+        own = fs._strip_protocol(self._at(name)).rstrip("/")
+        others = [each for each in listed if each["name"].rstrip("/") != own]
+        if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
+            return [each for each in others if not re.search("[?#]", each["name"])]
+        return others
 
     def sizes(self, name: str = "") -> dict[str, int]:
         def find_anew(path: str) -> dict[str, dict[str, Any]]:
@@ -240,7 +258,7 @@ class RemoteFolder:
         listed = self._list(fs, prefix)
         while listed:  # a flat bucket has all in one listing, so what was seen goes at once
             each = listed.pop()
-            name = _join(prefix, each["name"].rstrip("/").rsplit("/", 1)[-1])
+            name = _join(prefix, self._name(each))
             if each["type"] == "directory":
                 prefixes.append(name)
             else:
@@ -249,13 +267,11 @@ class RemoteFolder:
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
-        self._require_writable(name)
-        self._request(lambda path: self._fs.pipe_file(path, data), name, "write")
+        self._write(name, lambda path: self._fs.pipe_file(path, data))
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
-        self._require_writable(name)
         try:
-            self._request(lambda path: self._fs.pipe_file(path, data, mode="create"), name, "write")
+            self._write(name, lambda path: self._fs.pipe_file(path, data, mode="create"))
         except FileExistsError:
             # The first attempt may have arrived though its answer did not.
             return self.read(name) == data
@@ -274,12 +290,28 @@ class RemoteFolder:
     def _fs(self) -> Any:
         return _file_system(self.protocol, self.options)
 
-    def _require_writable(self, name: str) -> None:
-        if self.protocol in READ_ONLY:
+    def _write(self, name: str, action: Callable[[str], object]) -> None:
+        if self.protocol in WEB:
             raise StorageError(
                 f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
                 "store on a local disk, gs://, s3:// or az://"
             )
+        try:
+            self._request(action, name, "write")
+        except FileNotFoundError:
+            raise StorageError(
+                f"cannot write {self._url(name)}: there is no such bucket; make it first"
+            ) from None
+
+    def _at(self, name: str) -> str:
+        """The path of what lies at `name`, as the file system takes it."""
+        quoted = quote(name, errors="surrogateescape") if self.protocol in WEB else name
+        return _join(self.root, quoted)
+
+    def _name(self, info: Mapping[str, Any]) -> str:
+        """The last part of a path that the file system gave."""
+        name: str = info["name"].rstrip("/").rsplit("/", 1)[-1]
+        return unquote(name, errors="surrogateescape") if self.protocol in WEB else name
 
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""
@@ -291,14 +323,13 @@ class RemoteFolder:
         began = time.monotonic()
         for attempt in range(ATTEMPTS):
             try:
-                return action(_join(self.root, name))
+                return action(self._at(name))
             except PrecacheError:
                 raise
-            except _FINAL as error:
-                if isinstance(error, PermissionError):
-                    raise self._error(error, name, doing) from None
-                raise
-            except Exception as error:
+            except Exception as caught:
+                error = self._behind(caught)
+                if isinstance(error, _FINAL) and not isinstance(error, PermissionError):
+                    raise
                 late = time.monotonic() - began > RETRY_SECONDS
                 if not _transient(error) or late or attempt + 1 == ATTEMPTS:
                     raise self._error(error, name, doing) from None
@@ -307,18 +338,28 @@ class RemoteFolder:
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
+    def _behind(self, error: Exception) -> Exception:
+        """What went wrong: to look at a URL and fail is, to fsspec, that nothing is there."""
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+        if self.protocol not in WEB or not isinstance(cause, Exception):
+            return error
+        return error if _status(cause) in (404, 410) else cause
+
     def _say_again(self, attempt: int, error: StorageError, pause: float) -> None:
         said = log.warning if attempt else log.info  # the first is nothing out of the way
         said("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
-        reason = str(error) or type(error).__name__
+        reason = _reason(error, self.options)
         if isinstance(error, FileNotFoundError):
             reason = "there is no such object"
-        elif isinstance(error, PermissionError):
+        elif _forbidden(error):
             reason = f"{reason}; check the credentials and what they may do"
-        for secret in _secrets(self.options):
-            reason = reason.replace(secret, "…")
+        elif any(isinstance(each, ssl.SSLCertVerificationError) for each in _causes(error)):
+            reason = (
+                f"{reason}; if it is to be trusted, name the certificate of its authority in the "
+                "environment variable SSL_CERT_FILE"
+            )
         told = StorageError(f"cannot {doing} {self._url(name)}: {reason}")
         if isinstance(error, FileNotFoundError):
             told.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
@@ -331,18 +372,60 @@ def _join(root: str, name: str) -> str:
 
 def _file_system(protocol: str, options: Mapping[str, Any]) -> Any:
     """fsspec's own instance for these options, which it keeps, one for each process."""
-    import fsspec
-
     try:
-        return fsspec.filesystem(protocol, **{"use_listings_cache": False, **options})
+        made = _file_system_class(protocol, options)
+        return made(**{"use_listings_cache": False, **options})
+    except PrecacheError:
+        raise
     except ImportError:
         extra = EXTRAS.get(protocol)
         how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
         raise UsageError(f"{protocol}:// needs a library that is not installed: {how}") from None
+    except Exception as error:  # of credentials, the libraries raise anything
+        raise UsageError(
+            f"cannot use {protocol}://: {_reason(error, options)}; check the credentials and the "
+            "storage options"
+        ) from None
+
+
+def _file_system_class(protocol: str, options: Mapping[str, Any]) -> Any:
+    import fsspec
+
+    try:
+        found = fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise UsageError(
             f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
         ) from None
+    if protocol in ("gs", "gcs") and not _on_google(options):
+        # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
+        from gcsfs.core import GCSFileSystem
+
+        return GCSFileSystem
+    return found
+
+
+@functools.cache
+def _warn_of_whole_objects(server: str) -> None:
+    log.warning(
+        "%s sends whole objects where parts are asked for; to train from it, give cache_dir or "
+        "pull the store",
+        server,
+    )
+
+
+def _on_google(options: Mapping[str, Any]) -> bool:
+    """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
+    server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    return not server or server == "default" or "googleapis.com" in server
+
+
+def _reason(error: Exception, options: Mapping[str, Any]) -> str:
+    """What an error says, without what the options hold."""
+    reason = str(error) or type(error).__name__
+    for secret in _secrets(options):
+        reason = reason.replace(secret, "…")
+    return reason
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
@@ -365,10 +448,15 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
+def _forbidden(error: Exception) -> bool:
+    gcs = str(error).startswith("Forbidden: ")  # of gcsfs, a plain OSError
+    return gcs or isinstance(error, PermissionError) or _status(error) in (401, 403)
+
+
 def _transient(error: BaseException) -> bool:
     """Whether the same request may well succeed later; a status says most, wherever it stands."""
     causes = list(_causes(error))
-    if any(isinstance(each, _FINAL) for each in causes):
+    if any(isinstance(each, (*_FINAL, ssl.SSLCertVerificationError)) for each in causes):
         return False
     statuses = [status for each in causes if (status := _status(each)) is not None]
     if statuses:

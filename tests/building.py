@@ -26,6 +26,7 @@ import psutil
 from PIL import Image
 
 import precache
+from precache.folder import Folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LONG_AGO = 1_700_000_000
@@ -80,6 +81,15 @@ def write_jpegs(
     return root
 
 
+def put_photos(folder: Folder) -> None:
+    """Twelve photographs in two classes, a broken one in `dog`, and a file that is none."""
+    for number in range(12):
+        image = photograph().crop((number, 0, number + 120, 90))
+        folder.put(f"{'cat' if number % 2 else 'dog'}/{number:02d}.jpg", [encoded(image)])
+    folder.put("dog/broken.jpg", [b"no photo"])
+    folder.put("notes.txt", [b"x"])
+
+
 # --- stores -------------------------------------------------------------------------------------
 
 
@@ -117,14 +127,15 @@ def identities(paths: dict[str, Path]) -> dict[str, tuple[int, int]]:
     return {name: (p.stat().st_ino, p.stat().st_mtime_ns) for name, p in paths.items()}
 
 
-def pixels(store: Path, field: str = "image") -> dict[str, np.ndarray]:
-    """Key -> stored row, for every row that is no hole."""
-    rows = {}
+def pixels(store: Path | str, field: str = "image", **options: Any) -> dict[str, np.ndarray]:
+    """Key -> stored row, for every row that is no hole; a key that comes twice is an error."""
+    rows: dict[str, np.ndarray] = {}
     with precache.Loader(
-        store, batch_size=1, shuffle=False, device="cpu", fields=[field]
+        store, batch_size=1, shuffle=False, device="cpu", fields=[field], **options
     ) as loader:
         for batch in loader:
             [key] = loader.keys(batch["row"])
+            assert key not in rows
             rows[key] = batch[field][0].numpy().copy()
     return rows
 

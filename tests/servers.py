@@ -1,4 +1,4 @@
-"""Servers on loopback, started by the tests: S3, and a proxy in front of it that makes faults."""
+"""Servers on loopback, started by the tests: S3, the web, and a proxy that makes faults."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import contextlib
 import functools
 import http.client
 import logging
+import re
+import shutil
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +24,9 @@ from typing import Any
 
 Fault = Callable[["_Handler", int, bytes], bool]
 """Answers a request in place of its server's answer (status, body); False to let that pass."""
+
+POLL = 0.05
+"""Seconds after which a server notices that it is to stop."""
 
 
 class S3Server:
@@ -49,26 +57,104 @@ class S3Server:
         self._server.stop()
 
 
-class _QuietFiles(SimpleHTTPRequestHandler):
+class UnsatisfiableError(Exception):
+    """A range begins beyond the end of what it is of."""
+
+
+def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Start and stop that a Range header wants of `size` bytes; None where it wants all.
+
+    Source: RFC 9110, section 14.1.2.
+    """
+    found = re.fullmatch(r"bytes=([0-9]*)-([0-9]*)", header or "")
+    if found is None or found[0] == "bytes=-":
+        return None
+    first, last = found.groups()
+    if not first:
+        start, stop = max(0, size - int(last)), size
+    else:
+        start, stop = int(first), min(size, int(last) + 1) if last else size
+    if start >= size:
+        raise UnsatisfiableError
+    return start, stop
+
+
+class _Files(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    ranges = True
     held: Mapping[str, threading.Event] = MappingProxyType({})
 
     def do_GET(self) -> None:
         if self.path in self.held:
             self.held[self.path].wait()
-        super().do_GET()
+        path = Path(self.translate_path(self.path))
+        if not self.ranges or "Range" not in self.headers or not path.is_file():
+            return super().do_GET()
+        data = path.read_bytes()
+        try:
+            wanted = byte_range(self.headers["Range"], len(data))
+        except UnsatisfiableError:
+            return self._send(416, b"", f"bytes */{len(data)}")
+        if wanted is None:
+            return super().do_GET()
+        start, stop = wanted
+        return self._send(206, data[start:stop], f"bytes {start}-{stop - 1}/{len(data)}")
+
+    def _send(self, status: int, data: bytes, span: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Range", span)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def log_message(self, *arguments: Any) -> None:
         """Say nothing."""
 
 
-class _PatientServer(ThreadingHTTPServer):
+class PatientServer(ThreadingHTTPServer):
+    """Takes many connections at a time."""
+
     request_queue_size = 128
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients hang up."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Of 127.0.0.1, signed by itself: two PEM files."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Certificate | None:
+        """A new one; None where there is no `openssl` to make it."""
+        if shutil.which("openssl") is None:
+            return None
+        made = cls(folder / "certificate.pem", folder / "key.pem")
+        line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        line += " -subj /CN=precache -addext subjectAltName=IP:127.0.0.1"
+        paths = ["-keyout", str(made.key), "-out", str(made.certificate)]
+        subprocess.run([*line.split(), *paths], check=True, capture_output=True)
+        return made
+
+    def wrap(self, listening: socket.socket) -> socket.socket:
+        """The socket of a server, which shows this certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key)
+        return context.wrap_socket(listening, server_side=True, do_handshake_on_connect=False)
 
 
 @contextlib.contextmanager
 def web_server(
-    folder: Path, held: Mapping[str, threading.Event] = MappingProxyType({})
+    folder: Path,
+    held: Mapping[str, threading.Event] = MappingProxyType({}),
+    *,
+    certificate: Certificate | None = None,
+    ranges: bool = True,
 ) -> Iterator[str]:
     """A web server of the files below a folder, with listings; its URL.
 
@@ -76,15 +162,23 @@ def web_server(
     ----------
     held
         Path -> what to wait for before it is answered.
+    certificate
+        Makes it one of ``https://``.
+    ranges
+        Whether it answers with parts of files; otherwise with all, whatever the range.
     """
-    kind = type("Handler", (_QuietFiles,), {"held": held})
+    kind = type("Handler", (_Files,), {"held": held, "ranges": ranges})
     handler = functools.partial(kind, directory=str(folder))
-    with _PatientServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    with PatientServer(("127.0.0.1", 0), handler) as server:
+        if certificate is not None:
+            server.socket = certificate.wrap(server.socket)
+        thread = threading.Thread(target=server.serve_forever, args=[POLL])
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class FaultProxy:
@@ -113,9 +207,9 @@ class FaultProxy:
         self.choose: Callable[[str, str], Fault | None] = lambda method, path: None
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = _PatientServer(("127.0.0.1", 0), handler)
+        self._server = PatientServer(("127.0.0.1", 0), handler)
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL], daemon=True)
         self._thread.start()
 
     def requests(self, method: str, ending: str) -> int:
@@ -138,6 +232,7 @@ class FaultProxy:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     proxy: FaultProxy
 
     def _pass(self) -> None:
@@ -194,6 +289,11 @@ def status(code: int, retry_after: int | None = None) -> Fault:
         return True
 
     return fault
+
+
+def passes(handler: _Handler, upstream: int, data: bytes) -> bool:
+    """No fault."""
+    return False
 
 
 def reset(handler: _Handler, upstream: int, data: bytes) -> bool:

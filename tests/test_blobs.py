@@ -21,8 +21,9 @@ from precache.blobs import RemoteFolder
 from precache.errors import BuildError, DamageError, StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
-from tests.building import encoded, photograph
+from tests.building import encoded, photograph, put_photos
 from tests.conftest import BuiltStore
+from tests.gcs_server import GCSServer
 from tests.servers import (
     Fault,
     FaultProxy,
@@ -60,13 +61,23 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]
 _numbers = iter(range(10**6))
 
 
-@pytest.fixture(params=["s3", "memory"])
-def folder(request: pytest.FixtureRequest, s3: S3Server) -> Folder:
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[GCSServer]:
+    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
+    server = GCSServer()
+    server.make_bucket("bucket")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["s3", "gs", "memory"])
+def folder(request: pytest.FixtureRequest) -> Folder:
     """An empty folder."""
     number = next(_numbers)
     if request.param == "memory":
         return open_folder(f"memory://test/{number}")
-    return open_folder(f"s3://bucket/{number}", s3.options())
+    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[request.param])
+    return open_folder(f"{request.param}://bucket/{number}", server.options())
 
 
 @pytest.fixture
@@ -139,6 +150,17 @@ def test_many_objects_come_in_order_with_what_is_missing(folder: Folder) -> None
     assert "nowhere: there is no such object" in str(missing)
 
 
+def test_ranges_come_in_order(folder: Folder) -> None:
+    data = {name: name.encode() * 1000 for name in ("a", "b/c")}
+    for name, content in data.items():
+        folder.put(name, [content])
+    ranges = [("b/c", 0, 3), ("a", 998, 2), ("a", 0, 1000), ("b/c", 1234, 56)]
+    *found, missing = folder.read_ranges([*ranges, ("nowhere", 5, 1)])
+    assert found == [data[name][start : start + length] for name, start, length in ranges]
+    assert isinstance(missing, StorageError)
+    assert "nowhere: there is no such object" in str(missing)
+
+
 def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
     created: list[bool] = []
 
@@ -151,6 +173,19 @@ def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
     for thread in threads:
         thread.join()
     assert sorted(created) == [False] * 7 + [True]
+    assert folder.names("commits") == ["000001.json"]
+
+
+@pytest.mark.parametrize("protocol", ["s3", "gs"])
+def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[protocol])
+    folder = open_folder(f"{protocol}://nowhere/x", server.options())
+    assert not folder.exists()
+    assert folder.kind() is None
+    assert folder.names() == []
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", b"1")):
+        with pytest.raises(StorageError, match=rf"cannot write {protocol}://nowhere/x/a: .*bucket"):
+            write()
 
 
 def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
@@ -169,8 +204,14 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     def missing(*arguments: Any, **options: Any) -> None:
         raise ImportError
 
-    monkeypatch.setattr(fsspec, "filesystem", missing)
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     with pytest.raises(UsageError, match=rf"{protocol}:// needs .*'precache\[{extra}\]'"):
+        open_folder(f"{protocol}://bucket").exists()
+
+
+@pytest.mark.parametrize("protocol", ["nowhere", "ftps"])
+def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
+    with pytest.raises(UsageError, match=rf"{protocol}:// is not supported; give a local path"):
         open_folder(f"{protocol}://bucket").exists()
 
 
@@ -342,12 +383,7 @@ def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: Fa
 def remote_photos(s3: S3Server) -> str:
     """A source of twelve photographs in two classes, one of them broken."""
     url = f"s3://bucket/photos-{next(_numbers)}"
-    source = open_folder(url, s3.options())
-    for number in range(12):
-        image = photograph().crop((number, 0, number + 120, 90))
-        source.put(f"{'cat' if number % 2 else 'dog'}/{number:02d}.jpg", [encoded(image)])
-    source.put("dog/broken.jpg", [b"no photo"])
-    source.put("notes.txt", [b"x"])
+    put_photos(open_folder(url, s3.options()))
     return url
 
 

@@ -1,0 +1,207 @@
+"""Sources and stores on the web, ``https://`` above all, against servers of files."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import numpy as np
+import pytest
+
+import precache
+from precache import blobs
+from precache.errors import StorageError
+from precache.storage import open_folder
+from tests.building import contents, cut, encoded, pixels, write
+from tests.servers import Certificate, FaultProxy, status, web_server
+
+RECIPE = precache.Pipeline.image(resize=64, crop=56)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """One that nobody trusts who is not told to."""
+    made = Certificate.make(tmp_path_factory.mktemp("certificate"))
+    if made is None:
+        pytest.skip("there is no openssl to make a certificate")
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photographs and a store of them, in three shards."""
+    root = tmp_path_factory.mktemp("served")
+    for number in range(10):
+        kind = "cat" if number % 2 else "dog"
+        write(root / f"photos/{kind}/{number}.jpg", encoded(cut(number, (120, 90))))
+    precache.build(root / "photos", root / "store", RECIPE, address="serial", shard_samples=4)
+    return root
+
+
+@pytest.fixture
+def https(served: Path, certificate: Certificate) -> Iterator[str]:
+    """The URL of that folder."""
+    with web_server(served, certificate=certificate) as url:
+        yield url
+    fsspec.get_filesystem_class("https").clear_instance_cache()
+
+
+@pytest.fixture
+def http(served: Path) -> Iterator[str]:
+    """The same without TLS."""
+    with web_server(served) as url:
+        yield url
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+@pytest.fixture
+def proxy(http: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the server, with pauses too short to wait for."""
+    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    proxy = FaultProxy(urlsplit(http).port or 0)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def trusting(certificate: Certificate) -> dict[str, Any]:
+    """Storage options with which its certificate is trusted."""
+    return {"ssl": ssl.create_default_context(cafile=str(certificate.certificate))}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+# --- the whole road -----------------------------------------------------------------------------
+
+
+def test_photos_behind_https_make_the_store_that_they_make_on_a_disk(
+    https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, "storage_options": trusting}
+    result = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
+    assert (result.samples, result.failed, result.classes) == (10, 0, ("cat", "dog"))
+    again = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
+    assert again.shards_skipped == again.shards == 3
+    assert same(pixels(tmp_path / "store"), pixels(served / "store"))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_store_behind_https_is_trained_from(
+    cached: bool, https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"storage_options": trusting}
+    if cached:
+        options["cache_dir"] = tmp_path / "cache"
+    right = pixels(served / "store")
+    with precache.Loader(f"{https}/store", 4, device="cpu", **options) as loader:
+        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
+    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
+    for keys, images in batches:
+        assert np.array_equal(images, np.stack([right[key] for key in keys]))
+
+
+def test_a_store_behind_https_is_verified_and_pulled(
+    https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    assert precache.verify(f"{https}/store", storage_options=trusting).ok
+    precache.pull(f"{https}/store", tmp_path / "here", storage_options=trusting)
+    assert contents(tmp_path / "here") == contents(served / "store")
+
+
+def test_keys_and_classes_are_those_of_the_files(tmp_path: Path) -> None:
+    names = ["grand chat/1 %20.jpg", "grand chat/2#a?b=c.jpg", "Kätzchen/3&4+5.jpg", "a%b/'6'.jpg"]
+    for number, name in enumerate(names):
+        write(tmp_path / "photos" / name, encoded(cut(number, (120, 90))))
+    precache.build(tmp_path / "photos", tmp_path / "local", RECIPE, address="serial")
+    with web_server(tmp_path) as url:
+        folder = open_folder(f"{url}/photos")
+        assert folder.names() == ["Kätzchen", "a%b", "grand chat"]
+        assert folder.names("a%b") == ["'6'.jpg"]
+        assert folder.folder("grand chat").name == "grand chat"
+        assert folder.folder("grand chat").read("2#a?b=c.jpg") == folder.read(names[1])
+        result = precache.build(f"{url}/photos", tmp_path / "web", RECIPE, address="serial")
+    assert result.classes == ("Kätzchen", "a%b", "grand chat")
+    assert same(pixels(tmp_path / "web"), pixels(tmp_path / "local"))
+
+
+def test_a_page_may_have_links_that_are_no_files(tmp_path: Path) -> None:
+    links = ["?C=N;O=D", "/", "../", "#top", "1.jpg", "cat/"]
+    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+    write(tmp_path / "photos/index.html", page.encode())
+    with web_server(tmp_path) as url:
+        assert open_folder(f"{url}/photos").names() == ["1.jpg", "cat"]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_server_without_ranges_is_trained_from_with_a_warning(
+    cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache"} if cached else {}
+    with web_server(served, ranges=False) as url:
+        assert same(pixels(f"{url}/store", **options), pixels(served / "store"))
+        assert precache.verify(f"{url}/store").ok
+        folder = open_folder(f"{url}/photos")
+        data = (served / "photos/cat/1.jpg").read_bytes()
+        asked = [("cat/1.jpg", 0, 2), ("cat/1.jpg", 100, 50), ("cat/1.jpg", len(data) - 1, 1)]
+        assert folder.read_ranges(asked) == [data[:2], data[100:150], data[-1:]]
+        assert folder.read_many(["cat/1.jpg"], [len(data)]) == [data]
+    [said] = [r.message for r in caplog.records if r.name == "precache.blobs"]
+    assert said.startswith(f"{urlsplit(url).netloc} sends whole objects where parts are asked for")
+
+
+# --- certificates -------------------------------------------------------------------------------
+
+
+def test_a_certificate_that_is_not_trusted_is_named_at_once(https: str, tmp_path: Path) -> None:
+    said = r": Cannot connect .*self-signed certificate.*; if it is to be trusted, .*SSL_CERT_FILE"
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=rf"cannot read {https}/store/zarr\.json{said}"):
+        precache.open(f"{https}/store")
+    with pytest.raises(StorageError, match=rf"cannot look at {https}/photos{said}"):
+        precache.build(f"{https}/photos", tmp_path / "store", RECIPE, address="serial")
+    found, *_ = open_folder(f"{https}/store").read_many(["a"], [1])
+    assert isinstance(found, StorageError)
+    assert time.monotonic() - began < 5
+
+
+def test_a_certificate_that_the_environment_names_is_trusted(
+    https: str, certificate: Certificate
+) -> None:
+    line = [sys.executable, "-m", "precache", "verify", f"{https}/store"]
+    environment = {**os.environ, "SSL_CERT_FILE": str(certificate.certificate)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_busy_when_looked_at_is_looked_at_again(proxy: FaultProxy) -> None:
+    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
+    for method in ("HEAD", "GET"):  # fsspec tries both
+        proxy.faults[method, "/1.jpg"] = [status(503), status(503)]
+    assert folder.exists("cat/1.jpg")
+    assert not any(proxy.faults.values())
+    assert folder.size("cat/nowhere.jpg") is None
+    assert not folder.exists("cat/nowhere.jpg")
+
+
+def test_what_is_forbidden_is_not_what_is_missing(proxy: FaultProxy) -> None:
+    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
+    for method in ("HEAD", "GET"):
+        proxy.faults[method, "/1.jpg"] = [status(403)] * 9
+    with pytest.raises(
+        StorageError, match=r"cannot look at http://.*/photos/cat/1\.jpg: 403.*; check the"
+    ):
+        folder.size("cat/1.jpg")
+    assert proxy.requests("GET", "/1.jpg") == 1
