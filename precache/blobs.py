@@ -5,15 +5,11 @@ Every request that fails for a passing reason is made again, with exponential ba
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import errno
-import functools
 import logging
-import os
-import random
 import re
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,46 +19,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
-from precache.errors import PrecacheError, StorageError, UsageError
+from precache import retries
+from precache.errors import PrecacheError, StorageError
+from precache.filesystems import EXTRAS, WEB, file_system, reason_of
 from precache.folder import Buffer, FileInfo, Range, is_missing
+from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
-EXTRAS = {
-    "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
-}  # fmt: skip
-"""Protocol -> the extra of precache that installs its library."""
-
-WEB = frozenset(("http", "https"))
-"""Read only; their names stand in listings and requests as in URLs, quoted."""
-
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
-
-ATTEMPTS = 6
-RETRY_SECONDS = 60.0
-"""After these since the first attempt, there is no other: the libraries try again themselves."""
-
-FIRST_PAUSE = 0.25
-LONGEST_PAUSE = 30.0
-"""Seconds between attempts: doubled each time, give or take half, unless the server wishes."""
-
-TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
-TRANSIENT_ERRNO = frozenset(
-    (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
-)
-NETWORK_LIBRARIES = frozenset(
-    ("aiohttp", "botocore", "aiobotocore", "azure", "obstore", "requests", "urllib3")
-)
-_FINAL = (
-    FileNotFoundError,
-    PermissionError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-)
 
 
 @dataclass(frozen=True)
@@ -149,19 +117,17 @@ class RemoteFolder:
         """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again."""
         found: dict[int, bytes | StorageError] = {}
         wanted = list(range(len(parts)))
-        began = time.monotonic()
-        for attempt in range(ATTEMPTS):
+        for attempt in retries.attempts():
             if not wanted:
                 break
             pause = 0.0
-            last = attempt + 1 == ATTEMPTS or time.monotonic() - began > RETRY_SECONDS
             again = []
-            tried = self._cat([parts[n] for n in wanted], first=attempt == 0)
+            tried = self._cat([parts[n] for n in wanted], first=attempt.number == 0)
             for number, got in zip(wanted, tried, strict=True):
                 error = got if isinstance(got, Exception) else None
                 short = error is None and len(got) < least[number]
-                if not last and (short or (error is not None and _transient(error))):
-                    waited = _pause(attempt, error)
+                if not attempt.last and (short or (error and retries.is_transient(error))):
+                    waited = retries.pause(attempt.number, error)
                     if error is not None:
                         told = self._error(error, parts[number][0], "read")
                         self._say_again(attempt, told, waited)
@@ -177,18 +143,15 @@ class RemoteFolder:
     def _cat(self, parts: Sequence[Part], *, first: bool) -> list[Any]:
         """The bytes of each, or the exception that says why they cannot be had."""
         paths = [self._at(name) for name, _, _ in parts]
-        if (
-            first
-            and EXTRAS.get(self.protocol) == "s3"
-            and (fast := reads_of(self._fs, self.options))
-        ):
+        fast = first and EXTRAS.get(self.protocol) == "s3" and reads_of(self._fs, self.options)
+        if fast:
             return fast.cat([(path, *part[1:]) for path, part in zip(paths, parts, strict=True)])
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
         return [self._part(*each) for each in zip(got, parts, strict=True)]
 
-    def _part(self, got: Any, part: tuple[str, int, int | None]) -> Any:
+    def _part(self, got: Any, part: Part) -> Any:
         """What was asked for, also where a server knows no ranges and sends all."""
         _, start, end = part
         if end is None or isinstance(got, Exception) or len(got) <= end - start:
@@ -226,6 +189,8 @@ class RemoteFolder:
             found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
             return found
 
+        if self.protocol in WEB:  # whose pages have links that are no files
+            return {_join(name, info.name): info.size for info in self.folder(name).walk()}
         try:
             found = self._request(find_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
@@ -288,7 +253,7 @@ class RemoteFolder:
 
     @property
     def _fs(self) -> Any:
-        return _file_system(self.protocol, self.options)
+        return file_system(self.protocol, self.options)
 
     def _write(self, name: str, action: Callable[[str], object]) -> None:
         if self.protocol in WEB:
@@ -319,21 +284,19 @@ class RemoteFolder:
         return f"{self.protocol}://{path.split('?', 1)[0]}"
 
     def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:
-        """Make a request until it succeeds or fails for good; only `_FINAL` errors pass as such."""
-        began = time.monotonic()
-        for attempt in range(ATTEMPTS):
+        """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass."""
+        for attempt in retries.attempts():
             try:
                 return action(self._at(name))
             except PrecacheError:
                 raise
             except Exception as caught:
                 error = self._behind(caught)
-                if isinstance(error, _FINAL) and not isinstance(error, PermissionError):
+                if isinstance(error, retries.FINAL) and not isinstance(error, PermissionError):
                     raise
-                late = time.monotonic() - began > RETRY_SECONDS
-                if not _transient(error) or late or attempt + 1 == ATTEMPTS:
+                if attempt.last or not retries.is_transient(error):
                     raise self._error(error, name, doing) from None
-                pause = _pause(attempt, error)
+                pause = retries.pause(attempt.number, error)
                 self._say_again(attempt, self._error(error, name, doing), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
@@ -343,19 +306,19 @@ class RemoteFolder:
         cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
         if self.protocol not in WEB or not isinstance(cause, Exception):
             return error
-        return error if _status(cause) in (404, 410) else cause
+        return error if retries.status_of(cause) in (404, 410) else cause
 
-    def _say_again(self, attempt: int, error: StorageError, pause: float) -> None:
-        said = log.warning if attempt else log.info  # the first is nothing out of the way
+    def _say_again(self, attempt: Attempt, error: StorageError, pause: float) -> None:
+        said = log.warning if attempt.number else log.info  # the first is nothing out of the way
         said("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
-        reason = _reason(error, self.options)
+        reason = reason_of(error, self.options)
         if isinstance(error, FileNotFoundError):
             reason = "there is no such object"
-        elif _forbidden(error):
+        elif retries.is_forbidden(error):
             reason = f"{reason}; check the credentials and what they may do"
-        elif any(isinstance(each, ssl.SSLCertVerificationError) for each in _causes(error)):
+        elif any(isinstance(each, ssl.SSLCertVerificationError) for each in retries.causes(error)):
             reason = (
                 f"{reason}; if it is to be trusted, name the certificate of its authority in the "
                 "environment variable SSL_CERT_FILE"
@@ -370,134 +333,21 @@ def _join(root: str, name: str) -> str:
     return f"{root.rstrip('/')}/{name}" if root and name else root or name
 
 
-def _file_system(protocol: str, options: Mapping[str, Any]) -> Any:
-    """fsspec's own instance for these options, which it keeps, one for each process."""
-    try:
-        made = _file_system_class(protocol, options)
-        return made(**{"use_listings_cache": False, **options})
-    except PrecacheError:
-        raise
-    except ImportError:
-        extra = EXTRAS.get(protocol)
-        how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
-        raise UsageError(f"{protocol}:// needs a library that is not installed: {how}") from None
-    except Exception as error:  # of credentials, the libraries raise anything
-        raise UsageError(
-            f"cannot use {protocol}://: {_reason(error, options)}; check the credentials and the "
-            "storage options"
-        ) from None
+_warned: set[str] = set()
+_warning = threading.Lock()
 
 
-def _file_system_class(protocol: str, options: Mapping[str, Any]) -> Any:
-    import fsspec
-
-    try:
-        found = fsspec.get_filesystem_class(protocol)
-    except ValueError:
-        raise UsageError(
-            f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
-        ) from None
-    if protocol in ("gs", "gcs") and not _on_google(options):
-        # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
-        from gcsfs.core import GCSFileSystem
-
-        return GCSFileSystem
-    return found
-
-
-@functools.cache
 def _warn_of_whole_objects(server: str) -> None:
+    """Once for each server."""
+    with _warning:
+        if server in _warned:
+            return
+        _warned.add(server)
     log.warning(
         "%s sends whole objects where parts are asked for; to train from it, give cache_dir or "
         "pull the store",
         server,
     )
-
-
-def _on_google(options: Mapping[str, Any]) -> bool:
-    """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
-    server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
-    return not server or server == "default" or "googleapis.com" in server
-
-
-def _reason(error: Exception, options: Mapping[str, Any]) -> str:
-    """What an error says, without what the options hold."""
-    reason = str(error) or type(error).__name__
-    for secret in _secrets(options):
-        reason = reason.replace(secret, "…")
-    return reason
-
-
-def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
-    for value in options.values():
-        if isinstance(value, Mapping):
-            yield from _secrets(value)
-        elif isinstance(value, str) and len(value) >= 4:
-            yield value
-
-
-def _status(error: BaseException) -> int | None:
-    """HTTP status of an error of any of the libraries, where it tells one."""
-    response = getattr(error, "response", None)
-    if isinstance(response, Mapping):  # botocore
-        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
-    for name in ("status", "status_code", "code"):
-        value = getattr(error, name, None)
-        if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
-            return int(value)
-    return None
-
-
-def _forbidden(error: Exception) -> bool:
-    gcs = str(error).startswith("Forbidden: ")  # of gcsfs, a plain OSError
-    return gcs or isinstance(error, PermissionError) or _status(error) in (401, 403)
-
-
-def _transient(error: BaseException) -> bool:
-    """Whether the same request may well succeed later; a status says most, wherever it stands."""
-    causes = list(_causes(error))
-    if any(isinstance(each, (*_FINAL, ssl.SSLCertVerificationError)) for each in causes):
-        return False
-    statuses = [status for each in causes if (status := _status(each)) is not None]
-    if statuses:
-        return statuses[0] in TRANSIENT_STATUS
-    return any(
-        isinstance(each, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
-        or (isinstance(each, OSError) and each.errno in TRANSIENT_ERRNO)
-        or type(each).__module__.partition(".")[0] in NETWORK_LIBRARIES
-        for each in causes
-    )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
-
-
-def _pause(attempt: int, error: Exception | None) -> float:
-    """Seconds to wait before the next attempt."""
-    wished = _retry_after(error) if error is not None else None
-    if wished is not None:
-        return min(wished, LONGEST_PAUSE)
-    doubled: float = FIRST_PAUSE * 2**attempt
-    return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
-
-
-def _retry_after(error: BaseException) -> float | None:
-    """The server's own wish in seconds. Source: RFC 9110, section 10.2.3."""
-    for each in _causes(error):
-        response = getattr(each, "response", None)
-        headers = getattr(each, "headers", None) or getattr(response, "headers", None)
-        if isinstance(response, Mapping):  # botocore
-            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
-        for name in ("Retry-After", "retry-after"):
-            value = headers.get(name) if headers is not None else None
-            if value is not None and str(value).isdigit():
-                return float(value)
-    return None
 
 
 def _size(info: Mapping[str, Any]) -> int:

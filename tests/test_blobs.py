@@ -16,7 +16,7 @@ import pytest
 from fsspec.spec import AbstractFileSystem
 
 import precache
-from precache import blobs
+from precache import blobs, retries
 from precache.blobs import RemoteFolder
 from precache.errors import BuildError, DamageError, StorageError, UsageError
 from precache.folder import Folder
@@ -51,7 +51,7 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture
 def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """In front of the server, with pauses too short to wait for."""
-    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
     proxy = FaultProxy(s3.port)
     yield proxy
     proxy.stop()
@@ -247,7 +247,7 @@ class Watched(AbstractFileSystem):  # type: ignore[misc]
 def watched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[RemoteFolder, Watched]:
     """A folder, and the one file system that it uses."""
     fs = Watched(**options)
-    monkeypatch.setattr(blobs, "_file_system", lambda protocol, options: fs)
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: fs)
     return RemoteFolder("watched", "bucket"), fs
 
 
@@ -349,7 +349,7 @@ def test_a_server_that_stays_busy_is_an_error_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(blobs, "ATTEMPTS", 3)
+    monkeypatch.setattr(retries, "ATTEMPTS", 3)
     faulty.put("a", [b"1"])
     proxy.faults["GET", "/a"] = [status(503)] * 1000
     with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a"):
@@ -364,9 +364,9 @@ def test_the_server_decides_how_long_to_wait() -> None:
         status = 503
         headers = {"Retry-After": "7"}  # noqa: RUF012
 
-    assert blobs._pause(0, Busy()) == 7
-    assert all(0.1 < blobs._pause(0, TimeoutError()) < 0.4 for _ in range(50))
-    assert all(blobs._pause(n, TimeoutError()) <= 1.5 * blobs.LONGEST_PAUSE for n in range(20))
+    assert retries.pause(0, Busy()) == 7
+    assert all(0.1 < retries.pause(0, TimeoutError()) < 0.4 for _ in range(50))
+    assert all(retries.pause(n, TimeoutError()) <= 1.5 * retries.LONGEST_PAUSE for n in range(20))
 
 
 def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: FaultProxy) -> None:
@@ -558,7 +558,7 @@ def image_shards(stores: dict[str, BuiltStore], s3: S3Server) -> Callable[[], tu
 def test_an_unreachable_server_is_named_without_its_secrets(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.0)
     options = {**s3.options(), "endpoint_url": "http://127.0.0.1:9", "max_concurrency": 1}
     options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 2}
     began = time.monotonic()

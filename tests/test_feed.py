@@ -23,7 +23,7 @@ import pytest
 import torch.utils.data
 
 import precache
-from precache import blobs, feed
+from precache import feed, retries
 from precache.diskcache import OVERHEAD, on_disk
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from tests.building import cli, environment, poll, running
@@ -44,7 +44,7 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture
 def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """In front of the server, with pauses too short to wait for."""
-    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
     proxy = FaultProxy(s3.port)
     yield proxy
     proxy.stop()

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import precache
-from precache import blobs
+from precache import retries
 from precache.blobs import RemoteFolder
 from precache.errors import StorageError, UsageError
 from precache.folder import Folder
@@ -45,7 +45,7 @@ def gcs() -> Iterator[GCSServer]:
 @pytest.fixture
 def proxy(gcs: GCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """In front of the server, with pauses too short to wait for, gcsfs's own included."""
-    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
     at_once = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(0))
     monkeypatch.setattr("gcsfs.retry.asyncio", at_once)
     proxy = FaultProxy(gcs.port)

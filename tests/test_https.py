@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache import blobs
+from precache import retries
 from precache.errors import StorageError
 from precache.storage import open_folder
 from tests.building import contents, cut, encoded, pixels, write
@@ -65,7 +65,7 @@ def http(served: Path) -> Iterator[str]:
 @pytest.fixture
 def proxy(http: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """In front of the server, with pauses too short to wait for."""
-    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
     proxy = FaultProxy(urlsplit(http).port or 0)
     yield proxy
     proxy.stop()

@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from precache import blobs, s3reads
+from precache import retries, s3reads
 from precache.errors import StorageError
 from precache.storage import open_folder
 from tests.servers import FaultProxy, S3Server, status
@@ -32,7 +32,7 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    monkeypatch.setattr(blobs, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
     proxy = FaultProxy(s3.port)
     yield proxy
     proxy.stop()

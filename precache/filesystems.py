@@ -1,0 +1,74 @@
+"""fsspec's file systems: which one a protocol means, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from precache.errors import PrecacheError, UsageError
+
+EXTRAS = {
+    "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
+}  # fmt: skip
+"""Protocol -> the extra of precache that installs its library."""
+
+WEB = frozenset(("http", "https"))
+"""Read only; their names stand in listings and requests as in URLs, quoted."""
+
+
+def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
+    """fsspec's own instance for these options, which it keeps, one for each process."""
+    try:
+        made = _class_of(protocol, options)
+        return made(**{"use_listings_cache": False, **options})
+    except PrecacheError:
+        raise
+    except ImportError:
+        extra = EXTRAS.get(protocol)
+        how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
+        raise UsageError(f"{protocol}:// needs a library that is not installed: {how}") from None
+    except Exception as error:  # of credentials, the libraries raise anything
+        raise UsageError(
+            f"cannot use {protocol}://: {reason_of(error, options)}; check the credentials and the "
+            "storage options"
+        ) from None
+
+
+def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
+    import fsspec
+
+    try:
+        found = fsspec.get_filesystem_class(protocol)
+    except ValueError:
+        raise UsageError(
+            f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
+        ) from None
+    if protocol in ("gs", "gcs") and not _on_google(options):
+        # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
+        from gcsfs.core import GCSFileSystem
+
+        return GCSFileSystem
+    return found
+
+
+def _on_google(options: Mapping[str, Any]) -> bool:
+    """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
+    server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    return not server or server == "default" or "googleapis.com" in server
+
+
+def reason_of(error: Exception, options: Mapping[str, Any]) -> str:
+    """What an error says, without what the options hold."""
+    reason = str(error) or type(error).__name__
+    for secret in _secrets(options):
+        reason = reason.replace(secret, "…")
+    return reason
+
+
+def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    for value in options.values():
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif isinstance(value, str) and len(value) >= 4:
+            yield value

@@ -1,0 +1,118 @@
+"""Which requests may succeed when they are made again, and when to make them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+ATTEMPTS = 6
+RETRY_SECONDS = 60.0
+"""After these since the first attempt, there is no other: the libraries try again themselves."""
+
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 30.0
+"""Seconds between attempts: doubled each time, give or take half, unless the server wishes."""
+
+TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+TRANSIENT_ERRNO = frozenset(
+    (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
+)
+NETWORK_LIBRARIES = frozenset(
+    ("aiohttp", "botocore", "aiobotocore", "azure", "obstore", "requests", "urllib3")
+)
+FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+"""What is not asked for again, whatever stands behind it."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at something: its number from 0 up, and whether there is no other."""
+
+    number: int
+    last: bool
+
+
+def attempts() -> Iterator[Attempt]:
+    """As many as are worth while, to be left as soon as one succeeds."""
+    began = time.monotonic()
+    for number in range(ATTEMPTS):
+        late = time.monotonic() - began > RETRY_SECONDS
+        yield Attempt(number, late or number + 1 == ATTEMPTS)
+        if late:
+            return
+
+
+def status_of(error: BaseException) -> int | None:
+    """HTTP status of an error of any of the libraries, where it tells one."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+    for name in ("status", "status_code", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+            return int(value)
+    return None
+
+
+def is_forbidden(error: Exception) -> bool:
+    """Whether other credentials would help."""
+    gcs = str(error).startswith("Forbidden: ")  # of gcsfs, a plain OSError
+    return gcs or isinstance(error, PermissionError) or status_of(error) in (401, 403)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may well succeed later; a status says most, wherever it stands."""
+    behind = list(causes(error))
+    if any(isinstance(each, (*FINAL, ssl.SSLCertVerificationError)) for each in behind):
+        return False
+    statuses = [status for each in behind if (status := status_of(each)) is not None]
+    if statuses:
+        return statuses[0] in TRANSIENT_STATUS
+    return any(
+        isinstance(each, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
+        or (isinstance(each, OSError) and each.errno in TRANSIENT_ERRNO)
+        or type(each).__module__.partition(".")[0] in NETWORK_LIBRARIES
+        for each in behind
+    )
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def pause(attempt: int, error: Exception | None) -> float:
+    """Seconds to wait before the next attempt."""
+    wished = _retry_after(error) if error is not None else None
+    if wished is not None:
+        return min(wished, LONGEST_PAUSE)
+    doubled: float = FIRST_PAUSE * 2**attempt
+    return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
+
+
+def _retry_after(error: BaseException) -> float | None:
+    """The server's own wish in seconds. Source: RFC 9110, section 10.2.3."""
+    for each in causes(error):
+        response = getattr(each, "response", None)
+        headers = getattr(each, "headers", None) or getattr(response, "headers", None)
+        if isinstance(response, Mapping):  # botocore
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+        for name in ("Retry-After", "retry-after"):
+            value = headers.get(name) if headers is not None else None
+            if value is not None and str(value).isdigit():
+                return float(value)
+    return None
