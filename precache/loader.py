@@ -19,6 +19,7 @@ from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.meter import LoaderStats, StallClock
+from precache.ranks import find_rank
 from precache.sampler import Order, Shuffle
 from precache.slots import record_event, seconds_between
 from precache.storage import StorageOptions
@@ -26,7 +27,7 @@ from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
 from precache.transforms import Compose, Draw, Transform, run
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 WINDOW = 8
 """Shards that a block shuffle mixes by default."""
@@ -41,7 +42,7 @@ class Loader:
         A store, ``STORE@prefix`` for one version, or a Zarr group together with a mapping as
         `fields`.
     batch_size
-        Rows a batch; the last one is smaller unless `drop_last`.
+        Rows a batch of each rank; the last one is smaller unless `drop_last`.
     shuffle, seed
         A new order every epoch, a function of (seed, epoch) alone. ``"full"`` mixes all rows;
         ``"block"`` mixes `window` random shards at a time, so that only these are read from
@@ -86,6 +87,14 @@ class Loader:
         range requests: slower, and each epoch anew.
     storage_options
         Of a remote file system, as its fsspec class takes them.
+    rank, world_size
+        This process among those that train together, each with its own part of every step's rows;
+        by default as `torch.distributed`, torchrun, srun or mpirun say, else 0 of 1. All have as
+        many batches: without `drop_last`, rows from the epoch's beginning fill up its end.
+    num_canonical_nodes
+        With block shuffle: shards are dealt out to so many nodes once and for all, so that the
+        cache of each needs to hold its share alone. The order is a function of this number, and
+        not of how many nodes there are; `batch_size` times `world_size` must be a multiple of it.
 
     Notes
     -----
@@ -123,6 +132,9 @@ class Loader:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
         storage_options: StorageOptions = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_canonical_nodes: int = 1,
     ) -> None:
         _choose("output", output, ("dict", "tuple"))
         _choose("order", order, ("row", "key"))
@@ -132,15 +144,17 @@ class Loader:
         _choose("access", access, ("map", "pread"))
         if cache_limit is not None and cache_dir is None:
             raise UsageError(f"cache_limit is {cache_limit!r} and there is no cache_dir; give both")
-        for name, value in (("threads", threads), ("ahead", ahead), ("window", window)):
+        counts = {"threads": threads, "ahead": ahead, "window": window}
+        for name, value in {**counts, "num_canonical_nodes": num_canonical_nodes}.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; give a whole number from 1 up")
         self.device = _device(device)
         # What is to be in memory whole needs no copy on a disk.
         cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
         self._columns = Columns(os.fspath(uri), fields, verify, storage_options, access, cache)
-        shuffled = _shuffle(shuffle, self._columns, window)
-        self._order = self._make_order(batch_size, shuffled, seed, drop_last, order)
+        shuffled = _shuffle(shuffle, self._columns, window, num_canonical_nodes)
+        ranks = find_rank(rank, world_size)
+        self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
         if self._columns.cached:
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
             self._columns.cached.claim(self._columns.cached.most(shards))
@@ -158,15 +172,27 @@ class Loader:
         self._next = (0, 0)
 
     def _make_order(
-        self, batch_size: Any, shuffle: Shuffle | None, seed: int, drop_last: bool, order: str
+        self,
+        batch_size: Any,
+        shuffle: Shuffle | None,
+        seed: int,
+        drop_last: bool,
+        order: str,
+        ranks: tuple[int, int],
     ) -> Order:
         valid = self._columns.valid
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
-        if batch_size > len(valid):
+        if batch_size * ranks[1] > len(valid):
+            shared = f" for {ranks[1]} ranks" if ranks[1] > 1 else ""
             raise UsageError(
-                f"batch_size is {batch_size}, and {self.version.path} has {len(valid)} valid rows; "
-                f"give at most {len(valid)}"
+                f"batch_size is {batch_size}, and {self.version.path} has {len(valid)} valid rows"
+                f"{shared}; give at most {len(valid) // ranks[1]}"
+            )
+        if shuffle is not None and batch_size * ranks[1] % shuffle.nodes:
+            raise UsageError(
+                f"num_canonical_nodes is {shuffle.nodes}, and {ranks[1]} ranks read {batch_size} "
+                "rows each a step; choose a batch_size that deals out evenly"
             )
         if order == "key" and shuffle is not None:
             raise UsageError("order='key' reads in a fixed order; give shuffle=False with it")
@@ -175,7 +201,7 @@ class Loader:
             rows = valid(np.arange(len(valid)))
             keys = list(self.version.keys)
             sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
-        return Order(valid, batch_size, shuffle, seed, drop_last, sequence)
+        return Order(valid, batch_size, shuffle, seed, drop_last, sequence, *ranks)
 
     def _output_names(self, output: str) -> tuple[str, str] | None:
         if output == "dict":
@@ -257,7 +283,7 @@ class Loader:
         return {
             "format": STATE_FORMAT,
             "version": self.version.id,
-            "batch_size": order.batch_size,
+            "global_batch": order.global_batch,
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
@@ -270,7 +296,8 @@ class Loader:
         Raises
         ------
         UsageError
-            The state is of another version, batch size or order, by name.
+            The state is of another version, global batch or order, by name. Ranks may be more or
+            fewer than they were.
         """
         for name, own in self._identity().items():
             if state.get(name) != own:
@@ -317,12 +344,17 @@ def _choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
 
 
-def _shuffle(shuffle: bool | str, columns: Columns, window: int | None) -> Shuffle | None:
+def _shuffle(
+    shuffle: bool | str, columns: Columns, window: int | None, nodes: int
+) -> Shuffle | None:
     _choose("shuffle", shuffle, (True, False, "full", "block"))
-    if shuffle == "block" or (shuffle is True and columns.cached):
+    blocks = shuffle == "block" or (shuffle is True and columns.cached is not None)
+    if nodes > 1 and not blocks:
+        raise UsageError(f"num_canonical_nodes is {nodes}; give shuffle='block' with it")
+    if blocks:
         rows = [reader.array.object_shape[0] for reader in columns.readers.values()]
         widest = columns.cached.window(WINDOW) if columns.cached else WINDOW
-        return Shuffle("block", max(rows, default=1), window or widest)
+        return Shuffle("block", max(rows, default=1), window or widest, nodes)
     return Shuffle() if shuffle else None
 
 

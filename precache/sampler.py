@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
@@ -153,26 +154,81 @@ class BlockPermutation:
         return ranks
 
 
+class NodePermutation:
+    """A bijection of ``range(n)`` whose positions belong to nodes in turn, each with own blocks.
+
+    Of position p, node p modulo `nodes` reads; its share of the ranks is the same in every epoch.
+    """
+
+    def __init__(self, edges: np.ndarray, window: int, nodes: int, *key: int | str) -> None:
+        self._shares = [
+            BlockPermutation(share, window, "node", node, *key) if len(share) > 1 else None
+            for node, share in enumerate(_shares(edges, nodes))
+        ]
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Images of `positions` (one axis, ascending, each in ``range(n)``) as int64."""
+        values = np.empty(len(positions), np.int64)
+        places, nodes = np.divmod(positions, len(self._shares))
+        for node, share in enumerate(self._shares):
+            here = np.flatnonzero(nodes == node)
+            if share is not None and len(here):
+                values[here] = share(places[here])
+        return values
+
+
+def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
+    """Edges of each node's blocks; a block may be cut in two where shares meet."""
+    n = int(edges[-1])
+    bounds = np.cumsum([0, *((n - node + nodes - 1) // nodes for node in range(nodes))])
+    return [
+        np.unique(np.concatenate(([start], edges[(edges > start) & (edges < stop)], [stop])))
+        for start, stop in itertools.pairwise(bounds.tolist())
+    ]
+
+
 @dataclass(frozen=True)
 class Shuffle:
-    """How an epoch is shuffled: ``full``, or ``block`` within `window` blocks of `block` rows."""
+    """How an epoch is shuffled.
+
+    Attributes
+    ----------
+    kind
+        ``full``, or ``block``: within `window` blocks of `block` rows.
+    nodes
+        That blocks are dealt out to, once and for all.
+    """
 
     kind: str = "full"
     block: int = 1
     window: int = 1
+    nodes: int = 1
 
     def permutation(self, valid: ValidRows, *key: int) -> Callable[[np.ndarray], np.ndarray]:
         """Position -> rank, both in ``range(len(valid))``."""
         if self.kind == "full":
             return Permutation(len(valid), "full", *key)
-        return BlockPermutation(valid.edges(self.block), self.window, "block", *key)
+        edges = valid.edges(self.block)
+        if self.nodes > 1:
+            return NodePermutation(edges, self.window, self.nodes, *key)
+        return BlockPermutation(edges, self.window, "block", *key)
 
 
 @dataclass(frozen=True)
 class Order:
     """Which rows an epoch reads, batch by batch.
 
-    `shuffle` is None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
+    The order does not depend on who reads it: step k of `world_size` ranks takes the same rows as
+    step k of one rank whose batch is as large as theirs together. Every rank has as many batches,
+    of equal sizes: without `drop_last` rows from the epoch's beginning fill up its end, as
+    `torch.utils.data.DistributedSampler` does it.
+
+    Attributes
+    ----------
+    batch_size
+        Rows a batch of one rank.
+    shuffle
+        None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
     """
 
     valid: ValidRows
@@ -181,12 +237,26 @@ class Order:
     seed: int = 0
     drop_last: bool = False
     sequence: np.ndarray | None = None
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def global_batch(self) -> int:
+        """Rows a step of all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def _positions(self) -> int:
+        """Of an epoch, over all ranks."""
+        count = len(self.valid)
+        if self.drop_last:
+            return count - count % self.global_batch
+        return -(-count // self.world_size) * self.world_size
 
     @property
     def batches(self) -> int:
         """Batches of an epoch."""
-        whole, rest = divmod(len(self.valid), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        return -(-self._positions // self.global_batch)
 
     def blocks_at_once(self, block: int) -> int:
         """Runs of `block` rows that must be at hand at a time.
@@ -194,23 +264,49 @@ class Order:
         Of a full shuffle, or a given sequence, all. Else those of the windows that one batch can
         be in, which are two where windows are larger than batches.
         """
-        sizes = np.sort(np.diff(self.valid.edges(block)))
+        edges = self.valid.edges(block)
         if self.sequence is not None or (self.shuffle and self.shuffle.kind == "full"):
-            return len(sizes)
-        window = self.shuffle.window if self.shuffle else 1
-        least = int(sizes[:window].sum())
-        windows = max(0, self.batch_size - 2) // least + 2
-        return min(len(sizes), windows * window)
+            return len(edges) - 1
+        shuffle = self.shuffle or Shuffle("block", block)
+        sizes = np.sort(np.concatenate([np.diff(s) for s in _shares(edges, shuffle.nodes)]))
+        least = int(sizes[: shuffle.window].sum())
+        rows = self.global_batch // shuffle.nodes
+        windows = max(0, rows - 2) // least + 2
+        own = len(np.unique(self._own(0, self.global_batch) % shuffle.nodes))
+        return min(len(sizes), windows * shuffle.window * own)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
-        permute = self.shuffle and self.shuffle.permutation(self.valid, self.seed, epoch)
-        step = max(1, WINDOW // self.batch_size) * self.batch_size
-        stop = min(self.batches * self.batch_size, len(self.valid))
-        for first in range(start * self.batch_size, stop, step):
-            ranks = np.arange(first, min(first + step, stop), dtype=np.int64)
-            if permute:
-                ranks = permute(ranks)
+        shuffle = self.shuffle
+        permute = shuffle.permutation(self.valid, self.seed, epoch) if shuffle else None
+        together = max(1, WINDOW // self.batch_size)
+        for first in range(start, self.batches, together):
+            batches = [self._own(n, self._size(n)) for n in range(first, first + together)]
+            ranks = self._wrapped(np.concatenate(batches), permute)
             rows = self.valid(ranks) if self.sequence is None else self.sequence[ranks]
             for offset in range(0, len(rows), self.batch_size):
                 yield rows[offset : offset + self.batch_size]
+
+    def _size(self, number: int) -> int:
+        """Rows of a batch over all ranks."""
+        return max(0, min(self.global_batch, self._positions - number * self.global_batch))
+
+    def _own(self, number: int, size: int) -> np.ndarray:
+        """Positions of this rank in a batch, ascending: those of one node go to ranks in a row."""
+        positions = np.arange(size, dtype=np.int64)
+        nodes = self.shuffle.nodes if self.shuffle else 1
+        if nodes > 1:
+            positions = positions[np.argsort(positions % nodes, kind="stable")]
+        share = size // self.world_size
+        own = np.sort(positions[self.rank * share : (self.rank + 1) * share])
+        return own + number * self.global_batch
+
+    def _wrapped(
+        self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray] | None
+    ) -> np.ndarray:
+        """Ranks of valid rows; positions beyond the last one begin again."""
+        if permute is None:
+            return positions % len(self.valid)
+        beyond = np.searchsorted(positions, len(self.valid))
+        parts = (positions[:beyond], positions[beyond:] - len(self.valid))
+        return np.concatenate([permute(part) for part in parts if len(part)] or [positions])

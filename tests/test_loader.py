@@ -303,7 +303,8 @@ def test_setting_another_epoch_leaves_the_saved_position(image_store: BuiltStore
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("batch_size", {"batch_size": 3}),
+        ("global_batch", {"batch_size": 3}),
+        ("global_batch", {"rank": 0, "world_size": 2}),
         ("seed", {"seed": 1}),
         ("shuffle", {"shuffle": False}),
         ("shuffle", {"shuffle": "block"}),
@@ -337,7 +338,7 @@ def test_a_state_of_another_version_is_refused_by_name(stores: dict[str, BuiltSt
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 3},
         {"epoch": None},
         {"epoch": "x"},
         {"batch": -1},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.sampler import WINDOW, BlockPermutation, Order, Permutation, Shuffle, ValidRows
@@ -74,6 +76,8 @@ def test_a_shuffle_spreads_rows_evenly_over_the_positions() -> None:
     assert statistic < 81 + 3 * np.sqrt(2 * 81)
 
 
+FEW = settings(max_examples=15, derandomize=True, deadline=None)
+
 # --- rows that are not holes --------------------------------------------------------------------
 
 
@@ -105,6 +109,7 @@ def test_edges_are_where_runs_of_rows_begin(mask: list[bool], block: int) -> Non
     assert (edges[0], edges[-1]) == (0, valid.sum())
 
 
+@FEW
 @given(
     st.lists(st.booleans(), min_size=1, max_size=200).filter(any),
     st.integers(1, 20),
@@ -231,3 +236,81 @@ def test_the_order_does_not_depend_on_the_batch_size() -> None:
 def test_a_given_sequence_replaces_the_order_of_rows() -> None:
     order = Order(ValidRows(4, np.array([2])), 2, shuffle=None, sequence=np.array([3, 0, 1]))
     assert _lists(order, 5) == [[3, 0], [1]]
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+NODES = st.sampled_from([None, Shuffle(), Shuffle("block", 8, 2), Shuffle("block", 5, 2, nodes=2)])
+
+
+def _order(rows: int, batch: int, world: int, rank: int, **how: Any) -> Order:
+    holes = np.arange(3, rows - 1, 7)
+    return Order(ValidRows(rows, holes), batch, rank=rank, world_size=world, **how)
+
+
+@FEW
+@given(st.integers(100, 400), st.sampled_from([1, 2, 4, 8]), NODES, st.booleans())
+def test_every_step_takes_the_same_rows_on_any_number_of_ranks(
+    rows: int, world: int, shuffle: Shuffle | None, drop_last: bool
+) -> None:
+    how: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "seed": 5}
+    alone = _lists(_order(rows, 16, 1, 0, **how), 3)
+    ranks = [_lists(_order(rows, 16 // world, world, rank, **how), 3) for rank in range(world)]
+    assert len({len(rank) for rank in ranks}) == 1
+    assert all(len({len(batch) for batch in step}) == 1 for step in zip(*ranks, strict=True))
+    steps = [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
+    whole = len(alone) - (not drop_last)
+    assert steps[:whole] == [sorted(batch) for batch in alone[:whole]]
+    if not drop_last:  # the rest is filled up from the epoch's beginning
+        more = len(steps[-1]) - len(alone[-1])
+        assert 0 <= more < world
+        assert steps[-1] == sorted(alone[-1] + alone[0][:more])
+
+
+@FEW
+@given(st.integers(100, 400), st.sampled_from([1, 2, 4]), NODES, st.integers(0, 5))
+def test_ranks_can_begin_at_any_step(
+    rows: int, world: int, shuffle: Shuffle | None, start: int
+) -> None:
+    for rank in range(world):
+        order = _order(rows, 4, world, rank, shuffle=shuffle)
+        assert _lists(order, 1, start) == _lists(order, 1)[start:]
+
+
+@pytest.mark.parametrize("holes", [0, 40])
+@pytest.mark.parametrize(("nodes", "ranks_of_a_node"), [(2, 1), (4, 2)])
+def test_each_canonical_node_reads_its_own_shards_in_every_epoch(
+    nodes: int, ranks_of_a_node: int, holes: int
+) -> None:
+    rows, block, world = 1600, 50, nodes * ranks_of_a_node
+    valid = ValidRows(rows, np.sort(np.random.default_rng(0).permutation(rows)[:holes]))
+    shards: list[set[int]] = []
+    for node in range(nodes):
+        read = set()
+        for rank in range(node * ranks_of_a_node, (node + 1) * ranks_of_a_node):
+            shuffle = Shuffle("block", block, 2, nodes)
+            order = Order(valid, 8, shuffle, drop_last=True, rank=rank, world_size=world)
+            for epoch in range(3):
+                read |= {row // block for batch in order.epoch(epoch) for row in batch.tolist()}
+        shards.append(read)
+    assert set().union(*shards) == set(range(rows // block))
+    assert sum(map(len, shards)) <= rows // block + nodes - 1  # where shares meet
+
+
+@given(
+    st.integers(60, 300),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 20),
+    st.integers(5, 30),
+    st.integers(1, 4),
+    st.sampled_from([1, 2]),
+)
+def test_no_batch_needs_more_blocks_than_are_claimed(
+    rows: int, world: int, batch: int, block: int, window: int, nodes: int
+) -> None:
+    for shuffle in (None, Shuffle("block", block, window, nodes)):
+        order = _order(rows, 2 * batch, world, 0, shuffle=shuffle)
+        if order.global_batch > len(order.valid):
+            return
+        most = max(len(set((rows // block).tolist())) for rows in order.epoch(1))
+        assert most <= order.blocks_at_once(block)

@@ -1,0 +1,50 @@
+"""Which rank of how many this process is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch.distributed
+
+from precache.errors import UsageError
+
+VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+"""As torchrun, Slurm's srun and Open MPI's mpirun set them, for each process."""
+
+
+def find_rank(
+    rank: int | None = None,
+    world_size: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[int, int]:
+    """Rank and world size: as given, else of `torch.distributed`, of the launcher, or 0 of 1.
+
+    Raises
+    ------
+    UsageError
+        One was given without the other, or there is no such rank.
+    """
+    if (rank is None) != (world_size is None):
+        raise UsageError(f"rank is {rank} and world_size is {world_size}; give both, or neither")
+    if rank is None or world_size is None:
+        rank, world_size = _found(environment)
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank is {rank} of {world_size}; ranks count from 0")
+    return rank, world_size
+
+
+def _found(environment: Mapping[str, str]) -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for names in VARIABLES:
+        try:
+            rank, world_size = (int(environment[name]) for name in names)
+        except (KeyError, ValueError):
+            continue
+        return rank, world_size
+    return 0, 1

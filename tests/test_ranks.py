@@ -1,0 +1,139 @@
+"""Which rank a process is, whoever started it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import UsageError
+from precache.ranks import find_rank
+from tests.building import environment
+from tests.conftest import BuiltStore
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script, not a step of it
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, (5, 6)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0"}, (1, 2)),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, (0, 1)),
+    ],
+)
+def test_launchers_say_it_in_the_environment(
+    variables: dict[str, str], expected: tuple[int, int]
+) -> None:
+    assert find_rank(environment=variables) == expected
+
+
+def test_what_is_given_wins() -> None:
+    assert find_rank(1, 3, {"RANK": "3", "WORLD_SIZE": "4"}) == (1, 3)
+
+
+@pytest.mark.parametrize(("rank", "world"), [(1, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
+def test_what_is_no_rank_is_refused(rank: int | None, world: int | None) -> None:
+    with pytest.raises(UsageError, match="rank is"):
+        find_rank(rank, world, {})
+
+
+_TRAIN = """
+import json, sys
+import torch.distributed as dist
+import precache
+dist.init_process_group("gloo")
+with precache.Loader(sys.argv[1], 4, device="cpu", seed=2) as loader:
+    steps = [batch["row"].tolist() for batch in loader]
+print(json.dumps([dist.get_rank(), steps]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_torchrun_share_an_epoch(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_TRAIN)
+    store = stores["raw"].path
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script), str(store)], env=environment(), capture_output=True, text=True,
+        check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+    with precache.Loader(store, 8, device="cpu", seed=2) as loader:
+        alone = [batch["row"].tolist() for batch in loader]
+    assert [sorted(a + b) for a, b in zip(said[0], said[1], strict=True)][:-1] == [
+        sorted(step) for step in alone[:-1]
+    ]
+
+
+def _rows(store: BuiltStore, state: dict[str, Any] | None, take: int | None, **how: Any) -> Any:
+    """Rows by step of one rank from a state on, and the state after `take` steps."""
+    with precache.Loader(store.path, device="cpu", seed=1, **how) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for batch in loader:
+            found.append(batch["row"].tolist())
+            if take is not None and len(found) == take:
+                break
+        return found, loader.state_dict()
+
+
+def test_a_state_goes_on_with_another_number_of_ranks(stores: dict[str, BuiltStore]) -> None:
+    store = stores["zstd"]
+    whole, _ = _rows(store, None, None, batch_size=4, rank=0, world_size=1)
+    first, state = _rows(store, None, 2, batch_size=2, rank=0, world_size=2)
+    other, same = _rows(store, None, 2, batch_size=2, rank=1, world_size=2)
+    assert state == same
+    assert [sorted(a + b) for a, b in zip(first, other, strict=True)] == [
+        sorted(step) for step in whole[:2]
+    ]
+    for world in (1, 4):
+        ranks = [
+            _rows(store, state, None, batch_size=4 // world, rank=rank, world_size=world)[0]
+            for rank in range(world)
+        ]
+        steps = [sorted(r for batch in step for r in batch) for step in zip(*ranks, strict=True)]
+        assert steps[:-1] == [sorted(step) for step in whole[2:-1]]
+
+
+def test_a_batch_of_all_ranks_must_fit_and_deal_out_evenly(stores: dict[str, BuiltStore]) -> None:
+    store = stores["raw"].path
+    with pytest.raises(UsageError, match="21 valid rows for 4 ranks; give at most 5"):
+        precache.Loader(store, 6, rank=0, world_size=4, device="cpu")
+    with pytest.raises(UsageError, match="num_canonical_nodes is 4, and 2 ranks read 3 rows each"):
+        precache.Loader(
+            store, 3, shuffle="block", num_canonical_nodes=4, rank=0, world_size=2, device="cpu"
+        )
+    with pytest.raises(UsageError, match="num_canonical_nodes is 2; give shuffle='block' with it"):
+        precache.Loader(store, 2, num_canonical_nodes=2, device="cpu")
+
+
+def test_nodes_need_only_their_own_share_in_their_caches(
+    stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
+    """Two nodes, each with a cache of its own."""
+    store = stores["image"]
+    precache.pull(store.path, "memory://nodes")
+    seen = []
+    for rank in range(2):
+        cache = tmp_path / str(rank)
+        with precache.Loader(
+            "memory://nodes", 2, device="cpu", cache_dir=cache, rank=rank, world_size=2,
+            num_canonical_nodes=2, window=1, drop_last=True,
+        ) as loader:  # fmt: skip
+            for _ in range(3):
+                seen += [row for batch in loader for row in batch["row"].tolist()]
+            assert loader.state_dict()["shuffle"]["nodes"] == 2
+        assert len(list((cache / "objects").iterdir())) == 2  # of three shards, the middle is cut
+    assert set(seen) == set(np.flatnonzero(store.open().valid).tolist())
