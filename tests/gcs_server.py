@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.parser import BytesParser
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -257,6 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("POST", "upload/storage/v1/b/*/o"): self._upload,
             ("PUT", "upload/storage/v1/b/*/o"): self._upload,
             ("DELETE", "upload/storage/v1/b/*/o"): self._cancel,
+            ("GET", "*/*"): self._get_xml,
         }
 
     def _insert_bucket(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
@@ -277,12 +279,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _download(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
         return self._media(self.store.get(parts[4], parts[6], query.get("generation")))
 
+    def _get_xml(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
+        """Google's XML API: bucket and object make up the path."""
+        return self._media(self.store.get(*parts))
+
     def _media(self, found: _Object) -> Answer:
         """The bytes that the request's range wants. Source: RFC 9110, section 14."""
         size = len(found.data)
         headers = {
             "Content-Type": "application/octet-stream",
             "ETag": found.etag,
+            "Last-Modified": format_datetime(found.updated, usegmt=True),
             "X-Goog-Generation": str(found.generation),
             "X-Goog-Hash": f"crc32c={found.crc32c}",
         }
@@ -335,6 +342,8 @@ class _Handler(BaseHTTPRequestHandler):
 def _shape(path: str) -> str:
     """A path with a star for each name: of a bucket, or of an object, whose slashes are quoted."""
     parts = path.strip("/").split("/")
+    if len(parts) == 2:
+        return "*/*"
     first = parts.index("b") if "b" in parts else len(parts)
     return "/".join("*" if n in (first + 1, first + 3) else p for n, p in enumerate(parts))
 
