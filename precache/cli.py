@@ -1,4 +1,4 @@
-"""The command line: ``precache build | info | verify | bench``."""
+"""The command line: ``precache build | info | verify | bench | pull | push``."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
 from precache.transforms import Compose, Draw, Transform, run
 
-STATE_FORMAT = 2
+STATE_FORMAT = 1
 
 WINDOW = 8
 """Shards that a block shuffle mixes by default."""

@@ -81,9 +81,9 @@ def write_jpegs(
     return root
 
 
-def put_photos(folder: Folder) -> None:
-    """Twelve photographs in two classes, a broken one in `dog`, and a file that is none."""
-    for number in range(12):
+def put_photos(folder: Folder, count: int = 12) -> None:
+    """Photographs in two classes, a broken one in `dog`, and a file that is none."""
+    for number in range(count):
         image = photograph().crop((number, 0, number + 120, 90))
         folder.put(f"{'cat' if number % 2 else 'dog'}/{number:02d}.jpg", [encoded(image)])
     folder.put("dog/broken.jpg", [b"no photo"])

@@ -13,6 +13,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -300,6 +301,24 @@ def reset(handler: _Handler, upstream: int, data: bytes) -> bool:
     """The connection breaks in the middle of the body."""
     handler.hang_up(len(data), data[: len(data) // 2])
     return True
+
+
+def stalled(seconds: float) -> Fault:
+    """The answer stops in the middle of the body for a while."""
+
+    def fault(handler: _Handler, upstream: int, data: bytes) -> bool:
+        handler.send_response(upstream)
+        handler.send_header("Content-Length", str(len(data)))
+        if upstream == 206:  # nobody checks the whole's length here
+            handler.send_header("Content-Range", f"bytes 0-{len(data) - 1}/{len(data)}")
+        handler.end_headers()
+        handler.wfile.write(data[: len(data) // 2])
+        handler.wfile.flush()
+        time.sleep(seconds)
+        handler.wfile.write(data[len(data) // 2 :])
+        return True
+
+    return fault
 
 
 def truncated(handler: _Handler, upstream: int, data: bytes) -> bool:

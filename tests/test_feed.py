@@ -26,9 +26,19 @@ import precache
 from precache import feed, retries
 from precache.diskcache import OVERHEAD, on_disk
 from precache.errors import DamageError, StorageError, StoreError, UsageError
-from tests.building import cli, environment, poll, running
+from precache.storage import open_folder
+from tests.building import cli, contents, environment, poll, put_photos, running
 from tests.conftest import BuiltStore
-from tests.servers import Fault, FaultProxy, S3Server, reset, status, truncated, wrong_bytes
+from tests.servers import (
+    Fault,
+    FaultProxy,
+    S3Server,
+    reset,
+    stalled,
+    status,
+    truncated,
+    wrong_bytes,
+)
 
 Read = dict[int, np.ndarray]
 
@@ -315,6 +325,53 @@ def test_a_twentieth_of_all_requests_may_fail(
         with _cached(url, s3.options(proxy.port), tmp_path / str(number)) as loader:
             assert_whole(epoch(loader), large)
     assert failed >= 3
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_answers_that_stall_for_half_a_minute_are_waited_for(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    proxy.faults["GET", "/image/c/3/0/0/0"] = [stalled(30.0)]
+    with _cached(url, s3.options(proxy.port), tmp_path / "whole") as loader:
+        assert_whole(epoch(loader), large)
+    assert proxy.requests("GET", "/image/c/3/0/0/0") == 1
+    photos = "s3://bucket/stalled-photos"
+    put_photos(open_folder(photos, s3.options()))
+    proxy.faults["GET", "/cat/03.jpg"] = [stalled(30.0)]
+    results = [
+        precache.build(
+            photos, f"{photos}-{name}", address="serial", storage_options=s3.options(port)
+        )
+        for name, port in (("well", None), ("ill", proxy.port))
+    ]
+    assert proxy.faults["GET", "/cat/03.jpg"] == []
+    assert [result.failed for result in results] == [1, 1]
+    assert results[0].version == results[1].version
+
+
+def test_a_twentieth_of_a_builds_requests_may_fail(
+    s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    photos = "s3://bucket/bad-photos"
+    put_photos(open_folder(photos, s3.options()), 120)
+    dice = random.Random(1)
+    kinds: list[Fault] = [status(503), status(429, 0), status(500), reset, truncated]
+    failed = 0
+
+    def choose(method: str, path: str) -> Fault | None:
+        nonlocal failed
+        if method != "GET" or not path.endswith(".jpg") or dice.random() >= 0.05:
+            return None
+        failed += 1
+        return dice.choice(kinds)
+
+    proxy.choose = choose
+    stores = [tmp_path / "well", tmp_path / "ill"]
+    for store, port in zip(stores, (None, proxy.port), strict=True):
+        precache.build(photos, store, address="serial", storage_options=s3.options(port))
+    assert failed >= 3
+    assert contents(stores[0]) == contents(stores[1])
 
 
 def test_wrong_bytes_never_get_into_the_cache(

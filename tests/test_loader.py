@@ -338,7 +338,7 @@ def test_a_state_of_another_version_is_refused_by_name(stores: dict[str, BuiltSt
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 3},
+        {"format": 2},
         {"epoch": None},
         {"epoch": "x"},
         {"batch": -1},
