@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from precache.store import open_version as open
     from precache.transfer import pull
     from precache.verification import verify
-    from workers.build import BuildResult
+    from workers.request import BuildResult
 
 __version__ = "0.1.0"
 
@@ -69,7 +69,7 @@ _HOMES = {
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
-    "workers.build": ["BuildResult"],
+    "workers.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ELSEWHERE = {"open": "open_version"}

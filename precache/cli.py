@@ -26,7 +26,7 @@ from precache.report import (
 )
 
 if TYPE_CHECKING:
-    from workers.build import BuildResult
+    from workers.request import BuildResult
 
 _EPILOG = """\
 examples:

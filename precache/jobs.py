@@ -12,7 +12,7 @@ from precache.pipeline import Pipeline
 from precache.storage import StorageOptions
 
 if TYPE_CHECKING:
-    from workers.build import BuildResult
+    from workers.request import BuildResult
 
 
 def build(
@@ -80,7 +80,8 @@ def build(
         The build is incomplete; the same call continues it.
     """
     try:
-        from workers.build import Request, run_build
+        from workers.build import run_build
+        from workers.request import Request
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)

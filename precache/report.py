@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost
     from precache.transfer import Transferred
     from precache.verification import Verified
-    from workers.build import BuildResult
+    from workers.request import BuildResult
 
 SHOWN = 10
 """Holes, keys and classes listed before the rest is only counted."""

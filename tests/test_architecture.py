@@ -22,7 +22,10 @@ PRECACHE = """
     objects ranges decoded shards slots prefetch readahead feed columns nvcomp stream transforms
     ranks dataset report resident loader bench verification transfer jobs cli __main__
 """
-WORKERS = "usercode sources plan goal reuse ops shard_task takeover commit progress cluster build"
+WORKERS = """
+    usercode sources plan goal standing reuse ops shard_task takeover commit progress cluster
+    request build
+"""
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precache.errors import (
     BuildError,
-    DamageError,
     FetchError,
     PrecacheError,
     SampleError,
     SourceError,
     StorageError,
-    StoreError,
-    UsageError,
 )
 from precache.layout import rows_per_shard
-from precache.pipeline import Pipeline
 from precache.receipts import Receipt
 from precache.report import size
-from precache.storage import StorageOptions, open_folder
-from precache.store import BUILD, ROOT, append_commit, open_own, split_uri
+from precache.storage import open_folder
+from precache.store import BUILD, append_commit, open_own
 from workers import sources
-from workers.cluster import Run, check_address, executor
+from workers.cluster import Run, executor
 from workers.commit import channel_statistics, commit, holes
 from workers.goal import Goal, Recipe, find_goal
 from workers.plan import (
@@ -39,92 +34,16 @@ from workers.plan import (
     shards_to_do,
 )
 from workers.progress import BuildProgress
+from workers.request import BuildResult, Request, check_request
 from workers.reuse import Earlier, find_earlier
+from workers.standing import is_readable, is_whole, lost_objects, read_receipts
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.shard_task import Job, ShardTask
 
 PROBE_SAMPLES = 24
-MOST_SHARD_SAMPLES = 1 << 24
 ATTEMPTS = 3
-RECEIPTS = 64
-"""Receipts read at a time."""
 """At a shard whose samples could not be fetched."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; `precache.build` explains each."""
-
-    source: str
-    store: str
-    pipeline: Pipeline
-    address: str = "local"
-    labels: str | None = None
-    classes: str | None = None
-    keep_order: bool = False
-    shard_samples: int | None = None
-    on_error: str = "skip"
-    max_failures: int | None = None
-    accept_missing: bool = False
-    check_space: bool = True
-    cpus: int | None = None
-    import_path: tuple[str, ...] = ()
-    storage_options: StorageOptions = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """What a build made.
-
-    Attributes
-    ----------
-    version, path
-        The version's id and folder.
-    samples, failed, ignored
-        Rows; holes among them; files of the source that are not images by suffix.
-    holes
-        (key, why) of every hole.
-    shards, shards_skipped, shards_reused
-        Shards of the version; those that were there before; those taken over from an earlier
-        version of the same samples.
-    raw_bytes, stored_bytes
-        Of all large fields, before and after compression.
-    seconds, cpu_seconds
-        Wall time of all; CPU time that the tasks burnt on what was made in this run.
-    timings
-        Seconds by stage: ``list`` and ``start`` (of the executor, once) as wall time; ``fetch``,
-        ``ops``, ``encode``, ``put`` as wall time summed over tasks; ``imports`` as CPU time of the
-        workers before their first task.
-    classes, mean, std
-        Class names; by image field, statistics of each channel in stored units.
-    """
-
-    version: str
-    path: str
-    samples: int
-    failed: int
-    shards: int
-    shards_skipped: int
-    raw_bytes: int
-    stored_bytes: int
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    holes: Sequence[tuple[str, str]] = ()
-    ignored: int = 0
-    shards_reused: int = 0
-    timings: Mapping[str, float] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
-    mean: Mapping[str, list[float]] = field(default_factory=dict)
-    std: Mapping[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float:
-        """Raw over stored bytes."""
-        return self.raw_bytes / max(1, self.stored_bytes)
-
-
-# --- steps --------------------------------------------------------------------------------------
 
 
 def run_build(request: Request, shown: bool) -> BuildResult:
@@ -143,35 +62,12 @@ def run_build(request: Request, shown: bool) -> BuildResult:
         Too many samples failed, or some could not be fetched; what was done is kept.
     """
     started = time.perf_counter()
-    _check(request)
+    check_request(request)
     with BuildProgress(shown) as progress:
         build = _Build(request, progress)
         result = build.run()
     timings = {**build.timings, **result.timings}
     return replace(result, seconds=time.perf_counter() - started, timings=timings)
-
-
-def _check(request: Request) -> None:
-    check_address(request.address)
-    if request.on_error not in ("skip", "raise"):
-        raise UsageError(f"on_error is {request.on_error!r}; choose skip or raise")
-    for name in ("shard_samples", "cpus"):
-        value = getattr(request, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
-    if (request.shard_samples or 0) > MOST_SHARD_SAMPLES:
-        raise UsageError(
-            f"shard_samples is {request.shard_samples}; the most is {MOST_SHARD_SAMPLES}"
-        )
-    if request.max_failures is not None and request.max_failures < 0:
-        raise UsageError(f"max_failures is {request.max_failures}; give 0 or more")
-    if split_uri(request.store, request.storage_options)[1] is not None:
-        raise UsageError(f"{request.store} names a version; build into the store itself")
-    store = open_folder(request.store, request.storage_options)
-    if store.get(ROOT) is not None:
-        raise UsageError(f"{request.store} is a Zarr group, not a store; choose another folder")
-    if store.kind() == "file":
-        raise UsageError(f"{request.store} is a file; choose a folder for the store")
 
 
 class _Build:
@@ -189,7 +85,7 @@ class _Build:
     def run(self) -> BuildResult:
         recipe = self._list()
         goal = find_goal(self.store, recipe, self.request.shard_samples)
-        if goal is not None and _is_whole(goal):
+        if goal is not None and is_whole(goal):
             self._judge(list(open_own(goal.folder).holes.values()), len(goal.table))
             append_commit(self.store, goal.version)
             goal.folder.remove(BUILD)
@@ -199,7 +95,7 @@ class _Build:
         self.progress.phase("Starting")
         with executor(self.request.address, self.request.cpus) as run:
             self.timings["start"] = time.perf_counter() - began
-            if goal is not None and _is_readable(goal):
+            if goal is not None and is_readable(goal):
                 return self._repair(run, goal)
             earlier = self._find_earlier(recipe, goal)
             if goal is None and earlier is not None and self._starts_as(earlier):
@@ -309,7 +205,7 @@ class _Build:
 
     def _repair(self, run: Run, goal: Goal) -> BuildResult:
         """Make missing objects of a committed version again; they must be what they were."""
-        lost = _lost_objects(goal)
+        lost = lost_objects(goal)
         todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {}, lost)
@@ -440,50 +336,6 @@ class _Build:
             mean=mean,
             std=std,
         )
-
-
-def _is_readable(goal: Goal) -> bool:
-    """Whether the version was committed, and all that tells of its shards can be read."""
-    if goal.folder.size(ROOT) is None:
-        return False
-    try:
-        for check in open_own(goal.folder).small_checks().values():
-            check()
-    except (DamageError, StorageError, StoreError):
-        return False
-    return True
-
-
-def _is_whole(goal: Goal) -> bool:
-    """Whether the version was committed and every object is there."""
-    return _is_readable(goal) and not _lost_objects(goal)
-
-
-def _lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
-    """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
-    version, sizes = open_own(goal.folder), goal.sizes()
-    lost = {}
-    for name in goal.shapes:
-        table = version.shard_table(name)
-        for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
-            if sizes[name, shard] != nbytes:
-                lost[name, shard] = (nbytes, digest)
-    return lost
-
-
-def read_receipts(goal: Goal) -> dict[int, Receipt]:
-    """The receipts of a version begun, by shard."""
-    names = [f"{BUILD}/receipts/{name}" for name in goal.folder.names(f"{BUILD}/receipts")]
-    receipts = {}
-    for start in range(0, len(names), RECEIPTS):
-        part = names[start : start + RECEIPTS]
-        for data in goal.folder.read_many(part, [-1] * len(part)):
-            # Damaged, or swept by another build's commit: then its shard is made again.
-            if isinstance(data, bytes):
-                with contextlib.suppress(ValueError):
-                    receipt = Receipt.from_json(data)
-                    receipts[receipt.shard] = receipt
-    return receipts
 
 
 def _committed_result(goal: Goal, ignored: int) -> BuildResult:

@@ -31,7 +31,7 @@ from tests.demo.training import (
     loading_cost,
     train,
 )
-from workers.build import BuildResult
+from workers.request import BuildResult
 
 EPOCHS = 2
 SEED = 0

@@ -1,0 +1,110 @@
+"""What a user asks of a build, and what a build answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from precache.errors import UsageError
+from precache.pipeline import Pipeline
+from precache.storage import StorageOptions, open_folder
+from precache.store import ROOT, split_uri
+from workers.cluster import check_address
+
+MOST_SHARD_SAMPLES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; `precache.build` explains each."""
+
+    source: str
+    store: str
+    pipeline: Pipeline
+    address: str = "local"
+    labels: str | None = None
+    classes: str | None = None
+    keep_order: bool = False
+    shard_samples: int | None = None
+    on_error: str = "skip"
+    max_failures: int | None = None
+    accept_missing: bool = False
+    check_space: bool = True
+    cpus: int | None = None
+    import_path: tuple[str, ...] = ()
+    storage_options: StorageOptions = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build made.
+
+    Attributes
+    ----------
+    version, path
+        The version's id and folder.
+    samples, failed, ignored
+        Rows; holes among them; files of the source that are not images by suffix.
+    holes
+        (key, why) of every hole.
+    shards, shards_skipped, shards_reused
+        Shards of the version; those that were there before; those taken over from an earlier
+        version of the same samples.
+    raw_bytes, stored_bytes
+        Of all large fields, before and after compression.
+    seconds, cpu_seconds
+        Wall time of all; CPU time that the tasks burnt on what was made in this run.
+    timings
+        Seconds by stage: ``list`` and ``start`` (of the executor, once) as wall time; ``fetch``,
+        ``ops``, ``encode``, ``put`` as wall time summed over tasks; ``imports`` as CPU time of the
+        workers before their first task.
+    classes, mean, std
+        Class names; by image field, statistics of each channel in stored units.
+    """
+
+    version: str
+    path: str
+    samples: int
+    failed: int
+    shards: int
+    shards_skipped: int
+    raw_bytes: int
+    stored_bytes: int
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    holes: Sequence[tuple[str, str]] = ()
+    ignored: int = 0
+    shards_reused: int = 0
+    timings: Mapping[str, float] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    mean: Mapping[str, list[float]] = field(default_factory=dict)
+    std: Mapping[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Raw over stored bytes."""
+        return self.raw_bytes / max(1, self.stored_bytes)
+
+
+def check_request(request: Request) -> None:
+    """Raise `UsageError` for what can be told to be wrong before the source is listed."""
+    check_address(request.address)
+    if request.on_error not in ("skip", "raise"):
+        raise UsageError(f"on_error is {request.on_error!r}; choose skip or raise")
+    for name in ("shard_samples", "cpus"):
+        value = getattr(request, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
+    if (request.shard_samples or 0) > MOST_SHARD_SAMPLES:
+        raise UsageError(
+            f"shard_samples is {request.shard_samples}; the most is {MOST_SHARD_SAMPLES}"
+        )
+    if request.max_failures is not None and request.max_failures < 0:
+        raise UsageError(f"max_failures is {request.max_failures}; give 0 or more")
+    if split_uri(request.store, request.storage_options)[1] is not None:
+        raise UsageError(f"{request.store} names a version; build into the store itself")
+    store = open_folder(request.store, request.storage_options)
+    if store.get(ROOT) is not None:
+        raise UsageError(f"{request.store} is a Zarr group, not a store; choose another folder")
+    if store.kind() == "file":
+        raise UsageError(f"{request.store} is a file; choose a folder for the store")
