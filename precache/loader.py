@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from precache.errors import UsageError
 from precache.meter import LoaderStats, StallClock
 from precache.ranks import find_rank
 from precache.sampler import Order, Shuffle
+from precache.selection import Selection
 from precache.slots import record_event, seconds_between
 from precache.storage import StorageOptions
 from precache.store import Version
@@ -91,6 +92,12 @@ class Loader:
         This process among those that train together, each with its own part of every step's rows;
         by default as `torch.distributed`, torchrun, srun or mpirun say, else 0 of 1. All have as
         many batches: without `drop_last`, rows from the epoch's beginning fill up its end.
+    rows
+        Row numbers, or (rows,) bool, to read alone, as `Version.rows_of_classes` and
+        `Version.rows_of_keys` give them; holes among them are left out.
+    weights
+        (rows,) of the version, none negative: as many rows as there are are drawn with replacement,
+        each as often as its weight says on average.
     num_canonical_nodes
         With block shuffle: shards are dealt out to so many nodes once and for all, so that the
         cache of each needs to hold its share alone. The order is a function of this number, and
@@ -135,6 +142,8 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         num_canonical_nodes: int = 1,
+        rows: np.ndarray | Sequence[int] | None = None,
+        weights: np.ndarray | Sequence[float] | None = None,
     ) -> None:
         _choose("output", output, ("dict", "tuple"))
         _choose("order", order, ("row", "key"))
@@ -153,6 +162,7 @@ class Loader:
         cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
         self._columns = Columns(os.fspath(uri), fields, verify, storage_options, access, cache)
         shuffled = _shuffle(shuffle, self._columns, window, num_canonical_nodes)
+        self._selection = Selection.of(self._columns, rows, weights)
         ranks = find_rank(rank, world_size)
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
         if self._columns.cached:
@@ -180,7 +190,7 @@ class Loader:
         order: str,
         ranks: tuple[int, int],
     ) -> Order:
-        valid = self._columns.valid
+        valid, weights = self._selection.valid, self._selection.weights
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
         if batch_size * ranks[1] > len(valid):
@@ -194,6 +204,8 @@ class Loader:
                 f"num_canonical_nodes is {shuffle.nodes}, and {ranks[1]} ranks read {batch_size} "
                 "rows each a step; choose a batch_size that deals out evenly"
             )
+        if weights is not None and shuffle is None:
+            raise UsageError("weights draw rows at random; leave out shuffle=False with them")
         if order == "key" and shuffle is not None:
             raise UsageError("order='key' reads in a fixed order; give shuffle=False with it")
         sequence = None
@@ -201,7 +213,7 @@ class Loader:
             rows = valid(np.arange(len(valid)))
             keys = list(self.version.keys)
             sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
-        return Order(valid, batch_size, shuffle, seed, drop_last, sequence, *ranks)
+        return Order(valid, batch_size, shuffle, seed, drop_last, sequence, weights, *ranks)
 
     def _output_names(self, output: str) -> tuple[str, str] | None:
         if output == "dict":
@@ -288,6 +300,7 @@ class Loader:
             "seed": order.seed,
             "drop_last": order.drop_last,
             "order": self._sorted_by,
+            "rows": self._selection.digest,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -300,7 +313,7 @@ class Loader:
             fewer than they were.
         """
         for name, own in self._identity().items():
-            if state.get(name) != own:
+            if name not in state or state[name] != own:
                 raise UsageError(
                     f"the saved state has {name}={state.get(name)!r} and this loader has {own!r}; "
                     "open the same version with the same settings, or start a new epoch"

@@ -110,6 +110,58 @@ class ValidRows:
         return np.unique(np.append(ranks, self._count))
 
 
+class ChosenRows:
+    """Some rows, by rank in row order; memory grows with them.
+
+    Parameters
+    ----------
+    rows
+        Their numbers, ascending, none twice.
+    """
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __call__(self, ranks: np.ndarray) -> np.ndarray:
+        """Row numbers (int64) of the given ranks."""
+        rows: np.ndarray = self._rows[ranks]
+        return rows
+
+    def edges(self, block: int) -> np.ndarray:
+        """As `ValidRows.edges`."""
+        starts = np.arange(0, int(self._rows[-1]) + 1, block, dtype=np.int64)
+        return np.unique(np.append(np.searchsorted(self._rows, starts), len(self._rows)))
+
+
+class WeightedDraws:
+    """Ranks drawn with replacement, each as often as its weight says on average.
+
+    The draw of a position is a function of it and the key alone: the inverse of the cumulative
+    weights at a hash of the position.
+
+    Parameters
+    ----------
+    weights
+        (n,) by rank, none negative, not all zero.
+    """
+
+    def __init__(self, weights: np.ndarray, *key: int | str) -> None:
+        self._sums = np.cumsum(weights, dtype=np.float64)
+        digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
+        self._key = np.frombuffer(digest, "<u8").astype(_U64)[0]
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Ranks (int64) drawn at `positions`."""
+        mixed = _mix(_mix(positions.astype(_U64), self._key), self._key)
+        at = (mixed >> _U64(11)).astype(np.float64) * (float(self._sums[-1]) / (1 << 53))
+        last = np.searchsorted(self._sums, self._sums[-1])  # with some weight of its own
+        drawn: np.ndarray = np.minimum(np.searchsorted(self._sums, at, side="right"), last)
+        return drawn
+
+
 class BlockPermutation:
     """A bijection of ``range(n)`` that keeps what is read within a few blocks at a time.
 
@@ -204,7 +256,9 @@ class Shuffle:
     window: int = 1
     nodes: int = 1
 
-    def permutation(self, valid: ValidRows, *key: int) -> Callable[[np.ndarray], np.ndarray]:
+    def permutation(
+        self, valid: ValidRows | ChosenRows, *key: int
+    ) -> Callable[[np.ndarray], np.ndarray]:
         """Position -> rank, both in ``range(len(valid))``."""
         if self.kind == "full":
             return Permutation(len(valid), "full", *key)
@@ -229,14 +283,17 @@ class Order:
         Rows a batch of one rank.
     shuffle
         None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
+    weights
+        By rank; rows are then drawn with replacement, whatever the shuffle.
     """
 
-    valid: ValidRows
+    valid: ValidRows | ChosenRows
     batch_size: int
     shuffle: Shuffle | None = Shuffle()
     seed: int = 0
     drop_last: bool = False
     sequence: np.ndarray | None = None
+    weights: np.ndarray | None = None
     rank: int = 0
     world_size: int = 1
 
@@ -265,7 +322,8 @@ class Order:
         be in, which are two where windows are larger than batches.
         """
         edges = self.valid.edges(block)
-        if self.sequence is not None or (self.shuffle and self.shuffle.kind == "full"):
+        scattered = self.sequence is not None or self.weights is not None
+        if scattered or (self.shuffle and self.shuffle.kind == "full"):
             return len(edges) - 1
         shuffle = self.shuffle or Shuffle("block", block)
         sizes = np.sort(np.concatenate([np.diff(s) for s in _shares(edges, shuffle.nodes)]))
@@ -277,8 +335,7 @@ class Order:
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
-        shuffle = self.shuffle
-        permute = shuffle.permutation(self.valid, self.seed, epoch) if shuffle else None
+        permute = self._permutation(epoch)
         together = max(1, WINDOW // self.batch_size)
         for first in range(start, self.batches, together):
             batches = [self._own(n, self._size(n)) for n in range(first, first + together)]
@@ -286,6 +343,13 @@ class Order:
             rows = self.valid(ranks) if self.sequence is None else self.sequence[ranks]
             for offset in range(0, len(rows), self.batch_size):
                 yield rows[offset : offset + self.batch_size]
+
+    def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
+        if self.weights is not None:
+            return WeightedDraws(self.weights, "weighted", self.seed, epoch)
+        if self.shuffle is None:
+            return None
+        return self.shuffle.permutation(self.valid, self.seed, epoch)
 
     def _size(self, number: int) -> int:
         """Rows of a batch over all ranks."""

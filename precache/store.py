@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import json
@@ -19,7 +20,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
 from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
-from precache.errors import DamageError, NewerFormatError, StorageError, StoreError
+from precache.errors import (
+    DamageError,
+    NewerFormatError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
 from precache.folder import Folder, is_missing
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
@@ -219,6 +226,43 @@ class Version:
     def hole_rows(self) -> np.ndarray:
         """Row numbers of the holes, ascending, int64."""
         return np.empty(0, np.int64) if self.foreign else np.flatnonzero(~self.valid)
+
+    def rows_of_classes(self, *classes: str | int) -> np.ndarray:
+        """Row numbers (int64) of some classes, by name or number, holes included.
+
+        Raises
+        ------
+        UsageError
+            There is no such class.
+        """
+        numbers = [self._class_number(each) for each in classes]
+        return np.flatnonzero(np.isin(self.labels, numbers))
+
+    def _class_number(self, name: str | int) -> int:
+        if isinstance(name, int):
+            return name
+        try:
+            return self.classes.index(name)
+        except ValueError:
+            close = difflib.get_close_matches(name, self.classes)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise UsageError(f"{self.path} has no class {name!r}{hint}") from None
+
+    def rows_of_keys(self, keys: Iterable[str]) -> np.ndarray:
+        """Row numbers (int64) of samples by their keys, in that order.
+
+        Raises
+        ------
+        UsageError
+            There is no such key.
+        """
+        rows = {key: row for row, key in enumerate(self.keys)}
+        found = []
+        for key in keys:
+            if key not in rows:
+                raise UsageError(f"{self.path} has no key {key!r}")
+            found.append(rows[key])
+        return np.array(found, np.int64)
 
     def shard_table(self, field: str) -> np.ndarray | None:
         """(shards, 2) uint64 sizes and XXH3-64 of a field's objects; None for a foreign array."""
