@@ -9,17 +9,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
 
 import precache
+from precache import retries
+from tests.servers import FaultProxy, S3Server
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
@@ -200,3 +203,23 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server with an empty bucket named ``bucket``."""
+    pytest.importorskip("s3fs", reason="s3:// needs s3fs")
+    server = S3Server()
+    server.make_bucket("bucket")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the S3 server, with pauses too short to wait for."""
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
+    proxy = FaultProxy(s3.port)
+    yield proxy
+    proxy.stop()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()

@@ -40,24 +40,6 @@ SECRET = "a-secret-that-nobody-may-see"
 RECIPE = precache.Pipeline.image(resize=64, crop=56)
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.make_bucket("bucket")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """In front of the server, with pauses too short to wait for."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    proxy = FaultProxy(s3.port)
-    yield proxy
-    proxy.stop()
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-
-
 _numbers = iter(range(10**6))
 
 

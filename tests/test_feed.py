@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 import torch.utils.data
 
 import precache
-from precache import feed, retries
+from precache import feed
 from precache.diskcache import OVERHEAD, on_disk
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
@@ -41,24 +41,6 @@ from tests.servers import (
 )
 
 Read = dict[int, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.make_bucket("bucket")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """In front of the server, with pauses too short to wait for."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    proxy = FaultProxy(s3.port)
-    yield proxy
-    proxy.stop()
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import fsspec
 import pytest
 
-from precache import retries, s3reads
+from precache import s3reads
 from precache.errors import StorageError
 from precache.storage import open_folder
 from tests.servers import FaultProxy, S3Server, status
@@ -19,24 +18,12 @@ pytest.importorskip("s3fs")
 NAMES = [f"{number:02d}" for number in range(10)]
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.make_bucket("bucket")
-    folder = open_folder("s3://bucket/x", server.options())
+@pytest.fixture(scope="module", autouse=True)
+def objects(s3: S3Server) -> None:
+    """Ten objects of 100 bytes."""
+    folder = open_folder("s3://bucket/x", s3.options())
     for name in NAMES:
         folder.put(name, [name.encode() * 50])
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    proxy = FaultProxy(s3.port)
-    yield proxy
-    proxy.stop()
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def _reads(options: dict[str, Any]) -> s3reads.S3Reads | None:
