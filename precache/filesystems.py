@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ EXTRAS = {
 
 WEB = frozenset(("http", "https"))
 """Read only; their names stand in listings and requests as in URLs, quoted."""
+
+_SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]+)", re.IGNORECASE)
+"""Of a connection string or a shared access signature of Azure's: what may also stand alone."""
 
 
 def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
@@ -72,3 +76,4 @@ def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
             yield from _secrets(value)
         elif isinstance(value, str) and len(value) >= 4:
             yield value
+            yield from _SECRET_PARTS.findall(value)
