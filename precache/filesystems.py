@@ -20,6 +20,9 @@ WEB = frozenset(("http", "https"))
 _SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]+)", re.IGNORECASE)
 """Of a connection string or a shared access signature of Azure's: what may also stand alone."""
 
+_ENVELOPE = re.compile(r"\n(?:RequestId|Time|ErrorCode|Content):.*", re.DOTALL)
+"""What Azure's libraries put behind a reason: the answer once more, in XML."""
+
 
 def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
     """fsspec's own instance for these options, which it keeps, one for each process."""
@@ -64,7 +67,7 @@ def _on_google(options: Mapping[str, Any]) -> bool:
 
 def reason_of(error: Exception, options: Mapping[str, Any]) -> str:
     """What an error says, without what the options hold."""
-    reason = str(error) or type(error).__name__
+    reason = _ENVELOPE.sub("", str(error)) or type(error).__name__
     for secret in _secrets(options):
         reason = reason.replace(secret, "…")
     return reason
