@@ -293,7 +293,7 @@ class RemoteFolder:
             except Exception as caught:
                 error = self._behind(caught)
                 if isinstance(error, retries.FINAL) and not isinstance(error, PermissionError):
-                    raise
+                    raise error from None
                 if attempt.last or not retries.is_transient(error):
                     raise self._error(error, name, doing) from None
                 pause = retries.pause(attempt.number, error)
@@ -302,11 +302,16 @@ class RemoteFolder:
         raise AssertionError("unreachable")
 
     def _behind(self, error: Exception) -> Exception:
-        """What went wrong: to look at a URL and fail is, to fsspec, that nothing is there."""
-        cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-        if self.protocol not in WEB or not isinstance(cause, Exception):
-            return error
-        return error if retries.status_of(cause) in (404, 410) else cause
+        """What went wrong: what a library raises may hide it."""
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if EXTRAS.get(self.protocol) == "azure":
+            # adlfs wraps up what a removal meets, and lets pass that there is no container.
+            told = cause if isinstance(error, RuntimeError) else error
+            return FileNotFoundError() if retries.status_of(told) == 404 else told
+        if self.protocol in WEB and isinstance(error, FileNotFoundError):
+            # To look at a URL and fail is, to fsspec, that nothing is there.
+            return error if retries.status_of(cause) in (404, 410) else cause
+        return error
 
     def _say_again(self, attempt: Attempt, error: StorageError, pause: float) -> None:
         said = log.warning if attempt.number else log.info  # the first is nothing out of the way

@@ -17,7 +17,7 @@ EXTRAS = {
 WEB = frozenset(("http", "https"))
 """Read only; their names stand in listings and requests as in URLs, quoted."""
 
-_SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]+)", re.IGNORECASE)
+_SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
 """Of a connection string or a shared access signature of Azure's: what may also stand alone."""
 
 _ENVELOPE = re.compile(r"\n(?:RequestId|Time|ErrorCode|Content):.*", re.DOTALL)

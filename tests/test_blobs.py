@@ -188,6 +188,47 @@ def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.Fixt
             write()
 
 
+class Refusing(AbstractFileSystem):  # type: ignore[misc]
+    """Fails as adlfs does: in writing with what the service said, in removing with that wrapped."""
+
+    protocol = "refusing"
+    cachable = False
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.refusal = OSError("no such luck")
+        self.refusal.status_code = status  # type: ignore[attr-defined]
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        raise self.refusal
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        raise RuntimeError("Failed to remove %s for %s", [path], self.refusal) from self.refusal
+
+
+def refusing(status: int, monkeypatch: pytest.MonkeyPatch) -> RemoteFolder:
+    """A folder of ``az://`` that fails with a status of HTTP."""
+    fs = Refusing(status)
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: fs)
+    return RemoteFolder("az", "bucket/x")
+
+
+def test_a_container_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = refusing(404, monkeypatch)
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", b"1")):
+        with pytest.raises(StorageError, match=r"cannot write az://bucket/x/a: .*no such bucket"):
+            write()
+    folder.remove("a")
+
+
+def test_what_may_not_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = refusing(403, monkeypatch)
+    with pytest.raises(StorageError) as caught:
+        folder.remove("a")
+    said = "cannot remove az://bucket/x/a: no such luck; check the credentials and what they may do"
+    assert str(caught.value) == said
+
+
 def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
     folder = open_folder("s3://bucket/x", s3.options())
     assert pickle.loads(pickle.dumps(folder)) == folder

@@ -27,7 +27,9 @@ def test_a_reason_holds_nothing_secret_of_the_options(options: dict[str, Any]) -
 
 
 def test_a_reason_holds_no_answer_of_azures_in_full() -> None:
-    answer = "<Error><Message>The specified container does not exist.\nRequestId:5</Message></Error>"
+    answer = (
+        "<Error><Message>The specified container does not exist.\nRequestId:5</Message></Error>"
+    )
     envelope = f"\nRequestId:5\nTime:2026-01-02\nErrorCode:ContainerNotFound\nContent: {answer}"
     error = ValueError(f"The specified container does not exist.{envelope}")
     assert reason_of(error, {}) == "The specified container does not exist."
