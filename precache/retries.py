@@ -87,8 +87,8 @@ def is_transient(error: BaseException) -> bool:
     if any(_is_without_credentials(each) for each in behind):
         return False
     statuses = [status for each in behind if (status := status_of(each)) is not None]
-    if statuses:
-        return statuses[0] in TRANSIENT_STATUS
+    if statuses:  # with one of success, it is the answer that is damaged
+        return statuses[0] in TRANSIENT_STATUS or 200 <= statuses[0] < 300
     return any(
         isinstance(each, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
         or (isinstance(each, OSError) and each.errno in TRANSIENT_ERRNO)

@@ -30,6 +30,7 @@ class CredentialUnavailableError(ClientAuthenticationError):
     [
         (HttpResponseError(None), True, False),
         (HttpResponseError(503), True, False),
+        (HttpResponseError(200), True, False),
         (HttpResponseError(409), False, False),
         (HttpResponseError(403), False, True),
         (ClientAuthenticationError(403), False, True),
@@ -38,7 +39,7 @@ class CredentialUnavailableError(ClientAuthenticationError):
         (ClientAuthenticationError(503), True, False),
     ],
 )
-def test_credentials_that_are_of_no_use_are_not_tried_again(
+def test_what_other_credentials_would_help_is_not_asked_for_again(
     error: HttpResponseError, transient: bool, forbidden: bool
 ) -> None:
     assert retries.is_transient(error) == transient
