@@ -178,7 +178,7 @@ class RemoteFolder:
         except (FileNotFoundError, NotADirectoryError):
             return []
         own = fs._strip_protocol(self._at(name)).rstrip("/")
-        others = [each for each in listed if each["name"].rstrip("/") != own]
+        others = list(_once(each for each in listed if each["name"].rstrip("/") != own))
         if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
             return [each for each in others if not re.search("[?#]", each["name"])]
         return others
@@ -353,6 +353,17 @@ def _warn_of_whole_objects(server: str) -> None:
         "pull the store",
         server,
     )
+
+
+def _once(listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each folder once: Azure may list it both as a prefix and as an object of its own."""
+    folders = set()
+    for each in listed:
+        if each["type"] == "directory":
+            if each["name"] in folders:
+                continue
+            folders.add(each["name"])
+        yield each
 
 
 def _size(info: Mapping[str, Any]) -> int:

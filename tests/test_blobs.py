@@ -259,6 +259,35 @@ def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
 # --- listing ------------------------------------------------------------------------------------
 
 
+class Listed(AbstractFileSystem):  # type: ignore[misc]
+    """Tells of each path what it was given."""
+
+    protocol = "listed"
+    cachable = False
+
+    def __init__(self, listings: dict[str, list[dict[str, Any]]]) -> None:
+        super().__init__()
+        self.listings = listings
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+        return self.listings[path]
+
+
+def _entry(name: str, size: int | None) -> dict[str, Any]:
+    return {"name": name, "size": size, "type": "directory" if size is None else "file"}
+
+
+def test_a_folder_that_is_listed_twice_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listings = {
+        "bucket": [_entry("bucket/cat", None), _entry("bucket/cat", None), _entry("bucket/x", 1)],
+        "bucket/cat": [_entry("bucket/cat/1.jpg", 2)],
+    }
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: Listed(listings))
+    folder = RemoteFolder("az", "bucket")
+    assert folder.names() == ["cat", "x"]
+    assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "x"]
+
+
 class Watched(AbstractFileSystem):  # type: ignore[misc]
     """A bucket of some prefixes of two files each, which counts listings that were begun."""
 
