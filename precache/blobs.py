@@ -168,16 +168,20 @@ class RemoteFolder:
     def _list(self, fs: Any, name: str) -> list[dict[str, Any]]:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
 
+        own = fs._strip_protocol(self._at(name)).rstrip("/")
+
         def list_anew(path: str) -> list[dict[str, Any]]:
             fs.invalidate_cache()
             listed: list[dict[str, Any]] = fs.ls(path, detail=True)
+            alone = [each["name"].rstrip("/") for each in listed] == [own]
+            if alone and EXTRAS.get(self.protocol) == "azure":
+                return _beside_marker(fs, own)
             return listed
 
         try:
             listed = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return []
-        own = fs._strip_protocol(self._at(name)).rstrip("/")
         others = list(_once(each for each in listed if each["name"].rstrip("/") != own))
         if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
             return [each for each in others if not re.search("[?#]", each["name"])]
@@ -353,6 +357,18 @@ def _warn_of_whole_objects(server: str) -> None:
         "pull the store",
         server,
     )
+
+
+def _beside_marker(fs: Any, path: str) -> list[dict[str, Any]]:
+    """What lies directly below a path of which adlfs lists nothing but itself.
+
+    It does so of an object, but also where a tool left an empty one, `path/`, to mark a folder.
+    """
+    found = fs.find(path, detail=True, withdirs=True)
+    if isinstance(found, list):  # it is an object indeed
+        return []
+    depth = path.count("/") + 1
+    return [each for each in found.values() if each["name"].count("/") == depth]
 
 
 def _once(listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

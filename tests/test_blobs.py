@@ -272,6 +272,9 @@ class Listed(AbstractFileSystem):  # type: ignore[misc]
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
         return self.listings[path]
 
+    def find(self, path: str, **options: Any) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in self.listings[f"{path}/"]}
+
 
 def _entry(name: str, size: int | None) -> dict[str, Any]:
     return {"name": name, "size": size, "type": "directory" if size is None else "file"}
@@ -286,6 +289,20 @@ def test_a_folder_that_is_listed_twice_is_walked_once(monkeypatch: pytest.Monkey
     folder = RemoteFolder("az", "bucket")
     assert folder.names() == ["cat", "x"]
     assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "x"]
+
+
+def test_what_is_beside_the_marker_of_a_folder_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = [("1.jpg", 2), ("deep", None), ("deep/2.jpg", 3)]
+    listings = {
+        "bucket": [_entry("bucket/cat", None)],
+        "bucket/cat": [_entry("bucket/cat", 0)],
+        "bucket/cat/": [_entry(f"bucket/cat/{name}", size) for name, size in below],
+        "bucket/cat/deep": [_entry("bucket/cat/deep/2.jpg", 3)],
+    }
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: Listed(listings))
+    folder = RemoteFolder("az", "bucket")
+    assert folder.names("cat") == ["1.jpg", "deep"]
+    assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "cat/deep/2.jpg"]
 
 
 class Watched(AbstractFileSystem):  # type: ignore[misc]
