@@ -234,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     proxy: FaultProxy
+    upstream_headers: Mapping[str, str]
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -245,32 +246,35 @@ class _Handler(BaseHTTPRequestHandler):
         upstream.request(self.command, self.path, body, dict(self.headers.items()))
         answer = upstream.getresponse()
         data = answer.read()
+        self.upstream_headers = dict(answer.getheaders())
         upstream.close()
         if fault is not None and fault(self, answer.status, data):
             return
-        self.answer(answer.status, data, dict(answer.getheaders()))
+        self.answer(answer.status, data, self.upstream_headers)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
 
     def answer(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         """A whole answer, of the length that its headers say."""
-        self.send_response(status)
-        own = {"connection", "transfer-encoding", "server", "date"}
-        for name, value in (headers or {}).items():
-            if name.lower() not in own | ({"content-length"} if self.command != "HEAD" else set()):
-                self.send_header(name, value)
-        if self.command != "HEAD":
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
+        self.send_head(status, len(data), headers or {})
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def hang_up(self, length: int, sent: bytes) -> None:
-        """Promise `length` bytes, send some, and reset the connection."""
-        self.send_response(200)
-        self.send_header("Content-Length", str(length))
+    def send_head(self, status: int, length: int, headers: Mapping[str, str]) -> None:
+        """Status and headers; to HEAD, with the length that these say themselves."""
+        self.send_response(status)
+        own = {"connection", "transfer-encoding", "server", "date"}
+        for name, value in headers.items():
+            if name.lower() not in own | ({"content-length"} if self.command != "HEAD" else set()):
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(length))
         self.end_headers()
-        self.wfile.write(sent)
+
+    def hang_up(self, status: int, data: bytes) -> None:
+        """Begin to answer as the server did, and reset the connection in mid-body."""
+        self.send_head(status, len(data), self.upstream_headers)
+        self.wfile.write(data[: len(data) // 2])
         self.wfile.flush()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
@@ -298,13 +302,13 @@ def passes(handler: _Handler, upstream: int, data: bytes) -> bool:
 
 def reset(handler: _Handler, upstream: int, data: bytes) -> bool:
     """The connection breaks in the middle of the body."""
-    handler.hang_up(len(data), data[: len(data) // 2])
+    handler.hang_up(upstream, data)
     return True
 
 
 def truncated(handler: _Handler, upstream: int, data: bytes) -> bool:
     """A shorter body, of the length that its header says."""
-    handler.answer(200, data[: len(data) // 2])
+    handler.answer(upstream, data[: len(data) // 2], handler.upstream_headers)
     return True
 
 
@@ -312,5 +316,5 @@ def wrong_bytes(handler: _Handler, upstream: int, data: bytes) -> bool:
     """A body of the right length, one bit of it turned."""
     changed = bytearray(data)
     changed[len(changed) // 2] ^= 1
-    handler.answer(200, bytes(changed))
+    handler.answer(upstream, bytes(changed), handler.upstream_headers)
     return True
