@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import precache
+from tests.servers import Azurite
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
@@ -187,6 +188,20 @@ def copy_store(tmp_path: Path) -> Callable[[BuiltStore], BuiltStore]:
         return BuiltStore(path, store.source, store.pipeline, result)
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """The emulator of Azure, with a container named ``bucket``."""
+    pytest.importorskip("adlfs", reason="az:// needs adlfs")
+    program = Azurite.find()
+    if program is None:
+        pytest.skip("no Azurite: npm install --no-save azurite, or name it in AZURITE")
+    server = Azurite(program, tmp_path_factory.mktemp("azurite"))
+    with server.container("bucket") as bucket:
+        bucket.create_container()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

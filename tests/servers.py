@@ -1,4 +1,4 @@
-"""Servers on loopback, started by the tests: S3, the web, and a proxy that makes faults."""
+"""Servers on loopback, started by the tests: S3, Azure, the web, and a proxy that makes faults."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.client
 import logging
+import os
 import re
 import shutil
 import socket
@@ -55,6 +56,65 @@ class S3Server:
 
     def stop(self) -> None:
         self._server.stop()
+
+
+class Azurite:
+    """Microsoft's emulator of Azure Blob Storage: a process of its own, all in memory.
+
+    Parameters
+    ----------
+    program
+        The path of ``azurite-blob``.
+    folder
+        Where it may write.
+    """
+
+    KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    """Of the account that every emulator has. Source: Azurite's documentation."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        line = [program, "--inMemoryPersistence", "--disableTelemetry", "--silent"]
+        line += ["--skipApiVersionCheck", "--blobHost", "127.0.0.1", "--blobPort", "0"]
+        self._process = subprocess.Popen(
+            line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.port = self._listening()
+
+    @staticmethod
+    def find() -> Path | None:
+        """The program that the variable AZURITE names, or the search path, or npm's folder here."""
+        here = Path(__file__).parents[1] / "node_modules/.bin"
+        found = os.environ.get("AZURITE")
+        found = found or shutil.which("azurite-blob") or shutil.which("azurite-blob", path=here)
+        return Path(found).with_name("azurite-blob") if found else None
+
+    def options(self, port: int | None = None, key: str = KEY) -> dict[str, Any]:
+        """Storage options of adlfs, through a proxy's port or straight."""
+        account = "devstoreaccount1"
+        endpoint = f"http://127.0.0.1:{port or self.port}/{account}"
+        parts = {"AccountName": account, "AccountKey": key, "BlobEndpoint": endpoint}
+        return {"connection_string": ";".join(f"{n}={value}" for n, value in parts.items())}
+
+    def container(self, name: str) -> Any:
+        """A container, of which there need be none, as Azure's own library has it."""
+        from azure.storage.blob import ContainerClient
+
+        connection: str = self.options()["connection_string"]
+        return ContainerClient.from_connection_string(connection, name)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def _listening(self) -> int:
+        """The port, when it says it."""
+        assert self._process.stdout is not None
+        said = ""
+        for line in self._process.stdout:
+            said += line
+            if found := re.search(r"listens on http://127\.0\.0\.1:([0-9]+)", line):
+                return int(found[1])
+        raise RuntimeError(f"Azurite does not run: {said}")
 
 
 class UnsatisfiableError(Exception):

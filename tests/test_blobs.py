@@ -70,13 +70,17 @@ def gcs() -> Iterator[GCSServer]:
     server.stop()
 
 
-@pytest.fixture(params=["s3", "gs", "memory"])
+SERVERS = {"s3": "s3", "gs": "gcs", "az": "azurite"}
+"""Protocol -> the fixture of its server."""
+
+
+@pytest.fixture(params=[*SERVERS, "memory"])
 def folder(request: pytest.FixtureRequest) -> Folder:
     """An empty folder."""
     number = next(_numbers)
     if request.param == "memory":
         return open_folder(f"memory://test/{number}")
-    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[request.param])
+    server = request.getfixturevalue(SERVERS[request.param])
     return open_folder(f"{request.param}://bucket/{number}", server.options())
 
 
@@ -176,9 +180,9 @@ def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
     assert folder.names("commits") == ["000001.json"]
 
 
-@pytest.mark.parametrize("protocol", ["s3", "gs"])
+@pytest.mark.parametrize("protocol", SERVERS)
 def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.FixtureRequest) -> None:
-    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[protocol])
+    server = request.getfixturevalue(SERVERS[protocol])
     folder = open_folder(f"{protocol}://nowhere/x", server.options())
     assert not folder.exists()
     assert folder.kind() is None
