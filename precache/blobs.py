@@ -169,12 +169,18 @@ class RemoteFolder:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
 
         own = fs._strip_protocol(self._at(name)).rstrip("/")
+        azure = EXTRAS.get(self.protocol) == "azure"
+        if azure and not own.rstrip(" ").endswith(name):
+            raise StorageError(
+                f"cannot list {self._url('')}: adlfs takes the name of its folder {name!r} for "
+                "another; rename it"
+            )
 
         def list_anew(path: str) -> list[dict[str, Any]]:
             fs.invalidate_cache()
             listed: list[dict[str, Any]] = fs.ls(path, detail=True)
             alone = [each["name"].rstrip("/") for each in listed] == [own]
-            if alone and EXTRAS.get(self.protocol) == "azure":
+            if alone and azure:
                 return _beside_marker(fs, own)
             return listed
 

@@ -309,6 +309,25 @@ def test_what_is_beside_the_marker_of_a_folder_is_listed(monkeypatch: pytest.Mon
     assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "cat/deep/2.jpg"]
 
 
+class Shortening(Listed):
+    """Takes a question mark at the end for the beginning of a query, as adlfs does."""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.rstrip("?")
+
+
+def test_a_folder_that_cannot_be_listed_by_its_name_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fs = Shortening({"bucket": [_entry("bucket/cat?", None)], "bucket/cat": []})
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: fs)
+    with pytest.raises(
+        StorageError, match=r"cannot list az://bucket: adlfs takes .*'cat\?' for an"
+    ):
+        list(RemoteFolder("az", "bucket").walk())
+
+
 class Watched(AbstractFileSystem):  # type: ignore[misc]
     """A bucket of some prefixes of two files each, which counts listings that were begun."""
 
