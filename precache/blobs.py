@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
+from glob import has_magic
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -169,8 +170,7 @@ class RemoteFolder:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
 
         own = fs._strip_protocol(self._at(name)).rstrip("/")
-        azure = EXTRAS.get(self.protocol) == "azure"
-        if azure and not own.rstrip(" ").endswith(name):
+        if self._is_azure and not own.rstrip(" ").endswith(name):
             raise StorageError(
                 f"cannot list {self._url('')}: adlfs takes the name of its folder {name!r} for "
                 "another; rename it"
@@ -180,7 +180,7 @@ class RemoteFolder:
             fs.invalidate_cache()
             listed: list[dict[str, Any]] = fs.ls(path, detail=True)
             alone = [each["name"].rstrip("/") for each in listed] == [own]
-            if alone and azure:
+            if alone and self._is_azure:
                 return _beside_marker(fs, own)
             return listed
 
@@ -254,7 +254,16 @@ class RemoteFolder:
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._request(lambda path: self._fs.rm(path, recursive=True), name, "remove")
+            self._request(self._remove_all, name, "remove")
+
+    def _remove_all(self, path: str) -> None:
+        if not has_magic(path):
+            self._fs.rm(path, recursive=True)
+            return
+        # fsspec removes what matches, and not what is so named; older adlfs even of a single file.
+        options = {"expand_path": False} if self._is_azure else {}
+        for each in self._fs.find(path):
+            self._fs.rm_file(each, **options)
 
     def free_bytes(self) -> int | None:
         return None
@@ -264,6 +273,10 @@ class RemoteFolder:
     @property
     def _fs(self) -> Any:
         return file_system(self.protocol, self.options)
+
+    @property
+    def _is_azure(self) -> bool:
+        return EXTRAS.get(self.protocol) == "azure"
 
     def _write(self, name: str, action: Callable[[str], object]) -> None:
         if self.protocol in WEB:
@@ -314,7 +327,7 @@ class RemoteFolder:
     def _behind(self, error: Exception) -> Exception:
         """What went wrong: what a library raises may hide it."""
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        if EXTRAS.get(self.protocol) == "azure":
+        if self._is_azure:
             # adlfs wraps up what a removal meets, and lets pass that there is no container.
             told = cause if isinstance(error, RuntimeError) else error
             return FileNotFoundError() if retries.status_of(told) == 404 else told

@@ -132,6 +132,18 @@ def test_names_and_files_below(folder: Folder) -> None:
     assert folder.names() == ["dog", "x.png"]
 
 
+@pytest.mark.parametrize("name", ["x[1]", "x*"])
+def test_what_is_removed_is_what_is_so_named(name: str, folder: Folder) -> None:
+    for each in (f"{name}/a", f"{name}/deep/b", "x1/a"):
+        folder.put(each, [b"1"])
+    folder.remove(name)
+    assert [info.name for info in folder.walk()] == ["x1/a"]
+    folder.remove(name)
+    folder.put(name, [b"1"])
+    folder.remove(name)
+    assert [info.name for info in folder.walk()] == ["x1/a"]
+
+
 def test_what_a_service_says_of_the_contents_is_in_the_row_table(s3: S3Server) -> None:
     url = f"s3://bucket/{next(_numbers)}"
     for name in ("cat/1.jpg", "dog/2.jpg"):
