@@ -11,6 +11,7 @@ from precache.errors import PrecacheError, UsageError
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
+    "abfss": "azure",
 }  # fmt: skip
 """Protocol -> the extra of precache that installs its library."""
 

@@ -254,7 +254,9 @@ def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
     assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
 
 
-@pytest.mark.parametrize(("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure")])
+@pytest.mark.parametrize(
+    ("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("abfss", "azure")]
+)
 def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     protocol: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
