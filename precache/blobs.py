@@ -168,21 +168,16 @@ class RemoteFolder:
 
     def _list(self, fs: Any, name: str) -> list[dict[str, Any]]:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
-
         own = fs._strip_protocol(self._at(name)).rstrip("/")
         if self._is_azure and not own.rstrip(" ").endswith(name):
-            raise StorageError(
-                f"cannot list {self._url('')}: adlfs takes the name of its folder {name!r} for "
-                "another; rename it"
-            )
+            told = f"adlfs takes the name of its folder {name!r} for another; rename it"
+            raise StorageError(f"cannot list {self._url('')}: {told}")
 
         def list_anew(path: str) -> list[dict[str, Any]]:
             fs.invalidate_cache()
             listed: list[dict[str, Any]] = fs.ls(path, detail=True)
-            alone = [each["name"].rstrip("/") for each in listed] == [own]
-            if alone and self._is_azure:
-                return _beside_marker(fs, own)
-            return listed
+            alone = len(listed) == 1 and listed[0]["name"].rstrip("/") == own
+            return _beside_marker(fs, own) if alone and self._is_azure else listed
 
         try:
             listed = self._request(list_anew, name, "list")
