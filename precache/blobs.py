@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
+from glob import has_magic
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -167,18 +168,22 @@ class RemoteFolder:
 
     def _list(self, fs: Any, name: str) -> list[dict[str, Any]]:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
+        own = fs._strip_protocol(self._at(name)).rstrip("/")
+        if self._is_azure and not own.rstrip(" ").endswith(name):
+            told = f"adlfs takes the name of its folder {name!r} for another; rename it"
+            raise StorageError(f"cannot list {self._url('')}: {told}")
 
         def list_anew(path: str) -> list[dict[str, Any]]:
             fs.invalidate_cache()
             listed: list[dict[str, Any]] = fs.ls(path, detail=True)
-            return listed
+            alone = len(listed) == 1 and listed[0]["name"].rstrip("/") == own
+            return _beside_marker(fs, own) if alone and self._is_azure else listed
 
         try:
             listed = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return []
-        own = fs._strip_protocol(self._at(name)).rstrip("/")
-        others = [each for each in listed if each["name"].rstrip("/") != own]
+        others = list(_once(each for each in listed if each["name"].rstrip("/") != own))
         if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
             return [each for each in others if not re.search("[?#]", each["name"])]
         return others
@@ -244,7 +249,16 @@ class RemoteFolder:
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._request(lambda path: self._fs.rm(path, recursive=True), name, "remove")
+            self._request(self._remove_all, name, "remove")
+
+    def _remove_all(self, path: str) -> None:
+        if not has_magic(path):
+            self._fs.rm(path, recursive=True)
+            return
+        # fsspec removes what matches, and not what is so named; older adlfs even of a single file.
+        options = {"expand_path": False} if self._is_azure else {}
+        for each in self._fs.find(path):
+            self._fs.rm_file(each, **options)
 
     def free_bytes(self) -> int | None:
         return None
@@ -254,6 +268,10 @@ class RemoteFolder:
     @property
     def _fs(self) -> Any:
         return file_system(self.protocol, self.options)
+
+    @property
+    def _is_azure(self) -> bool:
+        return EXTRAS.get(self.protocol) == "azure"
 
     def _write(self, name: str, action: Callable[[str], object]) -> None:
         if self.protocol in WEB:
@@ -293,7 +311,7 @@ class RemoteFolder:
             except Exception as caught:
                 error = self._behind(caught)
                 if isinstance(error, retries.FINAL) and not isinstance(error, PermissionError):
-                    raise
+                    raise error from None
                 if attempt.last or not retries.is_transient(error):
                     raise self._error(error, name, doing) from None
                 pause = retries.pause(attempt.number, error)
@@ -302,11 +320,16 @@ class RemoteFolder:
         raise AssertionError("unreachable")
 
     def _behind(self, error: Exception) -> Exception:
-        """What went wrong: to look at a URL and fail is, to fsspec, that nothing is there."""
-        cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-        if self.protocol not in WEB or not isinstance(cause, Exception):
-            return error
-        return error if retries.status_of(cause) in (404, 410) else cause
+        """What went wrong: what a library raises may hide it."""
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if self._is_azure:
+            # adlfs wraps up what a removal meets, and lets pass that there is no container.
+            told = cause if isinstance(error, RuntimeError) else error
+            return FileNotFoundError() if retries.status_of(told) == 404 else told
+        if self.protocol in WEB and isinstance(error, FileNotFoundError):
+            # To look at a URL and fail is, to fsspec, that nothing is there.
+            return error if retries.status_of(cause) in (404, 410) else cause
+        return error
 
     def _say_again(self, attempt: Attempt, error: StorageError, pause: float) -> None:
         said = log.warning if attempt.number else log.info  # the first is nothing out of the way
@@ -348,6 +371,29 @@ def _warn_of_whole_objects(server: str) -> None:
         "pull the store",
         server,
     )
+
+
+def _beside_marker(fs: Any, path: str) -> list[dict[str, Any]]:
+    """What lies directly below a path of which adlfs lists nothing but itself.
+
+    It does so of an object, but also where a tool left an empty one, `path/`, to mark a folder.
+    """
+    found = fs.find(path, detail=True, withdirs=True)
+    if isinstance(found, list):  # it is an object indeed
+        return []
+    depth = path.count("/") + 1
+    return [each for each in found.values() if each["name"].count("/") == depth]
+
+
+def _once(listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each folder once: Azure may list it both as a prefix and as an object of its own."""
+    folders = set()
+    for each in listed:
+        if each["type"] == "directory":
+            if each["name"] in folders:
+                continue
+            folders.add(each["name"])
+        yield each
 
 
 def _size(info: Mapping[str, Any]) -> int:

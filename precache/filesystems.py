@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,11 +11,18 @@ from precache.errors import PrecacheError, UsageError
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
+    "abfss": "azure",
 }  # fmt: skip
 """Protocol -> the extra of precache that installs its library."""
 
 WEB = frozenset(("http", "https"))
 """Read only; their names stand in listings and requests as in URLs, quoted."""
+
+_SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
+"""Of a connection string or a shared access signature of Azure's: what may also stand alone."""
+
+_ENVELOPE = re.compile(r"\n(?:RequestId|Time|ErrorCode|Content):.*", re.DOTALL)
+"""What Azure's libraries put behind a reason: the answer once more, in XML."""
 
 
 def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
@@ -60,7 +68,7 @@ def _on_google(options: Mapping[str, Any]) -> bool:
 
 def reason_of(error: Exception, options: Mapping[str, Any]) -> str:
     """What an error says, without what the options hold."""
-    reason = str(error) or type(error).__name__
+    reason = _ENVELOPE.sub("", str(error)) or type(error).__name__
     for secret in _secrets(options):
         reason = reason.replace(secret, "…")
     return reason
@@ -72,3 +80,4 @@ def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
             yield from _secrets(value)
         elif isinstance(value, str) and len(value) >= 4:
             yield value
+            yield from _SECRET_PARTS.findall(value)

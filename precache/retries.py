@@ -68,7 +68,15 @@ def status_of(error: BaseException) -> int | None:
 def is_forbidden(error: Exception) -> bool:
     """Whether other credentials would help."""
     gcs = str(error).startswith("Forbidden: ")  # of gcsfs, a plain OSError
-    return gcs or isinstance(error, PermissionError) or status_of(error) in (401, 403)
+    if gcs or isinstance(error, PermissionError) or status_of(error) in (401, 403):
+        return True
+    return _is_without_credentials(error)
+
+
+def _is_without_credentials(error: BaseException) -> bool:
+    """Whether the libraries of Azure found none, or none of use, before they asked the service."""
+    named = any(kind.__name__ == "ClientAuthenticationError" for kind in type(error).__mro__)
+    return named and status_of(error) is None
 
 
 def is_transient(error: BaseException) -> bool:
@@ -76,9 +84,11 @@ def is_transient(error: BaseException) -> bool:
     behind = list(causes(error))
     if any(isinstance(each, (*FINAL, ssl.SSLCertVerificationError)) for each in behind):
         return False
+    if any(_is_without_credentials(each) for each in behind):
+        return False
     statuses = [status for each in behind if (status := status_of(each)) is not None]
-    if statuses:
-        return statuses[0] in TRANSIENT_STATUS
+    if statuses:  # with one of success, it is the answer that is damaged
+        return statuses[0] in TRANSIENT_STATUS or 200 <= statuses[0] < 300
     return any(
         isinstance(each, ConnectionError | TimeoutError | asyncio.IncompleteReadError)
         or (isinstance(each, OSError) and each.errno in TRANSIENT_ERRNO)

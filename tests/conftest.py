@@ -22,7 +22,7 @@ from PIL import Image
 
 import precache
 from precache import retries
-from tests.servers import FaultProxy, S3Server
+from tests.servers import Azurite, FaultProxy, S3Server
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
@@ -190,6 +190,20 @@ def copy_store(tmp_path: Path) -> Callable[[BuiltStore], BuiltStore]:
         return BuiltStore(path, store.source, store.pipeline, result)
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """The emulator of Azure, with a container named ``bucket``."""
+    pytest.importorskip("adlfs", reason="az:// needs adlfs")
+    program = Azurite.find()
+    if program is None:
+        pytest.skip("no Azurite: npm install --no-save azurite, or name it in AZURITE")
+    server = Azurite(program, tmp_path_factory.mktemp("azurite"))
+    with server.container("bucket") as bucket:
+        bucket.create_container()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

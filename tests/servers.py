@@ -1,4 +1,4 @@
-"""Servers on loopback, started by the tests: S3, the web, and a proxy that makes faults."""
+"""Servers on loopback, started by the tests: S3, Azure, the web, and a proxy that makes faults."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.client
 import logging
+import os
 import re
 import shutil
 import socket
@@ -56,6 +57,65 @@ class S3Server:
 
     def stop(self) -> None:
         self._server.stop()
+
+
+class Azurite:
+    """Microsoft's emulator of Azure Blob Storage: a process of its own, all in memory.
+
+    Parameters
+    ----------
+    program
+        The path of ``azurite-blob``.
+    folder
+        Where it may write.
+    """
+
+    KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    """Of the account that every emulator has. Source: Azurite's documentation."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        line = [program, "--inMemoryPersistence", "--disableTelemetry", "--silent"]
+        line += ["--skipApiVersionCheck", "--blobHost", "127.0.0.1", "--blobPort", "0"]
+        self._process = subprocess.Popen(
+            line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.port = self._listening()
+
+    @staticmethod
+    def find() -> Path | None:
+        """The program that the variable AZURITE names, or the search path, or npm's folder here."""
+        here = Path(__file__).parents[1] / "node_modules/.bin"
+        found = os.environ.get("AZURITE")
+        found = found or shutil.which("azurite-blob") or shutil.which("azurite-blob", path=here)
+        return Path(found).with_name("azurite-blob") if found else None
+
+    def options(self, port: int | None = None, key: str = KEY) -> dict[str, Any]:
+        """Storage options of adlfs, through a proxy's port or straight."""
+        account = "devstoreaccount1"
+        endpoint = f"http://127.0.0.1:{port or self.port}/{account}"
+        parts = {"AccountName": account, "AccountKey": key, "BlobEndpoint": endpoint}
+        return {"connection_string": ";".join(f"{n}={value}" for n, value in parts.items())}
+
+    def container(self, name: str) -> Any:
+        """A container, of which there need be none, as Azure's own library has it."""
+        from azure.storage.blob import ContainerClient
+
+        connection: str = self.options()["connection_string"]
+        return ContainerClient.from_connection_string(connection, name)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def _listening(self) -> int:
+        """The port, when it says it."""
+        assert self._process.stdout is not None
+        said = ""
+        for line in self._process.stdout:
+            said += line
+            if found := re.search(r"listens on http://127\.0\.0\.1:([0-9]+)", line):
+                return int(found[1])
+        raise RuntimeError(f"Azurite does not run: {said}")
 
 
 class UnsatisfiableError(Exception):
@@ -235,6 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     proxy: FaultProxy
+    upstream_headers: Mapping[str, str]
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -246,32 +307,35 @@ class _Handler(BaseHTTPRequestHandler):
         upstream.request(self.command, self.path, body, dict(self.headers.items()))
         answer = upstream.getresponse()
         data = answer.read()
+        self.upstream_headers = dict(answer.getheaders())
         upstream.close()
         if fault is not None and fault(self, answer.status, data):
             return
-        self.answer(answer.status, data, dict(answer.getheaders()))
+        self.answer(answer.status, data, self.upstream_headers)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
 
     def answer(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         """A whole answer, of the length that its headers say."""
-        self.send_response(status)
-        own = {"connection", "transfer-encoding", "server", "date"}
-        for name, value in (headers or {}).items():
-            if name.lower() not in own | ({"content-length"} if self.command != "HEAD" else set()):
-                self.send_header(name, value)
-        if self.command != "HEAD":
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
+        self.send_head(status, len(data), headers or {})
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def hang_up(self, length: int, sent: bytes) -> None:
-        """Promise `length` bytes, send some, and reset the connection."""
-        self.send_response(200)
-        self.send_header("Content-Length", str(length))
+    def send_head(self, status: int, length: int, headers: Mapping[str, str]) -> None:
+        """Status and headers; to HEAD, with the length that these say themselves."""
+        self.send_response(status)
+        own = {"connection", "transfer-encoding", "server", "date"}
+        for name, value in headers.items():
+            if name.lower() not in own | ({"content-length"} if self.command != "HEAD" else set()):
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(length))
         self.end_headers()
-        self.wfile.write(sent)
+
+    def hang_up(self, status: int, data: bytes) -> None:
+        """Begin to answer as the server did, and reset the connection in mid-body."""
+        self.send_head(status, len(data), self.upstream_headers)
+        self.wfile.write(data[: len(data) // 2])
         self.wfile.flush()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
@@ -299,7 +363,7 @@ def passes(handler: _Handler, upstream: int, data: bytes) -> bool:
 
 def reset(handler: _Handler, upstream: int, data: bytes) -> bool:
     """The connection breaks in the middle of the body."""
-    handler.hang_up(len(data), data[: len(data) // 2])
+    handler.hang_up(upstream, data)
     return True
 
 
@@ -323,7 +387,7 @@ def stalled(seconds: float) -> Fault:
 
 def truncated(handler: _Handler, upstream: int, data: bytes) -> bool:
     """A shorter body, of the length that its header says."""
-    handler.answer(200, data[: len(data) // 2])
+    handler.answer(upstream, data[: len(data) // 2], handler.upstream_headers)
     return True
 
 
@@ -331,5 +395,5 @@ def wrong_bytes(handler: _Handler, upstream: int, data: bytes) -> bool:
     """A body of the right length, one bit of it turned."""
     changed = bytearray(data)
     changed[len(changed) // 2] ^= 1
-    handler.answer(200, bytes(changed))
+    handler.answer(upstream, bytes(changed), handler.upstream_headers)
     return True

@@ -52,13 +52,17 @@ def gcs() -> Iterator[GCSServer]:
     server.stop()
 
 
-@pytest.fixture(params=["s3", "gs", "memory"])
+SERVERS = {"s3": "s3", "gs": "gcs", "az": "azurite"}
+"""Protocol -> the fixture of its server."""
+
+
+@pytest.fixture(params=[*SERVERS, "memory"])
 def folder(request: pytest.FixtureRequest) -> Folder:
     """An empty folder."""
     number = next(_numbers)
     if request.param == "memory":
         return open_folder(f"memory://test/{number}")
-    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[request.param])
+    server = request.getfixturevalue(SERVERS[request.param])
     return open_folder(f"{request.param}://bucket/{number}", server.options())
 
 
@@ -110,6 +114,18 @@ def test_names_and_files_below(folder: Folder) -> None:
     assert folder.names() == ["dog", "x.png"]
 
 
+@pytest.mark.parametrize("name", ["x[1]", "x*"])
+def test_what_is_removed_is_what_is_so_named(name: str, folder: Folder) -> None:
+    for each in (f"{name}/a", f"{name}/deep/b", "x1/a"):
+        folder.put(each, [b"1"])
+    folder.remove(name)
+    assert [info.name for info in folder.walk()] == ["x1/a"]
+    folder.remove(name)
+    folder.put(name, [b"1"])
+    folder.remove(name)
+    assert [info.name for info in folder.walk()] == ["x1/a"]
+
+
 def test_what_a_service_says_of_the_contents_is_in_the_row_table(s3: S3Server) -> None:
     url = f"s3://bucket/{next(_numbers)}"
     for name in ("cat/1.jpg", "dog/2.jpg"):
@@ -158,9 +174,9 @@ def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
     assert folder.names("commits") == ["000001.json"]
 
 
-@pytest.mark.parametrize("protocol", ["s3", "gs"])
+@pytest.mark.parametrize("protocol", SERVERS)
 def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.FixtureRequest) -> None:
-    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[protocol])
+    server = request.getfixturevalue(SERVERS[protocol])
     folder = open_folder(f"{protocol}://nowhere/x", server.options())
     assert not folder.exists()
     assert folder.kind() is None
@@ -168,6 +184,47 @@ def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.Fixt
     for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", b"1")):
         with pytest.raises(StorageError, match=rf"cannot write {protocol}://nowhere/x/a: .*bucket"):
             write()
+
+
+class Refusing(AbstractFileSystem):  # type: ignore[misc]
+    """Fails as adlfs does: in writing with what the service said, in removing with that wrapped."""
+
+    protocol = "refusing"
+    cachable = False
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.refusal = OSError("no such luck")
+        self.refusal.status_code = status  # type: ignore[attr-defined]
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        raise self.refusal
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        raise RuntimeError("Failed to remove %s for %s", [path], self.refusal) from self.refusal
+
+
+def refusing(status: int, monkeypatch: pytest.MonkeyPatch) -> RemoteFolder:
+    """A folder of ``az://`` that fails with a status of HTTP."""
+    fs = Refusing(status)
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: fs)
+    return RemoteFolder("az", "bucket/x")
+
+
+def test_a_container_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = refusing(404, monkeypatch)
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", b"1")):
+        with pytest.raises(StorageError, match=r"cannot write az://bucket/x/a: .*no such bucket"):
+            write()
+    folder.remove("a")
+
+
+def test_what_may_not_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = refusing(403, monkeypatch)
+    with pytest.raises(StorageError) as caught:
+        folder.remove("a")
+    said = "cannot remove az://bucket/x/a: no such luck; check the credentials and what they may do"
+    assert str(caught.value) == said
 
 
 def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
@@ -179,7 +236,9 @@ def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
     assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
 
 
-@pytest.mark.parametrize(("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure")])
+@pytest.mark.parametrize(
+    ("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("abfss", "azure")]
+)
 def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
     protocol: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +257,71 @@ def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
 
 
 # --- listing ------------------------------------------------------------------------------------
+
+
+class Listed(AbstractFileSystem):  # type: ignore[misc]
+    """Tells of each path what it was given."""
+
+    protocol = "listed"
+    cachable = False
+
+    def __init__(self, listings: dict[str, list[dict[str, Any]]]) -> None:
+        super().__init__()
+        self.listings = listings
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+        return self.listings[path]
+
+    def find(self, path: str, **options: Any) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in self.listings[f"{path}/"]}
+
+
+def _entry(name: str, size: int | None) -> dict[str, Any]:
+    return {"name": name, "size": size, "type": "directory" if size is None else "file"}
+
+
+def test_a_folder_that_is_listed_twice_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listings = {
+        "bucket": [_entry("bucket/cat", None), _entry("bucket/cat", None), _entry("bucket/x", 1)],
+        "bucket/cat": [_entry("bucket/cat/1.jpg", 2)],
+    }
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: Listed(listings))
+    folder = RemoteFolder("az", "bucket")
+    assert folder.names() == ["cat", "x"]
+    assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "x"]
+
+
+def test_what_is_beside_the_marker_of_a_folder_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = [("1.jpg", 2), ("deep", None), ("deep/2.jpg", 3)]
+    listings = {
+        "bucket": [_entry("bucket/cat", None)],
+        "bucket/cat": [_entry("bucket/cat", 0)],
+        "bucket/cat/": [_entry(f"bucket/cat/{name}", size) for name, size in below],
+        "bucket/cat/deep": [_entry("bucket/cat/deep/2.jpg", 3)],
+    }
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: Listed(listings))
+    folder = RemoteFolder("az", "bucket")
+    assert folder.names("cat") == ["1.jpg", "deep"]
+    assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "cat/deep/2.jpg"]
+
+
+class Shortening(Listed):
+    """Takes a question mark at the end for the beginning of a query, as adlfs does."""
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.rstrip("?")
+
+
+def test_a_folder_that_cannot_be_listed_by_its_name_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fs = Shortening({"bucket": [_entry("bucket/cat?", None)], "bucket/cat": []})
+    monkeypatch.setattr(blobs, "file_system", lambda protocol, options: fs)
+    with pytest.raises(
+        StorageError, match=r"cannot list az://bucket: adlfs takes .*'cat\?' for an"
+    ):
+        list(RemoteFolder("az", "bucket").walk())
 
 
 class Watched(AbstractFileSystem):  # type: ignore[misc]

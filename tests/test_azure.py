@@ -1,0 +1,345 @@
+"""The whole road over ``az://``, against Azurite, Microsoft's emulator.
+
+It is found by the variable AZURITE, on the search path, or where `npm install --no-save azurite`
+puts it.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache import retries
+from precache.blobs import RemoteFolder
+from precache.errors import DamageError, StorageError, UsageError
+from precache.folder import Folder
+from precache.storage import open_folder
+from precache.store import append_commit, read_commits
+from tests.building import contents, pixels, put_photos
+from tests.servers import Azurite, Fault, FaultProxy, reset, status, truncated, wrong_bytes
+
+adlfs = pytest.importorskip("adlfs", reason="az:// needs adlfs")
+
+RECIPE = precache.Pipeline.image(resize=64, crop=56)
+WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
+
+
+@pytest.fixture
+def proxy(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the server, with pauses too short to wait for, those of the library included."""
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
+    at_once = "azure.storage.blob.aio.ExponentialRetry.get_backoff_time"
+    monkeypatch.setattr(at_once, lambda self, settings: 0)
+    proxy = FaultProxy(azurite.port)
+    yield proxy
+    proxy.stop()
+    adlfs.AzureBlobFileSystem.clear_instance_cache()
+
+
+_numbers = iter(range(10**6))
+
+
+@pytest.fixture
+def folder(azurite: Azurite) -> Folder:
+    """An empty folder."""
+    return open_folder(f"az://bucket/azure-{next(_numbers)}", azurite.options())
+
+
+@pytest.fixture
+def faulty(azurite: Azurite, proxy: FaultProxy) -> Folder:
+    """An empty folder behind the proxy."""
+    return open_folder(f"az://bucket/azure-{next(_numbers)}", azurite.options(proxy.port))
+
+
+@pytest.fixture
+def photos(azurite: Azurite) -> str:
+    """A source of twelve photographs in two classes, one of them broken."""
+    url = f"az://bucket/photos-{next(_numbers)}"
+    put_photos(open_folder(url, azurite.options()))
+    return url
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def test_names_are_those_of_the_blobs(folder: Folder) -> None:
+    names = [
+        "grand chat/1 %20.jpg", "Kätzchen/3&4+5.jpg", "a%b/'6'.jpg", "q?a/b?c=d.jpg", "x[1]/#*.jpg",
+    ]  # fmt: skip
+    for name in names:
+        folder.put(name, [name.encode()])
+    assert sorted(info.name for info in folder.walk()) == sorted(names)
+    assert sorted(folder.sizes()) == sorted(names)
+    assert folder.names() == sorted(name.split("/")[0] for name in names)
+    assert folder.read_many(names, [-1] * len(names)) == [name.encode() for name in names]
+    folder.remove("x[1]")
+    assert folder.names() == ["Kätzchen", "a%b", "grand chat", "q?a"]
+
+
+@pytest.mark.parametrize("name", ["cat?", "cat#", "cat "])
+def test_a_folder_that_adlfs_cannot_list_is_named(
+    name: str, azurite: Azurite, folder: Folder
+) -> None:
+    folder.put("dog/1.jpg", [b"1"])
+    with azurite.container("bucket") as bucket:
+        bucket.upload_blob(f"{folder.name}/{name}/2.jpg", b"1")
+    with pytest.raises(
+        StorageError, match=r"cannot list az://.*: adlfs takes .*'cat.' for another"
+    ):
+        list(folder.walk())
+
+
+@pytest.mark.parametrize(
+    ("marker", "metadata"), [("cat", {"hdi_isfolder": "true"}), ("cat/", {}), ("deep/cat/", {})]
+)
+def test_folders_that_are_blobs_too_are_folders(
+    marker: str, metadata: dict[str, str], azurite: Azurite, folder: Folder
+) -> None:
+    names = [f"{marker.rstrip('/')}/{name}" for name in ("1.jpg", "small/2.jpg")]
+    for name in names:
+        folder.put(name, [b"1"])
+    with azurite.container("bucket") as bucket:
+        bucket.upload_blob(f"{folder.name}/{marker}", b"", metadata=metadata)
+    assert sorted(info.name for info in folder.walk()) == names
+    below = folder.folder(marker.rstrip("/"))
+    assert (below.kind(), below.names()) == ("folder", ["1.jpg", "small"])
+    assert folder.names() == [marker.split("/", maxsplit=1)[0]]
+
+
+def test_a_blob_that_grew_is_read_whole(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
+    folder.put("a", [b"0123456789"])
+    folder.put("empty", [b""])
+    assert folder.read_many(["a", "empty", "a"], [4, 0, 10]) == [b"0123456789", b"", b"0123456789"]
+    assert folder.read_ranges([("a", 7, 99)])[0] == b"789"
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
+def test_large_blobs_come_and_go_in_parts(faulty: Folder, proxy: FaultProxy) -> None:
+    data = bytes(range(251)) * (33 << 12)  # the library reads 32 MiB in one request, not more
+    proxy.faults["PUT", "/large"] = [status(503)]
+    faulty.put("large", [data])
+    proxy.faults["GET", "/large"] = [status(503), reset]
+    [found] = faulty.read_many(["large"], [len(data)])
+    assert found == data
+    assert proxy.requests("GET", "/large") == 4
+
+
+# --- credentials --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [WRONG_KEY, "this-is-no-key-but-a-secret"])
+def test_credentials_that_are_wrong_are_said_at_once(key: str, azurite: Azurite) -> None:
+    folder = open_folder("az://bucket/x", azurite.options(key=key))
+    for action, doing, name in [
+        (lambda: folder.read("a"), "read", "/a"),
+        (lambda: folder.size("a"), "look at", "/a"),
+        (folder.names, "list", ""),
+        (folder.sizes, "list", ""),
+        (lambda: folder.put("a", [b"1"]), "write", "/a"),
+        (lambda: folder.create("a", b"1"), "write", "/a"),
+        (lambda: folder.remove("a"), "remove", "/a"),
+    ]:
+        with pytest.raises(StorageError) as caught:
+            action()
+        said = str(caught.value)
+        assert said.startswith(f"cannot {doing} az://bucket/x{name}: ")
+        assert said.endswith("; check the credentials and what they may do")
+        assert "\n" not in said
+        assert key not in said
+
+
+def test_no_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCOUNT_NAME", "CONNECTION_STRING"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+    with pytest.raises(UsageError, match=r"cannot use az://: .*; check the credentials and the st"):
+        precache.open("az://bucket/x")
+
+
+# --- commits ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Meeting(RemoteFolder):
+    """A store of two committers, neither of whom commits before the other has read the log."""
+
+    barrier: threading.Barrier = threading.Barrier(2)  # noqa: RUF009
+
+    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
+        if name == "commits/000001.json":
+            self.barrier.wait(30)
+        return super().create(name, data, scratch)
+
+
+def test_two_who_commit_at_once_both_end_up_in_the_log(azurite: Azurite) -> None:
+    store = _Meeting("az", f"bucket/azure-{next(_numbers)}", azurite.options())
+    versions = ["a" * 32, "b" * 32]
+    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = read_commits(store)
+    assert (first.number, second.number) == (1, 2)
+    assert {first.version, second.version} == set(versions)
+    assert (first.parent, second.parent) == (None, first.version)
+
+
+def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: FaultProxy) -> None:
+    proxy.faults["PUT", "/1.json"] = [status(503)]
+    assert faulty.create("1.json", b"mine")
+    assert proxy.requests("PUT", "/1.json") == 2
+    assert not faulty.create("1.json", b"another's")
+    assert faulty.read("1.json") == b"mine"
+
+
+# --- the whole road -----------------------------------------------------------------------------
+
+
+def test_from_container_to_container_to_training(
+    photos: str, azurite: Azurite, tmp_path: Path
+) -> None:
+    options = azurite.options()
+    store = f"az://bucket/store-{next(_numbers)}"
+    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, "storage_options": options}
+    result = precache.build(photos, store, RECIPE, **build)
+    assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
+    assert result.path == f"{store}/{result.version}"
+    again = precache.build(photos, store, RECIPE, **build)
+    assert again.shards_skipped == again.shards == 4
+    assert again.version == result.version
+    assert precache.verify(store, storage_options=options).ok
+    version = precache.open(store, None, options)
+    assert version.classes == ("cat", "dog")
+    assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
+
+    done = precache.pull(store, tmp_path / "here", storage_options=options)
+    assert done.version == result.version
+    right = pixels(tmp_path / "here")
+    assert len(right) == 12
+    with precache.Loader(
+        store, 5, device="cpu", cache_dir=tmp_path / "cache", storage_options=options
+    ) as loader:
+        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
+        assert loader.stats().fetched.objects == 4
+    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
+    for keys, images in batches:
+        assert np.array_equal(images, np.stack([right[key] for key in keys]))
+    by_range = pixels(store, storage_options=options)
+    assert by_range.keys() == right.keys()
+    assert all(np.array_equal(by_range[key], right[key]) for key in right)
+    stored = open_folder(store, options)
+    assert not any(Azurite.KEY.encode() in stored.read(info.name) for info in stored.walk())
+
+
+def test_a_version_goes_there_and_back_and_is_the_same(
+    photos: str, azurite: Azurite, tmp_path: Path
+) -> None:
+    options = azurite.options()
+    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, "storage_options": options}
+    result = precache.build(photos, tmp_path / "built", RECIPE, **build)
+    url = f"az://bucket/store-{next(_numbers)}"
+    pushed = precache.pull(tmp_path / "built", url, storage_options=options)
+    assert (pushed.version, pushed.skipped) == (result.version, 0)
+    pushed = precache.pull(tmp_path / "built", url, storage_options=options)
+    assert pushed.skipped == result.shards == 4
+    precache.pull(url, tmp_path / "back", storage_options=options)
+    assert contents(tmp_path / "back") == contents(tmp_path / "built")
+    assert precache.verify(tmp_path / "back").ok
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [status(503), status(500), status(429, retry_after=0)],
+        [status(503)] * 7,
+        [reset, reset],
+        [truncated, truncated],
+        [status(503), reset, truncated],
+    ],
+)
+def test_faults_that_pass_are_waited_for(
+    faults: list[Fault], faulty: Folder, proxy: FaultProxy
+) -> None:
+    data = {name: name.encode() * 1000 for name in "abc"}
+    for name, content in data.items():
+        faulty.put(name, [content])
+    waiting = proxy.faults.setdefault(("GET", "/b"), list(faults))
+    assert faulty.read_many(list("abc"), [1000] * 3) == list(data.values())
+    assert waiting == []
+
+
+def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultProxy) -> None:
+    names = [f"{n}/{m}.jpg" for n in range(6) for m in range(2)]
+    for name in names:
+        faulty.put(name, [b"1"])
+    for found in (lambda: [info.name for info in faulty.walk()], faulty.sizes):
+        waiting = [status(503), reset, status(500), truncated, status(429)]
+        proxy.faults["GET", "/bucket"] = waiting
+        assert sorted(found()) == names
+        assert waiting == []
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_what_is_forbidden_is_not_asked_for_again(
+    code: int, faulty: Folder, proxy: FaultProxy
+) -> None:
+    faulty.put("a", [b"1"])
+    for method, action in [
+        ("GET", lambda: faulty.read("a")),
+        ("DELETE", lambda: faulty.remove("a")),
+    ]:
+        proxy.faults[method, "/a"] = [status(code)] * 9
+        with pytest.raises(StorageError, match=r"cannot .* az://bucket/.*/a: .*; check the cred"):
+            action()
+        assert proxy.requests(method, "/a") == 1
+
+
+def test_a_build_through_a_bad_network_is_the_build_through_a_good_one(
+    photos: str, azurite: Azurite, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    faults: list[list[Fault]] = [
+        [status(503), status(500)],
+        [status(429, retry_after=0), reset],
+        [reset, reset],
+        [truncated, status(502)],
+    ]
+    for number in range(12):
+        proxy.faults["GET", f"/{number:02d}.jpg"] = list(faults[number % 4])
+    proxy.faults["PUT", "/c/1/0/0/0"] = [status(503), reset]
+    proxy.faults["PUT", "/000001.json"] = [status(500)]
+    for name, port in (("good", azurite.port), ("bad", proxy.port)):
+        store = f"az://bucket/store-{next(_numbers)}"
+        build: dict[str, Any] = {"address": "serial", "shard_samples": 4}
+        precache.build(photos, store, RECIPE, storage_options=azurite.options(port), **build)
+        precache.pull(store, tmp_path / name, storage_options=azurite.options())
+    assert not any(proxy.faults.values())
+    assert contents(tmp_path / "bad") == contents(tmp_path / "good")
+
+
+def test_wrong_bytes_on_the_way_are_noticed(
+    photos: str, azurite: Azurite, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    store = f"az://bucket/store-{next(_numbers)}"
+    build: dict[str, Any] = {"address": "serial", "storage_options": azurite.options()}
+    precache.build(photos, store, RECIPE, **build)
+    precache.pull(store, tmp_path / "right", storage_options=azurite.options())
+    shard = "/image/c/0/0/0/0"
+    proxy.faults["GET", shard] = [wrong_bytes]
+    precache.pull(store, tmp_path / "once", storage_options=azurite.options(proxy.port))
+    assert proxy.faults["GET", shard] == []
+    assert contents(tmp_path / "once") == contents(tmp_path / "right")
+    proxy.faults["GET", shard] = [wrong_bytes] * 10
+    with pytest.raises(DamageError, match=rf"{shard} is damaged: its checksum does not hold"):
+        precache.pull(store, tmp_path / "always", storage_options=azurite.options(proxy.port))
