@@ -24,7 +24,7 @@ import torch.utils.data
 
 import precache
 from precache import feed, retries
-from precache.diskcache import OVERHEAD, on_disk
+from precache.diskcache import OVERHEAD, Lease, on_disk
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
 from tests.building import cli, contents, environment, poll, put_photos, running
@@ -452,6 +452,22 @@ def test_a_full_disk_ends_the_epoch_and_not_the_cache(
         monkeypatch.undo()
         assert_whole(epoch(loader), large)
         assert loader.stats().fetched.objects >= 16
+
+
+def test_a_cache_that_cannot_be_written_any_more_is_an_error_and_no_hang(
+    url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(lease: Lease, name: str) -> None:
+        raise StorageError(f"cannot write of {name}")
+
+    monkeypatch.setattr(Lease, "give_back", broken)
+
+    loader = precache.Loader(
+        url, 20, device="cpu", cache_dir=tmp_path, storage_options=s3.options(),
+        shuffle="block", window=1, threads=1, ahead=4,
+    )  # fmt: skip
+    with pytest.raises(StorageError, match="cannot write of"):
+        list(loader)
 
 
 # --- several processes --------------------------------------------------------------------------
