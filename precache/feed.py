@@ -19,7 +19,7 @@ from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
 from precache.errors import DamageError, StorageError, StoreError
 from precache.meter import Fetched
 from precache.objects import MappedObjects
-from precache.prefetch import Threads
+from precache.prefetch import Threads, collected
 from precache.store import Version
 
 FETCHES = 4
@@ -145,12 +145,16 @@ class CachedShards:
             yield feed
         finally:
             feed.close()
-            with self._lock:
-                keep = not self._idle and not self._closed
-                if keep:
-                    self._idle.append(lease)
-            if not keep:
-                lease.close()
+            if not collected():  # else the lease goes with the threads of the feed
+                self._take_back(lease)
+
+    def _take_back(self, lease: Lease) -> None:
+        with self._lock:
+            keep = not self._idle and not self._closed
+            if keep:
+                self._idle.append(lease)
+        if not keep:
+            lease.close()
 
     def count(self, nbytes: int) -> None:
         """Add an object that was fetched."""
@@ -309,6 +313,11 @@ class ShardFeed:
         """End all fetches, and let go of all shards; nobody may be reading them."""
         self.stop()
         self._pool.close()
+        if collected():
+            for number in list(self._open):
+                for each in self._shards.fields.values():
+                    each.forget(number)
+            return
         if not self._lease.usable:  # of the process that this one was forked from
             return
         with contextlib.ExitStack() as ends:

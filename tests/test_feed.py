@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -238,6 +239,46 @@ def test_an_early_end_leaves_no_thread_and_holds_nothing(
         assert_whole(epoch(loader), large)
     assert list((tmp_path / "users").iterdir()) == []
     assert threading.active_count() <= before + 1  # fsspec's own
+
+
+def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
+    large: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precache.pull(large.path, "memory://collected")
+    begun, dropped, first = threading.Event(), threading.Event(), set[int]()
+    fetch = feed.ShardFeed._fetch
+
+    def collecting(self: feed.ShardFeed, objects: Any, number: int, target: int) -> None:
+        if number not in first and not begun.is_set():  # batches being decoded wait for it
+            begun.set()
+            dropped.wait(60)
+            gc.collect()
+        fetch(self, objects, number, target)
+
+    class Trainer:
+        def __init__(self, batches: Iterator[Any]) -> None:
+            self.batches, self.itself = batches, self
+
+    monkeypatch.setattr(feed.ShardFeed, "_fetch", collecting)
+    before = threading.active_count()
+    loader = precache.Loader(
+        "memory://collected", 8, device="cpu", cache_dir=tmp_path, window=2, ahead=3, threads=2
+    )
+    first.update((next(loader._order.epoch(0)) // 10).tolist())
+    gc.disable()
+    try:
+        trainer = Trainer(iter(loader))
+        next(trainer.batches)
+        assert begun.wait(60)
+        del trainer
+        dropped.set()
+        poll(lambda: threading.active_count() <= before, "the threads end")
+    finally:
+        gc.enable()
+    gc.collect()  # errors of its threads, which hold what they were raised from
+    assert list((tmp_path / "users").iterdir()) == []
+    assert_whole(epoch(loader), large)
+    loader.close()
 
 
 def test_a_state_from_another_window_is_refused(
