@@ -155,9 +155,6 @@ class Loader:
         shuffled = _shuffle(shuffle, self._columns, window, num_canonical_nodes)
         ranks = find_rank(rank, world_size)
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
-        if self._columns.cached:
-            shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
-            self._columns.cached.claim(self._columns.cached.most(shards))
         self._sorted_by = order
         self._transform = transform
         self._output = self._output_names(output)
@@ -170,6 +167,9 @@ class Loader:
         self._closed = False
         self._position = (0, 0)
         self._next = (0, 0)
+        if self._columns.cached:  # last: what is refused above must hold nothing
+            shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
+            self._columns.cached.claim(self._columns.cached.most(shards))
 
     def _make_order(
         self,

@@ -281,6 +281,13 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
     loader.close()
 
 
+def test_a_loader_that_is_refused_holds_nothing(url: str, s3: S3Server, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="label is not among") as kept:
+        _cached(url, s3.options(), tmp_path, fields=["image"], output="tuple")
+    assert list((tmp_path / "users").iterdir()) == []
+    del kept
+
+
 def test_a_state_from_another_window_is_refused(
     url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
 ) -> None:
