@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -286,6 +287,20 @@ def test_a_loader_that_is_refused_holds_nothing(url: str, s3: S3Server, tmp_path
         _cached(url, s3.options(), tmp_path, fields=["image"], output="tuple")
     assert list((tmp_path / "users").iterdir()) == []
     del kept
+
+
+def test_what_is_free_on_a_disk_does_not_change_the_order(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    for rank, free in enumerate((10**12, int(1.5 * cache_bytes(large, 16)))):
+        usage = shutil.disk_usage(tmp_path)._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, usage=usage: usage)
+        folder = tmp_path / str(rank)
+        with _cached(url, s3.options(), folder, rank=rank, world_size=2) as loader:
+            for batch in loader:
+                rows += batch["row"].tolist()
+    assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
 
 
 def test_a_state_from_another_window_is_refused(
