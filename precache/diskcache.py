@@ -93,8 +93,9 @@ class DiskCache:
         """
         if limit is None:
             cache = cls(Path(folder), 0)
-            taken = sum(f.stat().st_size for f in (cache.folder / "objects").iterdir())
-            limit = int(SHARE * (shutil.disk_usage(cache.folder).free + taken))
+            with _translated(cache.folder, "use"):
+                taken = sum(512 * status.st_blocks for _, status in cache._files())
+                limit = int(SHARE * (shutil.disk_usage(cache.folder).free + taken))
         try:
             return cls(Path(folder), int(TypeAdapter(ByteSize).validate_python(limit)))
         except ValidationError:
@@ -239,8 +240,12 @@ class Lease:
         self._path = cache.folder / "users" / uuid.uuid4().hex
         self._descriptor = _lock(self._path)
         self._process = os.getpid()
-        self._say()
         self._end = weakref.finalize(self, _leave, self._descriptor, self._path, self._process)
+        try:
+            self._say()
+        except OSError:
+            self.close()
+            raise
 
     def obtain(self, name: str, size: int, fetch: Callable[[int], None]) -> bool:
         """Hold an object until `give_back`, and have it there; False where it was there already.
@@ -284,6 +289,7 @@ class Lease:
 
     def _say(self) -> None:
         data = json.dumps({**self._said, "held": sorted(self._held)}).encode()
+        os.posix_fallocate(self._descriptor, 0, len(data))  # all or nothing, where a disk is full
         os.ftruncate(self._descriptor, os.pwrite(self._descriptor, data, 0))
 
     @property

@@ -19,7 +19,7 @@ from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
 from precache.errors import DamageError, StorageError, StoreError
 from precache.meter import Fetched
 from precache.objects import MappedObjects
-from precache.prefetch import Threads
+from precache.prefetch import Threads, collected
 from precache.store import Version
 
 FETCHES = 4
@@ -145,12 +145,16 @@ class CachedShards:
             yield feed
         finally:
             feed.close()
-            with self._lock:
-                keep = not self._idle and not self._closed
-                if keep:
-                    self._idle.append(lease)
-            if not keep:
-                lease.close()
+            if not collected():  # else the lease goes with the threads of the feed
+                self._take_back(lease)
+
+    def _take_back(self, lease: Lease) -> None:
+        with self._lock:
+            keep = not self._idle and not self._closed
+            if keep:
+                self._idle.append(lease)
+        if not keep:
+            lease.close()
 
     def count(self, nbytes: int) -> None:
         """Add an object that was fetched."""
@@ -244,19 +248,25 @@ class ShardFeed:
                 self._open[number].there.result()
             yield
         finally:
-            with self._changed:
+            # Whoever waits for room must go on to the error, where the cache cannot be written.
+            with self._changed, contextlib.ExitStack() as ends:
+                ends.callback(self._changed.notify_all)
                 for number in numbers:
-                    self._open[number].batches -= 1
-                    if not self._open[number].batches:
-                        self._let_go(number)
-                self._changed.notify_all()
+                    ends.callback(self._read, number)
+
+    def _read(self, number: int) -> None:
+        """A batch has read a shard."""
+        self._open[number].batches -= 1
+        if not self._open[number].batches:
+            self._let_go(number)
 
     def _let_go(self, number: int) -> None:
-        for each in self._shards.fields.values():
-            each.forget(number)
-            self._lease.give_back(each.cached_name(number))
         del self._open[number]
         self._taken -= self._shards.nbytes(number)
+        with contextlib.ExitStack() as ends:
+            for each in self._shards.fields.values():
+                each.forget(number)
+                ends.callback(self._lease.give_back, each.cached_name(number))
 
     def _bring(self, number: int) -> None:
         """Have a shard in the cache and hold it; runs on the fetching threads."""
@@ -303,10 +313,16 @@ class ShardFeed:
         """End all fetches, and let go of all shards; nobody may be reading them."""
         self.stop()
         self._pool.close()
+        if collected():
+            for number in list(self._open):
+                for each in self._shards.fields.values():
+                    each.forget(number)
+            return
         if not self._lease.usable:  # of the process that this one was forked from
             return
-        for number in list(self._open):
-            self._let_go(number)
+        with contextlib.ExitStack() as ends:
+            for number in list(self._open):
+                ends.callback(self._let_go, number)
 
 
 def _read_ahead(path: Path, size: int) -> None:

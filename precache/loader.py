@@ -72,8 +72,8 @@ class Loader:
         ``host`` or ``device``: decode everything once into that memory and gather batches there;
         refused where it does not fit.
     window
-        Shards mixed at a time by ``shuffle="block"``; by default 8, or with a cache as many fewer
-        as let two loaders share it.
+        Shards mixed at a time by ``shuffle="block"``; by default 8, or with a `cache_limit` as
+        many fewer as let two loaders share it; ranks must have the same one.
     decompress
         ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
         decompresses them there. Falls back to the host, with one line in the log, where nvCOMP or
@@ -161,13 +161,14 @@ class Loader:
         # What is to be in memory whole needs no copy on a disk.
         cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
         self._columns = Columns(os.fspath(uri), fields, verify, storage_options, access, cache)
-        shuffled = _shuffle(shuffle, self._columns, window, num_canonical_nodes)
+        # What is free on a disk must not change the order: each rank has a disk of its own.
+        widest = WINDOW
+        if self._columns.cached and cache_limit is not None:
+            widest = self._columns.cached.window(WINDOW)
+        shuffled = _shuffle(shuffle, self._columns, window or widest, num_canonical_nodes)
         self._selection = Selection.of(self._columns, rows, weights)
         ranks = find_rank(rank, world_size)
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
-        if self._columns.cached:
-            shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
-            self._columns.cached.claim(self._columns.cached.most(shards))
         self._sorted_by = order
         self._transform = transform
         self._output = self._output_names(output)
@@ -180,6 +181,9 @@ class Loader:
         self._closed = False
         self._position = (0, 0)
         self._next = (0, 0)
+        if self._columns.cached:  # last: what is refused above must hold nothing
+            shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
+            self._columns.cached.claim(self._columns.cached.most(shards))
 
     def _make_order(
         self,
@@ -357,17 +361,14 @@ def _choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
 
 
-def _shuffle(
-    shuffle: bool | str, columns: Columns, window: int | None, nodes: int
-) -> Shuffle | None:
+def _shuffle(shuffle: bool | str, columns: Columns, window: int, nodes: int) -> Shuffle | None:
     _choose("shuffle", shuffle, (True, False, "full", "block"))
     blocks = shuffle == "block" or (shuffle is True and columns.cached is not None)
     if nodes > 1 and not blocks:
         raise UsageError(f"num_canonical_nodes is {nodes}; give shuffle='block' with it")
     if blocks:
         rows = [reader.array.object_shape[0] for reader in columns.readers.values()]
-        widest = columns.cached.window(WINDOW) if columns.cached else WINDOW
-        return Shuffle("block", max(rows, default=1), window or widest, nodes)
+        return Shuffle("block", max(rows, default=1), window, nodes)
     return Shuffle() if shuffle else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import deque
@@ -16,25 +17,40 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+_collecting: set[int] = set()
+"""Threads on which the garbage collector runs."""
+
+
+def _note(phase: str, info: dict[str, int]) -> None:
+    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+
+
+gc.callbacks.append(_note)
+
+
+def collected() -> bool:
+    """Whether the garbage collector is what ends an iterator.
+
+    It runs on any thread, in the middle of anything: to wait there for another thread, or for a
+    lock, may be to wait for oneself.
+    """
+    return threading.get_ident() in _collecting
+
+
 class Threads:
     """A pool of threads for one iterator, whatever becomes of that.
 
     An iterator may be inherited by a forked process, where the threads are not, and it may be
-    collected as garbage on one of the threads themselves.
+    collected as garbage on any thread.
     """
 
     def __init__(self, count: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._process = os.getpid()
-        self._own: set[int] = set()
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Have a thread do it."""
-        return self._pool.submit(self._run, work, *arguments)
-
-    def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        self._own.add(threading.get_ident())
-        return work(*arguments)
+        return self._pool.submit(work, *arguments)
 
     def require_here(self) -> None:
         """Raise `UsageError` in a process that was forked since."""
@@ -48,16 +64,18 @@ class Threads:
         pending: Iterable[Future[Result]] = (),
         discard: Callable[[Result], None] = lambda result: None,
     ) -> None:
-        """Cancel what has not begun, join the threads, and `discard` results nobody took."""
+        """Cancel what has not begun, join the threads, and `discard` results nobody took.
+
+        Where the iterator is `collected`, the threads end by themselves.
+        """
         if os.getpid() != self._process:
             return
-        itself = threading.get_ident() in self._own
 
         def done(future: Future[Result]) -> None:
             if not future.cancelled() and future.exception() is None:
                 discard(future.result())
 
-        self._pool.shutdown(wait=not itself, cancel_futures=True)
+        self._pool.shutdown(wait=not collected(), cancel_futures=True)
         for future in pending:
             future.add_done_callback(done)
 

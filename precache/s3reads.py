@@ -89,14 +89,18 @@ class S3Reads:
         return bytes(await obstore.get_range_async(store, key, start=start, end=end))
 
     async def _open(self, bucket: str) -> Any:
+        from botocore.exceptions import ClientError
         from obstore.store import S3Store
 
         client = await self._fs.set_session()
         endpoint = str(client.meta.endpoint_url)
         config: dict[str, Any] = {"region": client.meta.region_name}
         if endpoint.endswith(".amazonaws.com"):
-            answer = await client.head_bucket(Bucket=bucket)
-            headers = answer["ResponseMetadata"]["HTTPHeaders"]
+            try:
+                answer = await client.head_bucket(Bucket=bucket)
+            except ClientError as error:  # whoever may only read objects is told the region too
+                answer = error.response
+            headers = answer["ResponseMetadata"].get("HTTPHeaders", {})
             config["region"] = headers.get("x-amz-bucket-region", config["region"])
         else:
             config["endpoint"] = endpoint

@@ -330,8 +330,14 @@ class Order:
         least = int(sizes[: shuffle.window].sum())
         rows = self.global_batch // shuffle.nodes
         windows = max(0, rows - 2) // least + 2
-        own = len(np.unique(self._own(0, self.global_batch) % shuffle.nodes))
-        return min(len(sizes), windows * shuffle.window * own)
+        own = max(self._nodes_of(0), self._nodes_of(max(0, self.batches - 1)))
+        again = max(0, self._positions - len(self.valid))  # from the beginning, in the last batch
+        return min(len(sizes), windows * shuffle.window * own + again)
+
+    def _nodes_of(self, number: int) -> int:
+        """Canonical nodes whose rows this rank reads in a batch."""
+        nodes = self.shuffle.nodes if self.shuffle else 1
+        return len(np.unique(self._own(number, self._size(number)) % nodes))
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""

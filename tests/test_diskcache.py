@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import random
@@ -183,6 +184,35 @@ def test_a_cache_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match=r"cannot make the cache .*file/cache: Not a directory"):
         DiskCache(tmp_path / "file" / "cache", 10**9)
+
+
+def test_a_full_disk_is_in_nobodys_way_once_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cache = cache_for(tmp_path, 4)
+    lease = cache.join(ROOM, "a-")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match="the disk is full") as kept:
+        cache.join(2 * ROOM, "a-")
+    with pytest.raises(StorageError, match="the disk is full"):
+        lease.obtain("a-1", SIZE, writer("a-1"))
+    assert len(list((tmp_path / "users").iterdir())) == 1
+    monkeypatch.undo()
+    lease.give_back("a-1")
+    assert lease.obtain("a-1", SIZE, writer("a-1"))
+    cache.join(3 * ROOM, "a-")
+    del kept
+
+
+def test_objects_may_go_while_the_default_limit_is_reckoned(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "objects" / "gone").symlink_to(tmp_path / "nowhere")
+    assert DiskCache.at(tmp_path).limit > 0
 
 
 def test_a_lease_that_is_forgotten_ends(tmp_path: Path) -> None:

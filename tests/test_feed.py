@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +26,7 @@ import torch.utils.data
 
 import precache
 from precache import feed
-from precache.diskcache import OVERHEAD, on_disk
+from precache.diskcache import OVERHEAD, Lease, on_disk
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
 from tests.building import cli, contents, environment, poll, put_photos, running
@@ -220,6 +222,67 @@ def test_an_early_end_leaves_no_thread_and_holds_nothing(
         assert_whole(epoch(loader), large)
     assert list((tmp_path / "users").iterdir()) == []
     assert threading.active_count() <= before + 1  # fsspec's own
+
+
+def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
+    large: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precache.pull(large.path, "memory://collected")
+    begun, dropped, first = threading.Event(), threading.Event(), set[int]()
+    fetch = feed.ShardFeed._fetch
+
+    def collecting(self: feed.ShardFeed, objects: Any, number: int, target: int) -> None:
+        if number not in first and not begun.is_set():  # batches being decoded wait for it
+            begun.set()
+            dropped.wait(60)
+            gc.collect()
+        fetch(self, objects, number, target)
+
+    class Trainer:
+        def __init__(self, batches: Iterator[Any]) -> None:
+            self.batches, self.itself = batches, self
+
+    monkeypatch.setattr(feed.ShardFeed, "_fetch", collecting)
+    before = threading.active_count()
+    loader = precache.Loader(
+        "memory://collected", 8, device="cpu", cache_dir=tmp_path, window=2, ahead=3, threads=2
+    )
+    first.update((next(loader._order.epoch(0)) // 10).tolist())
+    gc.disable()
+    try:
+        trainer = Trainer(iter(loader))
+        next(trainer.batches)
+        assert begun.wait(60)
+        del trainer
+        dropped.set()
+        poll(lambda: threading.active_count() <= before, "the threads end")
+    finally:
+        gc.enable()
+    gc.collect()  # errors of its threads, which hold what they were raised from
+    assert list((tmp_path / "users").iterdir()) == []
+    assert_whole(epoch(loader), large)
+    loader.close()
+
+
+def test_a_loader_that_is_refused_holds_nothing(url: str, s3: S3Server, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="label is not among") as kept:
+        _cached(url, s3.options(), tmp_path, fields=["image"], output="tuple")
+    assert list((tmp_path / "users").iterdir()) == []
+    del kept
+
+
+def test_what_is_free_on_a_disk_does_not_change_the_order(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    for rank, free in enumerate((10**12, int(1.5 * cache_bytes(large, 16)))):
+        usage = shutil.disk_usage(tmp_path)._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, usage=usage: usage)
+        folder = tmp_path / str(rank)
+        with _cached(url, s3.options(), folder, rank=rank, world_size=2) as loader:
+            for batch in loader:
+                rows += batch["row"].tolist()
+    assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
 
 
 def test_a_state_from_another_window_is_refused(
@@ -434,6 +497,22 @@ def test_a_full_disk_ends_the_epoch_and_not_the_cache(
         monkeypatch.undo()
         assert_whole(epoch(loader), large)
         assert loader.stats().fetched.objects >= 16
+
+
+def test_a_cache_that_cannot_be_written_any_more_is_an_error_and_no_hang(
+    url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(lease: Lease, name: str) -> None:
+        raise StorageError(f"cannot write of {name}")
+
+    monkeypatch.setattr(Lease, "give_back", broken)
+
+    loader = precache.Loader(
+        url, 20, device="cpu", cache_dir=tmp_path, storage_options=s3.options(),
+        shuffle="block", window=1, threads=1, ahead=4,
+    )  # fmt: skip
+    with pytest.raises(StorageError, match="cannot write of"):
+        list(loader)
 
 
 # --- several processes --------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -98,3 +100,21 @@ def test_nobody_needs_credentials_for_what_is_public(s3: S3Server, proxy: FaultP
 def test_options_that_only_s3fs_understands_leave_it_to_that(s3: S3Server) -> None:
     assert _reads({**s3.options(), "requester_pays": True}) is None
     assert _reads(s3.options()) is not None
+
+
+def test_whoever_may_not_look_at_a_bucket_reads_its_objects() -> None:
+    from botocore.exceptions import ClientError
+
+    async def head_bucket(**asked: str) -> None:
+        said = {"HTTPStatusCode": 403, "HTTPHeaders": {"x-amz-bucket-region": "eu-north-1"}}
+        raise ClientError({"Error": {"Code": "403"}, "ResponseMetadata": said}, "HeadBucket")
+
+    meta = SimpleNamespace(endpoint_url="https://s3.amazonaws.com", region_name="us-east-1")
+    client = SimpleNamespace(meta=meta, head_bucket=head_bucket)
+
+    async def set_session() -> SimpleNamespace:
+        return client
+
+    fs = SimpleNamespace(set_session=set_session, anon=True)
+    store = asyncio.run(s3reads.S3Reads(fs)._open("bucket"))
+    assert store.config["region"] == "eu-north-1"

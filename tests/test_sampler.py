@@ -314,3 +314,12 @@ def test_no_batch_needs_more_blocks_than_are_claimed(
             return
         most = max(len(set((rows // block).tolist())) for rows in order.epoch(1))
         assert most <= order.blocks_at_once(block)
+
+
+def test_the_rows_that_fill_up_an_epoch_count_among_those_at_hand() -> None:
+    """The last batch has the end of one window, all of another, and the beginning of the first."""
+    order = Order(ValidRows(1601, np.empty(0, np.int64)), 35, Shuffle("block", 100, 8), 0,
+                  rank=15, world_size=16)  # fmt: skip
+    [last] = order.epoch(284, order.batches - 1)
+    assert len(np.unique(last // 100)) == 17
+    assert order.blocks_at_once(100) == 17
