@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 import xxhash
@@ -19,8 +23,10 @@ from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
 from precache.errors import DamageError, StorageError, StoreError
 from precache.meter import Fetched
 from precache.objects import MappedObjects
-from precache.prefetch import Threads, collected
+from precache.prefetch import collected
 from precache.store import Version
+
+log = logging.getLogger(__name__)
 
 FETCHES = 4
 """Shards under way at a time."""
@@ -31,16 +37,21 @@ PIECE = 32 << 20
 LOOKAHEAD = 1 << 20
 """Rows whose shards are looked for; what they need may be less than the cache holds."""
 
+GRACE = 5.0
+"""Seconds that an iterator's end waits for requests under way."""
+
 TRIES = 3
 """Times that a shard is fetched whose bytes do not arrive as they were written."""
 
 
 @dataclass
 class _Shard:
-    """A shard that begun batches read: when it is there, and how many of them are left."""
+    """A shard that begun batches read: when it is there, how many of them are left, and whether it
+    is being fetched yet."""
 
     there: Future[None]
-    batches: int
+    batches: int = 0
+    begun: bool = False
 
 
 class _CachedObjects(MappedObjects):
@@ -99,6 +110,11 @@ class CachedShards:
         self._lock = threading.Lock()
         self._fetched = Fetched()
 
+    @property
+    def where(self) -> str:
+        """Path or URL of the version."""
+        return self._version.path
+
     def objects(self, name: str) -> MappedObjects:
         """The objects of a field, to be mapped where a feed has them."""
         return self.fields.setdefault(name, _CachedObjects(self._version, name, self.cache))
@@ -144,8 +160,7 @@ class CachedShards:
         try:
             yield feed
         finally:
-            feed.close()
-            if not collected():  # else the lease goes with the threads of the feed
+            if feed.close():  # else the lease goes with the threads of the feed
                 self._take_back(lease)
 
     def _take_back(self, lease: Lease) -> None:
@@ -179,10 +194,14 @@ class CachedShards:
 class ShardFeed:
     """Fetches the shards of coming batches, and holds them until these are read.
 
+    Nobody waits for room: shards are fetched in the order in which batches need them, each as soon
+    as there is room for it, and batches wait for their own shards alone.
+
     Parameters
     ----------
     room
-        Bytes in the cache that it holds at most.
+        Bytes in the cache that it holds at most; enough for the shards of any one batch and those
+        that it shares windows with.
     """
 
     def __init__(self, shards: CachedShards, lease: Lease, room: int) -> None:
@@ -190,10 +209,11 @@ class ShardFeed:
         self._lease = lease
         self._room = room
         self._open: dict[int, _Shard] = {}
+        self._queued: deque[int] = deque()
         self._taken = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._stopped = False
-        self._pool = Threads(FETCHES, "precache-fetch")
+        self._fetchers = _Fetchers(FETCHES, self._bring)
 
     def around(
         self, batches: Generator[np.ndarray, None, None]
@@ -202,15 +222,12 @@ class ShardFeed:
         waiting: deque[np.ndarray] = deque()
         rows_waiting = 0
         for rows in batches:
-            new = self._hold(rows)
-            while not self._bring_all(new, wait=not waiting):
+            while waiting and (self._queued or rows_waiting > LOOKAHEAD):
                 rows_waiting -= len(waiting[0])
                 yield waiting.popleft()
+            self._begin(rows)
             waiting.append(rows)
             rows_waiting += len(rows)
-            if rows_waiting > LOOKAHEAD:
-                rows_waiting -= len(waiting[0])
-                yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
 
@@ -218,26 +235,25 @@ class ShardFeed:
         numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
         return numbers
 
-    def _hold(self, rows: np.ndarray) -> list[int]:
-        """Keep the shards of a batch that are there for an earlier one; the others."""
-        numbers = self._numbers(rows)
-        with self._changed:
-            for number in numbers:
-                if number in self._open:
-                    self._open[number].batches += 1
-            return [number for number in numbers if number not in self._open]
+    def _begin(self, rows: np.ndarray) -> None:
+        """Have the shards of a batch fetched, once there is room."""
+        with self._lock:
+            for number in self._numbers(rows):
+                if number not in self._open:
+                    self._open[number] = _Shard(Future())
+                    self._queued.append(number)
+                self._open[number].batches += 1
+            self._fetch_queued()
 
-    def _bring_all(self, new: list[int], *, wait: bool) -> bool:
-        """Have shards of a batch fetched; without room for them wait, or say False."""
-        with self._changed:
-            while self._taken + sum(map(self._shards.nbytes, new)) > self._room:
-                if not wait:
-                    return False
-                self._changed.wait()
-            for number in new:
-                self._taken += self._shards.nbytes(number)
-                self._open[number] = _Shard(self._pool.submit(self._bring, number), 1)
-        return True
+    def _fetch_queued(self) -> None:
+        while self._queued:
+            number, nbytes = self._queued[0], self._shards.nbytes(self._queued[0])
+            if self._taken + nbytes > self._room:
+                return
+            self._queued.popleft()
+            self._taken += nbytes
+            self._open[number].begun = True
+            self._fetchers.submit(number, self._open[number].there)
 
     @contextlib.contextmanager
     def present(self, rows: np.ndarray) -> Iterator[None]:
@@ -248,9 +264,9 @@ class ShardFeed:
                 self._open[number].there.result()
             yield
         finally:
-            # Whoever waits for room must go on to the error, where the cache cannot be written.
-            with self._changed, contextlib.ExitStack() as ends:
-                ends.callback(self._changed.notify_all)
+            # What waits for room must go on to the error, where the cache cannot be written.
+            with self._lock, contextlib.ExitStack() as ends:
+                ends.callback(self._fetch_queued)
                 for number in numbers:
                     ends.callback(self._read, number)
 
@@ -261,7 +277,9 @@ class ShardFeed:
             self._let_go(number)
 
     def _let_go(self, number: int) -> None:
-        del self._open[number]
+        if not self._open.pop(number).begun:
+            self._queued.remove(number)
+            return
         self._taken -= self._shards.nbytes(number)
         with contextlib.ExitStack() as ends:
             for each in self._shards.fields.values():
@@ -306,23 +324,86 @@ class ShardFeed:
         return objects.damage(number, (), number * self._shards.rows_per_shard, reason)
 
     def stop(self) -> None:
-        """Let fetches end early: nobody waits for them any more."""
+        """Let fetches end early, and whoever waits for one: nobody wants them any more."""
         self._stopped = True
+        self._fetchers.stop()
+        for shard in list(self._open.values()):
+            _settle(shard.there, StorageError("stopped"))
 
-    def close(self) -> None:
-        """End all fetches, and let go of all shards; nobody may be reading them."""
+    def close(self) -> bool:
+        """End all fetches, and let go of all shards; nobody may be reading them.
+
+        False where the lease must be left to the threads: a request of theirs does not come back,
+        or nobody may wait for them here.
+        """
         self.stop()
-        self._pool.close()
-        if collected():
+        if collected() or not self._fetchers.join(GRACE):
+            if not collected():
+                log.warning(
+                    "a request to %s is left behind: it is not answered", self._shards.where
+                )
             for number in list(self._open):
                 for each in self._shards.fields.values():
                     each.forget(number)
-            return
+            return False
         if not self._lease.usable:  # of the process that this one was forked from
-            return
+            return False
         with contextlib.ExitStack() as ends:
             for number in list(self._open):
                 ends.callback(self._let_go, number)
+        return True
+
+
+class _Fetchers:
+    """Threads that fetch. At its end the process does not wait for them, as for an executor's: a
+    request to a server that does not answer can take minutes to fail."""
+
+    def __init__(self, count: int, work: Callable[[int], None]) -> None:
+        self._work = work
+        self._queue: SimpleQueue[tuple[int, Future[None]] | None] = SimpleQueue()
+        names = [f"precache-fetch_{number}" for number in range(count)]
+        self._threads = [Thread(target=self._run, name=name, daemon=True) for name in names]
+
+    def submit(self, number: int, there: Future[None]) -> None:
+        """Have a thread work on a shard, and say when it is there."""
+        for thread in self._threads:
+            if thread.ident is None:
+                thread.start()
+        self._queue.put((number, there))
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            number, there = item
+            try:
+                if not there.done():
+                    self._work(number)
+            except BaseException as error:
+                _settle(there, error)
+            else:
+                _settle(there, None)
+            del there, item
+
+    def stop(self) -> None:
+        """Let the threads end, once they have gone through what was submitted."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the threads to end; whether they did."""
+        limit = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, limit - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+def _settle(there: Future[None], error: BaseException | None) -> None:
+    """Say that a shard is there, or why not, unless that was said already."""
+    with contextlib.suppress(InvalidStateError):
+        if error is None:
+            there.set_result(None)
+        else:
+            there.set_exception(error)
 
 
 def _read_ahead(path: Path, size: int) -> None:

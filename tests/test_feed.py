@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +127,13 @@ def test_training_starts_with_the_first_shards(
     url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     """The server hands out four shards, and no more before the first batch is there."""
-    handed, first_batch = threading.Semaphore(4), threading.Event()
+    handed, first_batch = set[str](), threading.Event()
 
     def hold(method: str, path: str) -> None:
-        if "/image/c/" in path and not handed.acquire(blocking=False):
-            assert first_batch.wait(60)
+        if "/image/c/" in path and path not in handed:
+            if len(handed) == 4:
+                assert first_batch.wait(60)
+            handed.add(path)
 
     proxy.before = hold
     with precache.Loader(
@@ -283,6 +285,36 @@ def test_what_is_free_on_a_disk_does_not_change_the_order(
             for batch in loader:
                 rows += batch["row"].tolist()
     assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
+
+
+def test_an_early_end_does_not_wait_for_a_server_that_hangs(
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(feed, "GRACE", 0.05)
+    asked, answer = threading.Event(), threading.Event()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/3/0/0/0"):
+            asked.set()
+            assert answer.wait(60)
+
+    proxy.before = hang
+    with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
+        for _ in loader:
+            assert asked.wait(60)
+            break
+        assert [r.message for r in caplog.records if r.name == "precache.feed"] == [
+            f"a request to {loader.version.path} is left behind: it is not answered"
+        ]
+        answer.set()
+        assert_whole(epoch(loader), large)
+    poll(lambda: list((tmp_path / "users").iterdir()) == [], "what was left behind lets go")
 
 
 def test_a_state_from_another_window_is_refused(
