@@ -44,6 +44,7 @@ class S3Reads:
     def __init__(self, fs: Any) -> None:
         self._fs = fs
         self._stores: dict[str, Any] = {}
+        self._opening = asyncio.Lock()
         self._failures = 0
         self._succeeded = False
 
@@ -63,7 +64,8 @@ class S3Reads:
         else:
             self._failures += 1
             if not self.usable:
-                log.info("reading through s3fs alone: %s", found[0])
+                # Not its text: a service may repeat there what it was sent.
+                log.info("reading through s3fs alone after %s", type(found[0]).__name__)
         return found
 
     async def _cat_all(self, parts: Sequence[Part]) -> list[Any]:
@@ -82,7 +84,8 @@ class S3Reads:
         import obstore
 
         bucket, _, key = self._fs._strip_protocol(path).partition("/")
-        store = self._stores.get(bucket) or await self._open(bucket)
+        async with self._opening:
+            store = self._stores.get(bucket) or await self._open(bucket)
         if end is None:
             whole = await obstore.get_async(store, key)
             return bytes(await whole.bytes_async())
