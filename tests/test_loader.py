@@ -375,7 +375,7 @@ def no_threads_left() -> Iterator[None]:
     before = threading.active_count()
     yield
     assert _ours() == []
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # those of a server may end meanwhile
 
 
 def test_an_early_break_leaves_no_thread(image_store: BuiltStore, no_threads_left: None) -> None:

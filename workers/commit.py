@@ -23,7 +23,7 @@ from precache.store import BUILD, HOLES, ROOT, ROW_TABLE, append_commit
 from workers.goal import SCRATCH, Goal
 
 PUTS = 8
-"""Objects under way at a time."""
+"""Objects under way to a service at a time: it answers late."""
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")
 
@@ -42,7 +42,8 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
     def put(item: tuple[str, bytes]) -> None:
         goal.folder.put(item[0], [item[1]], scratch=SCRATCH)
 
-    deque(prefetch(put, objects.items(), PUTS, PUTS), maxlen=0)
+    at_once = 1 if goal.folder.local("") else PUTS
+    deque(prefetch(put, objects.items(), at_once, at_once), maxlen=0)
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
     attributes = {**_attributes(goal, ordered), "digests": digests}
