@@ -6,21 +6,19 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 
 import numpy as np
 import xxhash
 
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
 from precache.errors import DamageError, StorageError, StoreError
+from precache.fetchers import Fetchers, settle
 from precache.meter import Fetched
 from precache.objects import MappedObjects
 from precache.prefetch import collected
@@ -213,7 +211,7 @@ class ShardFeed:
         self._taken = 0
         self._lock = threading.Lock()
         self._stopped = False
-        self._fetchers = _Fetchers(FETCHES, self._bring)
+        self._fetchers = Fetchers(FETCHES, self._bring)
 
     def around(
         self, batches: Generator[np.ndarray, None, None]
@@ -328,7 +326,7 @@ class ShardFeed:
         self._stopped = True
         self._fetchers.stop()
         for shard in list(self._open.values()):
-            _settle(shard.there, StorageError("stopped"))
+            settle(shard.there, StorageError("stopped"))
 
     def close(self) -> bool:
         """End all fetches, and let go of all shards; nobody may be reading them.
@@ -352,58 +350,6 @@ class ShardFeed:
             for number in list(self._open):
                 ends.callback(self._let_go, number)
         return True
-
-
-class _Fetchers:
-    """Threads that fetch. At its end the process does not wait for them, as for an executor's: a
-    request to a server that does not answer can take minutes to fail."""
-
-    def __init__(self, count: int, work: Callable[[int], None]) -> None:
-        self._work = work
-        self._queue: SimpleQueue[tuple[int, Future[None]] | None] = SimpleQueue()
-        names = [f"precache-fetch_{number}" for number in range(count)]
-        self._threads = [Thread(target=self._run, name=name, daemon=True) for name in names]
-
-    def submit(self, number: int, there: Future[None]) -> None:
-        """Have a thread work on a shard, and say when it is there."""
-        for thread in self._threads:
-            if thread.ident is None:
-                thread.start()
-        self._queue.put((number, there))
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            number, there = item
-            try:
-                if not there.done():
-                    self._work(number)
-            except BaseException as error:
-                _settle(there, error)
-            else:
-                _settle(there, None)
-            del there, item
-
-    def stop(self) -> None:
-        """Let the threads end, once they have gone through what was submitted."""
-        for _ in self._threads:
-            self._queue.put(None)
-
-    def join(self, seconds: float) -> bool:
-        """Wait for the threads to end; whether they did."""
-        limit = time.monotonic() + seconds
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, limit - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
-
-
-def _settle(there: Future[None], error: BaseException | None) -> None:
-    """Say that a shard is there, or why not, unless that was said already."""
-    with contextlib.suppress(InvalidStateError):
-        if error is None:
-            there.set_result(None)
-        else:
-            there.set_exception(error)
 
 
 def _read_ahead(path: Path, size: int) -> None:

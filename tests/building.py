@@ -147,6 +147,40 @@ def labels(store: Path) -> dict[str, int]:
     return {key: label for key, label, valid in rows if valid}
 
 
+def assert_whole_road(
+    photos: str, store: str, options: dict[str, Any], folder: Path, address: str = "serial"
+) -> None:
+    """Build from what `put_photos` put, build again, verify, pull, and train in both ways."""
+    recipe = precache.Pipeline.image(resize=64, crop=56)
+    build: dict[str, Any] = {"address": address, "shard_samples": 4, "storage_options": options}
+    result = precache.build(photos, store, recipe, **build)
+    assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
+    assert result.path == f"{store}/{result.version}"
+    again = precache.build(photos, store, recipe, **build)
+    assert again.shards_skipped == again.shards == 4
+    assert again.version == result.version
+    assert precache.verify(store, storage_options=options).ok
+    version = precache.open(store, None, options)
+    assert version.classes == ("cat", "dog")
+    assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
+
+    done = precache.pull(store, folder / "here", storage_options=options)
+    assert done.version == result.version
+    right = pixels(folder / "here")
+    assert len(right) == 12
+    with precache.Loader(
+        store, 5, device="cpu", cache_dir=folder / "cache", storage_options=options
+    ) as loader:
+        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
+        assert loader.stats().fetched.objects == 4
+    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
+    for keys, images in batches:
+        assert np.array_equal(images, np.stack([right[key] for key in keys]))
+    by_range = pixels(store, storage_options=options)
+    assert by_range.keys() == right.keys()
+    assert all(np.array_equal(by_range[key], right[key]) for key in right)
+
+
 # --- the command line ---------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import precache
@@ -23,7 +22,7 @@ from precache.errors import DamageError, StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
 from precache.store import append_commit, read_commits
-from tests.building import contents, pixels, put_photos
+from tests.building import assert_whole_road, contents, put_photos
 from tests.servers import Azurite, Fault, FaultProxy, reset, status, truncated, wrong_bytes
 
 adlfs = pytest.importorskip("adlfs", reason="az:// needs adlfs")
@@ -171,7 +170,7 @@ def test_no_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Meeting(RemoteFolder):
     """A store of two committers, neither of whom commits before the other has read the log."""
 
-    barrier: threading.Barrier = threading.Barrier(2)  # noqa: RUF009
+    barrier: threading.Barrier = threading.Barrier(2)  # noqa: RUF009 - shared on purpose
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
         if name == "commits/000001.json":
@@ -209,33 +208,7 @@ def test_from_container_to_container_to_training(
 ) -> None:
     options = azurite.options()
     store = f"az://bucket/store-{next(_numbers)}"
-    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, "storage_options": options}
-    result = precache.build(photos, store, RECIPE, **build)
-    assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
-    assert result.path == f"{store}/{result.version}"
-    again = precache.build(photos, store, RECIPE, **build)
-    assert again.shards_skipped == again.shards == 4
-    assert again.version == result.version
-    assert precache.verify(store, storage_options=options).ok
-    version = precache.open(store, None, options)
-    assert version.classes == ("cat", "dog")
-    assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
-
-    done = precache.pull(store, tmp_path / "here", storage_options=options)
-    assert done.version == result.version
-    right = pixels(tmp_path / "here")
-    assert len(right) == 12
-    with precache.Loader(
-        store, 5, device="cpu", cache_dir=tmp_path / "cache", storage_options=options
-    ) as loader:
-        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
-        assert loader.stats().fetched.objects == 4
-    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
-    for keys, images in batches:
-        assert np.array_equal(images, np.stack([right[key] for key in keys]))
-    by_range = pixels(store, storage_options=options)
-    assert by_range.keys() == right.keys()
-    assert all(np.array_equal(by_range[key], right[key]) for key in right)
+    assert_whole_road(photos, store, options, tmp_path)
     stored = open_folder(store, options)
     assert not any(Azurite.KEY.encode() in stored.read(info.name) for info in stored.walk())
 

@@ -186,7 +186,7 @@ def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.Fixt
             write()
 
 
-class Refusing(AbstractFileSystem):  # type: ignore[misc]
+class Refusing(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
     """Fails as adlfs does: in writing with what the service said, in removing with that wrapped."""
 
     protocol = "refusing"
@@ -195,7 +195,7 @@ class Refusing(AbstractFileSystem):  # type: ignore[misc]
     def __init__(self, status: int) -> None:
         super().__init__()
         self.refusal = OSError("no such luck")
-        self.refusal.status_code = status  # type: ignore[attr-defined]
+        self.refusal.status_code = status  # type: ignore[attr-defined] - as a library would
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         raise self.refusal
@@ -259,7 +259,7 @@ def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
 # --- listing ------------------------------------------------------------------------------------
 
 
-class Listed(AbstractFileSystem):  # type: ignore[misc]
+class Listed(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
     """Tells of each path what it was given."""
 
     protocol = "listed"
@@ -324,7 +324,7 @@ def test_a_folder_that_cannot_be_listed_by_its_name_is_named(
         list(RemoteFolder("az", "bucket").walk())
 
 
-class Watched(AbstractFileSystem):  # type: ignore[misc]
+class Watched(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
     """A bucket of some prefixes of two files each, which counts listings that were begun."""
 
     protocol = "watched"

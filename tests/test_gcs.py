@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -24,7 +23,7 @@ from precache.errors import StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
 from precache.store import append_commit, read_commits
-from tests.building import contents, encoded, pixels, put_photos
+from tests.building import assert_whole_road, contents, encoded, pixels, put_photos
 from tests.gcs_server import GCSServer
 from tests.servers import Fault, FaultProxy, passes, reset, status, truncated
 
@@ -200,7 +199,7 @@ def test_what_is_forbidden_is_not_asked_for_again(
 class _Meeting(RemoteFolder):
     """A store of two committers, neither of whom commits before the other has read the log."""
 
-    barrier: threading.Barrier = threading.Barrier(2)  # noqa: RUF009
+    barrier: threading.Barrier = threading.Barrier(2)  # noqa: RUF009 - shared on purpose
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
         if name == "commits/000001.json":
@@ -255,35 +254,8 @@ def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: Fa
 def test_from_bucket_to_bucket_to_training(
     address: str, photos: str, gcs: GCSServer, tmp_path: Path
 ) -> None:
-    options = gcs.options()
     store = f"gs://bucket/store-{next(_numbers)}"
-    build: dict[str, Any] = {"address": address, "shard_samples": 4, "storage_options": options}
-    result = precache.build(photos, store, RECIPE, **build)
-    assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
-    assert result.path == f"{store}/{result.version}"
-    again = precache.build(photos, store, RECIPE, **build)
-    assert again.shards_skipped == again.shards == 4
-    assert again.version == result.version
-    assert precache.verify(store, storage_options=options).ok
-    version = precache.open(store, None, options)
-    assert version.classes == ("cat", "dog")
-    assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
-
-    done = precache.pull(store, tmp_path / "here", storage_options=options)
-    assert done.version == result.version
-    right = pixels(tmp_path / "here")
-    assert len(right) == 12
-    with precache.Loader(
-        store, 5, device="cpu", cache_dir=tmp_path / "cache", storage_options=options
-    ) as loader:
-        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
-        assert loader.stats().fetched.objects == 4
-    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
-    for keys, images in batches:
-        assert np.array_equal(images, np.stack([right[key] for key in keys]))
-    by_range = pixels(store, storage_options=options)
-    assert by_range.keys() == right.keys()
-    assert all(np.array_equal(by_range[key], right[key]) for key in right)
+    assert_whole_road(photos, store, gcs.options(), tmp_path, address)
 
 
 def test_a_photo_that_was_replaced_is_noticed_though_size_and_time_are_the_same(

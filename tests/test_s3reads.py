@@ -14,8 +14,8 @@ from precache.errors import StorageError
 from precache.storage import open_folder
 from tests.servers import FaultProxy, S3Server, status
 
-pytest.importorskip("obstore")
-pytest.importorskip("s3fs")
+pytest.importorskip("obstore", reason="what these tests are of")
+pytest.importorskip("s3fs", reason="s3:// needs s3fs")
 
 NAMES = [f"{number:02d}" for number in range(10)]
 

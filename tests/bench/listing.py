@@ -29,7 +29,7 @@ WIDTH = 100
 WRITTEN = datetime(2024, 5, 17, 8, 30, tzinfo=UTC)
 
 
-class PretendedBucket(AbstractFileSystem):  # type: ignore[misc]
+class PretendedBucket(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
     """A bucket of ``prefixes`` x ``keys`` photos, with 0 prefixes a flat one; none can be read."""
 
     protocol: ClassVar[str] = "pretended"

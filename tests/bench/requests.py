@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import json
 import multiprocessing
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -34,7 +33,7 @@ class Fetching:
     """Objects a second, and CPU-milliseconds an object."""
 
     service: str
-    library: str
+    client: str
     objects_per_s: float
     cpu_ms: float
 
@@ -127,10 +126,9 @@ def measure(objects: int) -> Iterator[Fetching]:
                 folder.put(name, [data])
             own = {"s3": "s3fs", "gs": "gcsfs"}[service]
             ways = {own: _by_fsspec, "obstore": _by_obstore, "precache": _by_precache}
-            for library, fetch in ways.items():
-                time.sleep(0.5)
+            for client, fetch in ways.items():
                 found = in_clean_process(measured, fetch, service, port, names)
-                yield Fetching(service, library, *found)
+                yield Fetching(service, client, *found)
     finally:
         servers.kill()
         servers.join()
@@ -149,9 +147,7 @@ def main() -> None:
     right = {"justify": "right"}
     table = Table("service", "library", Column("objects/s", **right), Column("CPU-ms", **right))
     for each in found:
-        table.add_row(
-            each.service, each.library, f"{each.objects_per_s:,.0f}", f"{each.cpu_ms:.2f}"
-        )
+        table.add_row(each.service, each.client, f"{each.objects_per_s:,.0f}", f"{each.cpu_ms:.2f}")
     console = Console()
     console.print(table)
     console.print(f"{chosen.objects:,} objects of {NBYTES:,} bytes; {Machine.here()}")
