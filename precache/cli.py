@@ -114,9 +114,7 @@ def _add_storage_option(to: Any) -> None:
 
 def _storage_option(text: str) -> tuple[str, Any]:
     """The value as JSON where it is JSON, else as text."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    key, value = _label(text)
     try:
         return key, json.loads(value)
     except ValueError:
@@ -192,9 +190,61 @@ def _add_build(commands: Any) -> None:
     run.add_argument(
         "--no-space-check", action="store_true", help="begin though the disk seems too small"
     )
+    _add_placement(build.add_argument_group("on a cluster that is joined"))
     _add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _add_placement(to: Any) -> None:
+    to.add_argument(
+        "--cpus-per-task", type=float, default=1, metavar="N", help="CPUs of each task; default 1"
+    )
+    to.add_argument(
+        "--memory-per-task",
+        metavar="SIZE",
+        help="memory of each task, such as 2GB; default 1 GiB and a whole raw shard",
+    )
+    to.add_argument(
+        "--resource",
+        dest="node_resources",
+        action="append",
+        default=[],
+        type=_amount,
+        metavar="NAME=AMOUNT",
+        help="custom resource that each task takes, such as spare=1; repeatable",
+    )
+    to.add_argument(
+        "--label",
+        dest="node_labels",
+        action="append",
+        default=[],
+        type=_label,
+        metavar="KEY=VALUE",
+        help="label that a node must have, such as tier=spot; repeatable",
+    )
+    to.add_argument(
+        "--nice",
+        type=int,
+        default=10,
+        metavar="N",
+        help="niceness of the workers, 0 to 19; default 10: other work on their nodes comes first",
+    )
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _amount(text: str) -> tuple[str, float]:
+    name, amount = _label(text)
+    try:
+        return name, float(amount)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=AMOUNT, such as spare=1") from None
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -218,6 +268,11 @@ def _build(options: argparse.Namespace) -> int:
         accept_missing=options.accept_missing,
         check_space=not options.no_space_check,
         cpus=options.cpus,
+        cpus_per_task=options.cpus_per_task,
+        memory_per_task=options.memory_per_task,
+        node_resources=dict(options.node_resources),
+        node_labels=dict(options.node_labels),
+        nice=options.nice,
         progress=not options.quiet,
         storage_options=dict(options.storage_options),
     )

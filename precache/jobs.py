@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import UsageError
 from precache.pipeline import Pipeline
@@ -30,6 +33,11 @@ def build(
     accept_missing: bool = False,
     check_space: bool = True,
     cpus: int | None = None,
+    cpus_per_task: float = 1,
+    memory_per_task: int | str | None = None,
+    node_resources: Mapping[str, float] | None = None,
+    node_labels: Mapping[str, str] | None = None,
+    nice: int = 10,
     progress: bool = False,
     storage_options: StorageOptions = None,
 ) -> BuildResult:
@@ -66,6 +74,17 @@ def build(
         Refuse to begin where the disk is too small by estimate.
     cpus
         CPUs that a local Ray may use; by default all.
+    cpus_per_task, memory_per_task
+        What each task takes of its node, on a cluster that is joined; memory in bytes or as
+        ``"2GB"``, by default 1 GiB and what its shard may need.
+    node_resources
+        Custom resources that each task takes, such as ``{"spare": 1}``: it runs only where they
+        are.
+    node_labels
+        Labels that a node must have, such as ``{"tier": "spot"}``.
+    nice
+        Niceness of the workers on a cluster that is joined, 0 to 19: other work on their nodes
+        comes first.
     progress
         Show progress on standard error.
     storage_options
@@ -81,6 +100,7 @@ def build(
     """
     try:
         from workers.build import run_build
+        from workers.placement import Placement
         from workers.request import Request
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
@@ -100,9 +120,25 @@ def build(
         check_space,
         cpus,
         tuple(path or str(Path.cwd()) for path in sys.path),
+        Placement(
+            cpus_per_task,
+            None if memory_per_task is None else _bytes(memory_per_task),
+            node_resources or {},
+            node_labels or {},
+            nice,
+        ),
         storage_options,
     )
     return run_build(request, progress)
+
+
+def _bytes(size: int | str) -> int:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        raise UsageError(
+            f"memory_per_task is {size!r}; give bytes, or a size such as '2GB'"
+        ) from None
 
 
 def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:

@@ -20,12 +20,11 @@ from precache.layout import RowShape, decode_index
 from precache.receipts import Receipt
 from precache.storage import open_folder
 from tests.building import ask, contents, cut, encoded, poll, remains, write
+from workers.probe import ProbeTask, run_probe
 from workers.shard_task import (
     Job,
-    ProbeTask,
     ShardTask,
     receipt_name,
-    run_probe,
     run_shard,
 )
 from workers.sources import Sample, open_source

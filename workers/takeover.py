@@ -25,14 +25,36 @@ from workers.shard_task import (
     has_sums,
     one_thread,
     receipt_name,
+    require_permit,
     run_shard,
 )
 
 
 def make_shard(task: ShardTask) -> Receipt:
-    """Take a shard over where an earlier version has it, and make it where none does."""
-    receipt = None if task.offer is None else _take_over(task, task.offer)
+    """Take a shard over where an earlier version has it, and make it where none does.
+
+    Where another copy of the task was first, its receipt is the shard's.
+    """
+    require_permit(task)
+    receipt = _finished(task) if task.again else None
+    if receipt is None and task.offer is not None:
+        receipt = _take_over(task, task.offer)
     return receipt or run_shard(task)
+
+
+def _finished(task: ShardTask) -> Receipt | None:
+    """The receipt of a shard that is there whole."""
+    data = task.folder.get(receipt_name(task.shard))
+    if data is None:
+        return None
+    with contextlib.suppress(ValueError):
+        receipt = Receipt.from_json(data)
+        if all(
+            task.folder.size(name) == receipt.objects[field].size
+            for field, name in task.objects.items()
+        ):
+            return receipt
+    return None
 
 
 def _take_over(task: ShardTask, offer: Offer) -> Receipt | None:
@@ -47,6 +69,7 @@ def _take_over(task: ShardTask, offer: Offer) -> Receipt | None:
         data = _object(offer, name, object_name)
         if data is None:
             return None
+        require_permit(task)
         array = read_array_documents(offer.folder, [name])[name]
         rows = len(task.keys)
         chunks = -(-rows // array.chunk_shape[0])
