@@ -157,9 +157,9 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        printing._worker_logs_enabled = speaks
         if not already:
             ray.shutdown()
+        printing._worker_logs_enabled = speaks  # a shutdown prints what was held back
 
 
 def _require_listening(address: str) -> None:
@@ -271,8 +271,9 @@ class _Ray:
         return [(reference, self._end(reference)) for reference in ready]
 
     def cancel(self, copy: Any) -> None:
-        del self._under_way[copy]
-        self._ray.cancel(copy, force=True)
+        if copy in self._under_way:
+            del self._under_way[copy]
+            self._ray.cancel(copy, force=True)
 
     def _end(self, reference: Any) -> Done | Lost:
         errors = self._ray.exceptions

@@ -67,7 +67,7 @@ class Engine(Protocol):
         """Copies that ended, at least one unless the time runs out."""
 
     def cancel(self, copy: Hashable) -> None:
-        """End one, and forget it."""
+        """End one and forget it, unless it has ended."""
 
 
 @dataclass(frozen=True)
