@@ -17,6 +17,17 @@ HEAD = "127.0.0.2"
 """Not 127.0.0.1, which Ray takes for this machine's own address on a network."""
 
 
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_grpc_client_keepalive_time_ms": "5000",
+    "RAY_grpc_client_keepalive_timeout_ms": "3000",
+}
+
+
 class Cluster:
     """A head that runs no task, and nodes that may be lost and added.
 
@@ -29,17 +40,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         token = write(folder / "token", b"0" * 64)
         token.chmod(0o600)
-        self.settings = {
-            "HOME": str(folder),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_health_check_period_ms": "1000",
-            "RAY_health_check_timeout_ms": "2000",
-            "RAY_health_check_failure_threshold": "3",
-            "RAY_grpc_client_keepalive_time_ms": "5000",
-            "RAY_grpc_client_keepalive_timeout_ms": "3000",
-        }
+        self.settings = {**SETTINGS, "HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
         with _set(self.settings):
             from ray.cluster_utils import Cluster as Processes
 
