@@ -24,7 +24,8 @@ PRECACHE = """
     cli __main__
 """
 WORKERS = """
-    usercode sources plan goal standing reuse ops shard_task probe takeover commit progress dispatch
+    usercode sources plan goal standing reuse ops timing shard_task probe takeover commit progress
+    dispatch
     placement cluster sharing suspects request build
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]

@@ -7,7 +7,6 @@ import itertools
 import math
 import socket
 import sys
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,13 +26,13 @@ from workers.goal import SCRATCH
 from workers.ops import FieldRecipe
 from workers.reuse import Offer
 from workers.sources import Sample, Source
+from workers.timing import Timing, node_name
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are in the making at a time."""
 BASE_MEMORY = 1 << 30
 """Bytes of a worker's process: 250 MB of libraries, the rest for the largest photographs."""
-_STAGES = ("fetch", "ops", "encode", "put")
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
 
@@ -107,19 +106,6 @@ def receipt_name(shard: int) -> str:
 
 
 # --- the stages ---------------------------------------------------------------------------------
-
-
-class _Clock:
-    """Wall time by stage."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(_STAGES, 0.0)
-        self._since = time.perf_counter()
-
-    def charge(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] += now - self._since
-        self._since = now
 
 
 def _runs(keys: Sequence[str], sizes: Sequence[int]) -> Iterator[list[tuple[str, int]]]:
@@ -272,8 +258,7 @@ def run_shard(task: ShardTask) -> Receipt:
     BuildError
         The build has ended meanwhile.
     """
-    started = time.process_time()
-    clock = _Clock()
+    timing = Timing()
     outputs = [_output(task, name, recipe) for name, recipe in recipes_of(task.job).items()]
     holes: dict[int, str] = {}
     content: list[str] = []
@@ -282,21 +267,21 @@ def run_shard(task: ShardTask) -> Receipt:
     with one_thread():
         samples = fetch_ahead(task.job.source, task.keys, task.sizes)
         for row, (key, fetched) in enumerate(samples, task.first_row):
-            clock.charge("fetch")
+            timing.charge("fetch")
             if isinstance(fetched, FetchError):
                 unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
             else:
                 sample = fetched
                 reason = task.barred.get(key) or make_row(outputs, fetched, key)
-            clock.charge("ops")
+            spent = timing.charge("ops")
             content.append(sample.content)
             labels.append(-1 if sample.label is None else sample.label)
             for each in outputs:
                 each.leave_hole() if reason else each.keep()
             if reason:
                 holes[row] = reason
-            clock.charge("encode")
+            timing.note(row, spent + timing.charge("encode"), timing.count(sample))
     if unfetched and not task.accept_missing:
         raise _unfetched(task.shard, unfetched)
     finished = {each.recipe.name: each.writer.finish() for each in outputs}
@@ -305,7 +290,7 @@ def run_shard(task: ShardTask) -> Receipt:
     for name, object_name in task.objects.items():
         task.folder.put(object_name, finished[name][0], scratch=SCRATCH)
     objects = {name: finished[name][1] for name in task.objects}
-    clock.charge("put")
+    timing.charge("put")
     sums = {each.recipe.name: each.sums.result() for each in outputs if each.sums is not None}
     receipt = Receipt(
         task.shard,
@@ -313,10 +298,14 @@ def run_shard(task: ShardTask) -> Receipt:
         holes,
         content,
         sums,
-        clock.seconds,
-        time.process_time() - started,
-        started if next(_tasks_before) == 0 else 0.0,
+        timing.seconds,
+        timing.cpu_seconds,
+        timing.cpu_before if next(_tasks_before) == 0 else 0.0,
         labels=labels if task.job.fetch_labels else None,
+        host=node_name(),
+        began=timing.began,
+        fetched=timing.nbytes,
+        slowest=timing.slowest(),
     )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
