@@ -190,6 +190,13 @@ def _add_build(commands: Any) -> None:
     run.add_argument(
         "--no-space-check", action="store_true", help="begin though the disk seems too small"
     )
+    run.add_argument(
+        "--report",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
+    )
     _add_placement(build.add_argument_group("on a cluster that is joined"))
     _add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -275,6 +282,7 @@ def _build(options: argparse.Namespace) -> int:
         nice=options.nice,
         progress=not options.quiet,
         storage_options=dict(options.storage_options),
+        report=options.report,
     )
     _show(options, build_json(result), lambda: print_build(result))
     return 0

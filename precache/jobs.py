@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ def build(
     nice: int = 10,
     progress: bool = False,
     storage_options: StorageOptions = None,
+    report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
 ) -> BuildResult:
     """Decode a source once into a cached version, or finish one that was begun.
 
@@ -90,6 +91,9 @@ def build(
     storage_options
         Of remote file systems, as their fsspec classes take them, for source and store alike; they
         travel with the tasks, and are never written nor shown.
+    report
+        A file, or several, that tell how the build went, written when it fails as well: ``.html``
+        for a page (``pip install 'precache[report]'``), ``.json`` for its figures.
 
     Raises
     ------
@@ -105,6 +109,7 @@ def build(
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    reports = [report] if isinstance(report, str | os.PathLike) else report
     request = Request(
         os.fspath(source),
         os.fspath(store),
@@ -128,6 +133,7 @@ def build(
             nice,
         ),
         storage_options,
+        tuple(os.fspath(path) for path in reports),
     )
     return run_build(request, progress)
 

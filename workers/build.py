@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,8 +24,10 @@ from precache.report import size
 from precache.storage import open_folder
 from precache.store import BUILD, append_commit, open_own
 from workers import sources
+from workers.account import Account
+from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
-from workers.commit import channel_statistics, commit, holes
+from workers.commit import commit, holes
 from workers.goal import SCRATCH, Goal, Recipe, find_goal
 from workers.plan import (
     deciding_versions,
@@ -38,6 +39,7 @@ from workers.plan import (
 )
 from workers.progress import BuildProgress
 from workers.request import BuildResult, Request, check_request
+from workers.results import committed_result, result_of
 from workers.reuse import Earlier, find_earlier
 from workers.sharing import require_shared
 from workers.standing import is_readable, is_whole, lost_objects, read_receipts
@@ -68,19 +70,28 @@ def run_build(request: Request, shown: bool) -> BuildResult:
     """
     started = time.perf_counter()
     check_request(request)
+    check_reports(request.reports)
     with BuildProgress(shown) as progress:
-        build = _Build(request, progress)
-        result = build.run()
-    timings = {**build.timings, **result.timings}
-    return replace(result, seconds=time.perf_counter() - started, timings=timings)
+        account = Account(request, progress)
+        build = _Build(request, progress, account)
+        try:
+            result = build.run()
+        except BaseException as error:
+            report_failure(account, error, progress.say)
+            raise
+        timings = {**build.timings, **result.timings}
+        result = replace(result, seconds=time.perf_counter() - started, timings=timings)
+        write_reports(account, result)
+    return result
 
 
 class _Build:
     """One run of a build; its steps share the request, the store and the progress display."""
 
-    def __init__(self, request: Request, progress: BuildProgress) -> None:
+    def __init__(self, request: Request, progress: BuildProgress, account: Account) -> None:
         self.request = request
         self.progress = progress
+        self.account = account
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(request.source, request.storage_options)
         self.joined = is_joined(request.address)
@@ -97,7 +108,7 @@ class _Build:
             append_commit(self.store, goal.version)
             goal.folder.remove(BUILD)
             self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
-            return _committed_result(goal, self.ignored)
+            return committed_result(goal, self.ignored)
         began = time.perf_counter()
         self.progress.phase("Starting")
         request = self.request
@@ -222,7 +233,7 @@ class _Build:
         self.progress.phase("Committing")
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
-        return self._result(goal, receipts, made, skipped)
+        return result_of(goal, receipts, made, self.ignored)
 
     def _repair(self, run: Run, goal: Goal) -> BuildResult:
         """Make missing objects of a committed version again; they must be what they were."""
@@ -233,7 +244,7 @@ class _Build:
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
-        result = _committed_result(goal, self.ignored)
+        result = committed_result(goal, self.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)
         return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
 
@@ -258,6 +269,7 @@ class _Build:
         from workers.takeover import make_shard
 
         made: list[Receipt] = []
+        self.account.begin(goal, todo, receipts)
         self._check_failures(goal, receipts)
         task_of = functools.partial(self._task, goal, lost, earlier, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
@@ -274,6 +286,7 @@ class _Build:
                 else:
                     receipts[task.shard] = outcome
                     made.append(outcome)
+                    self.account.add(outcome)
                     failed = self._check_failures(goal, receipts)
                     self.progress.advance(len(goal.rows_of(task.shard)), failed)
             if not errors:
@@ -346,52 +359,3 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
-
-    def _result(
-        self, goal: Goal, receipts: Mapping[int, Receipt], made: Sequence[Receipt], skipped: int
-    ) -> BuildResult:
-        ordered = list(receipts.values())
-        failed = [(goal.table.keys[row], why) for row, why in holes(ordered).items()]
-        objects = [made for receipt in ordered for made in receipt.objects.values()]
-        stages: Counter[str] = Counter()
-        for receipt in made:
-            stages.update(receipt.seconds)
-        mean, std = channel_statistics(ordered)
-        return BuildResult(
-            version=goal.version,
-            path=str(goal.folder),
-            samples=len(goal.table),
-            failed=len(failed),
-            shards=goal.shards,
-            shards_skipped=skipped,
-            shards_reused=sum(receipt.reused for receipt in made),
-            raw_bytes=sum(each.raw_nbytes for each in objects),
-            stored_bytes=sum(each.size for each in objects),
-            cpu_seconds=sum(receipt.cpu_seconds for receipt in made),
-            holes=failed,
-            ignored=self.ignored,
-            timings={**stages, "imports": sum(receipt.import_seconds for receipt in made)},
-            classes=goal.table.classes,
-            mean=mean,
-            std=std,
-        )
-
-
-def _committed_result(goal: Goal, ignored: int) -> BuildResult:
-    version = open_own(goal.folder)
-    fields = version.fields.values()
-    return BuildResult(
-        version=goal.version,
-        path=version.path,
-        samples=version.rows,
-        failed=len(version.holes),
-        shards=goal.shards,
-        shards_skipped=goal.shards,
-        raw_bytes=sum(each.raw_nbytes for each in fields),
-        stored_bytes=sum(each.stored_nbytes for each in fields),
-        holes=[version.holes[row] for row in sorted(version.holes)],
-        ignored=ignored,
-        classes=version.classes,
-        mean=version.mean,
-        std=version.std,
-    )

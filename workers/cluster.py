@@ -7,8 +7,10 @@ import functools
 import logging
 import os
 import socket
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from precache.errors import BuildError, PrecacheError, UsageError
 from precache.report import size
 from workers.dispatch import Done, Item, Lost, Outcome, Patience, dispatch
 from workers.placement import Placement
+from workers.timing import NODE
 
 logger = logging.getLogger(__name__)
 
@@ -298,8 +301,24 @@ def _nodes() -> list[dict[str, Any]]:
     return found
 
 
+def node_cpus() -> dict[str, int]:
+    """CPUs of each live node of the cluster that is joined, by address; none without a cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return {}
+    found: Counter[str] = Counter()
+    for node in _nodes():
+        if node["Alive"]:
+            found[node["NodeManagerAddress"]] += int(node["Resources"].get("CPU", 0))
+    return dict(found)
+
+
 def _on_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     """Errors of ours come back as values, so that only a lost worker counts as lost."""
+    import ray
+
+    here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray's own
+    os.environ.setdefault(NODE, here)
     if nice:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     try:

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     SpinnerColumn,
     Task,
@@ -18,6 +17,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from precache.receipts import Receipt
+from workers.nodeview import Cpus, NodeProgress
+
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -25,11 +27,11 @@ class _Rate(ProgressColumn):
 
 
 class BuildProgress:
-    """A line for the listing, then a bar of images with their rate and the time left."""
+    """A line for the listing, then a bar of images with rate and time left, and several nodes."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
-        self._progress = Progress(
+        self._progress = NodeProgress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
@@ -39,7 +41,6 @@ class BuildProgress:
             TextColumn("{task.fields[note]}"),
             console=Console(stderr=True),
             disable=not shown,
-            transient=False,
         )
         self._task = self._progress.add_task("Listing", total=None, note="")
 
@@ -54,7 +55,7 @@ class BuildProgress:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._progress.update(self._task, visible=False)
+            self._hide()
         self._progress.stop()
 
     def say(self, text: str) -> None:
@@ -64,8 +65,12 @@ class BuildProgress:
 
     def finish(self, text: str) -> None:
         """The last line, in place of the bar."""
-        self._progress.update(self._task, visible=False)
+        self._hide()
         self.say(text)
+
+    def _hide(self) -> None:
+        self._progress.update(self._task, visible=False)
+        self._progress.hide()
 
     def listed(self, found: int) -> None:
         self._progress.update(self._task, completed=found)
@@ -79,6 +84,14 @@ class BuildProgress:
         self._progress.reset(
             self._task, description="Building", completed=done, total=total, start=True
         )
+
+    def watch(self, shards: int, cpus: Cpus) -> None:
+        """So many shards are to be made; `cpus` tells what each node of a cluster has."""
+        self._progress.watch(shards, cpus)
+
+    def count(self, receipt: Receipt) -> None:
+        """A shard is made, somewhere."""
+        self._progress.count(receipt)
 
     def advance(self, images: int, failed: int) -> None:
         note = f"{failed} failed" if failed else ""

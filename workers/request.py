@@ -35,6 +35,7 @@ class Request:
     import_path: tuple[str, ...] = ()
     placement: Placement = field(default_factory=Placement)
     storage_options: StorageOptions = field(default=None, repr=False)
+    reports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
