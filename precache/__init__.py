@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from precache.jobs import build
+    from precache.jobs import build, submit
     from precache.loader import Loader
     from precache.pipeline import (
         CenterCrop,
@@ -53,7 +53,7 @@ _HOMES = {
         "StoreError",
         "UsageError",
     ],
-    "precache.jobs": ["build"],
+    "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
     "precache.pipeline": [
         "CenterCrop",
@@ -99,6 +99,7 @@ __all__ = [
     "build",
     "open",
     "pull",
+    "submit",
     "verify",
 ]
 
