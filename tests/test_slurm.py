@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import precache
+from tests import building
 from tests.building import REPOSITORY, environment, poll, running, write_jpegs
 
 SCRIPT = REPOSITORY / "deploy/slurm.sbatch"
@@ -65,7 +66,7 @@ params = {{ folder = "{folder}/held" }}
 pytestmark = [
     pytest.mark.heavy,
     # Two clusters of Ray are started one after another in a job that is requeued.
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 
@@ -88,6 +89,26 @@ class Slurm:
             capture_output=True,
             text=True,
         )
+
+    @contextlib.contextmanager
+    def job(self, folder: Path, nodes: int, *options: object, **variables: str) -> Iterator[str]:
+        """The number of a job that builds ``folder/in`` into ``folder/store``."""
+        submitted = self.run(
+            *("sbatch", "--parsable", f"--nodes={nodes}", "--cpus-per-task=1"),
+            *(f"--output={folder}/log", SCRIPT, folder / "in", folder / "store", *options),
+            **variables,
+        )
+        assert submitted.returncode == 0, submitted.stderr
+        job = submitted.stdout.strip()
+        try:
+            yield job
+        finally:
+            self.run("scancel", job)
+
+    def end(self, job: str) -> str:
+        """How a job ended."""
+        under_way = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+        return str(poll(lambda: (s := self.state(job)) not in under_way and s, f"{job} ended"))
 
     def state(self, job: str) -> str:
         shown = self.run("scontrol", "--oneliner", "show", "job", job).stdout
@@ -132,6 +153,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two states of a job a whole cluster of Ray may start or end."""
+    monkeypatch.setattr(building, "DEADLINE", 240.0)
+
+
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
@@ -151,17 +178,11 @@ def left_over(job: str) -> list[object]:
 
 def test_a_job_builds_on_its_nodes_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 12)
-    ran = slurm.run(
-        *("sbatch", "--parsable", "--wait", "--nodes=2", "--cpus-per-task=1"),
-        *(f"--output={tmp_path}/log", SCRIPT, tmp_path / "in", tmp_path / "store"),
-        *("--resize", "32", "--crop", "32", "--quiet"),
-    )
-    assert ran.returncode == 0, (tmp_path / "log").read_text()
+    with slurm.job(tmp_path, 2, "--resize", "32", "--crop", "32") as job:
+        assert slurm.end(job) == "COMPLETED", (tmp_path / "log").read_text()
     version = precache.open(tmp_path / "store")
     assert (version.rows, len(version.holes)) == (12, 0)
     assert precache.verify(tmp_path / "store").ok
-    job = ran.stdout.strip()
-    assert slurm.state(job) == "COMPLETED"
     poll(lambda: not left_over(job), "nothing of the job's is left")
 
 
@@ -169,27 +190,17 @@ def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm, tmp_path: Path) -> No
     write_jpegs(tmp_path / "in", 12)
     (tmp_path / "held").mkdir()
     (tmp_path / "held.toml").write_text(HELD.format(folder=tmp_path))
-    submitted = slurm.run(
-        *("sbatch", "--parsable", "--nodes=1", "--cpus-per-task=2", f"--output={tmp_path}/log"),
-        *(SCRIPT, tmp_path / "in", tmp_path / "store", "--pipeline", tmp_path / "held.toml"),
-        *("--shard-samples", "2", "--quiet"),
-        HOLD="1",
-    )
-    job = submitted.stdout.strip()
-    try:
+    options = ("--pipeline", tmp_path / "held.toml", "--shard-samples", "2")
+    with slurm.job(tmp_path, 1, *options, HOLD="1") as job:
         poll(
             lambda: any((tmp_path / "held").iterdir()) or slurm.state(job) == "FAILED",
             "a worker is inside a shard",
         )
-        assert slurm.state(job) == "RUNNING", (tmp_path / "log").read_text()
-        assert slurm.run("scontrol", "requeue", job).returncode == 0
+        assert slurm.run("scontrol", "requeue", job).returncode == 0, slurm.state(job)
         poll(lambda: slurm.state(job) == "PENDING", "the job waits to be run again")
         assert not (tmp_path / "store/commits").exists()
         (tmp_path / "held/go").touch()
-        poll(lambda: slurm.state(job) in ("RUNNING", "COMPLETED"), "it is run again")
-        poll(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"), "it ended")
-    finally:
-        slurm.run("scancel", job)
-    assert slurm.state(job) == "COMPLETED", (tmp_path / "log").read_text()
+        poll(lambda: slurm.state(job) != "PENDING", "it is run again")
+        assert slurm.end(job) == "COMPLETED", (tmp_path / "log").read_text()
     assert precache.open(tmp_path / "store").rows == 12
     poll(lambda: not left_over(job), "nothing of the job's is left")
