@@ -167,6 +167,8 @@ def test_the_launchers_file_is_what_ray_takes() -> None:
     [document] = documents(DEPLOY / "gcp.yaml")
     validator = jsonschema.validators.validator_for(schema)(schema)
     validator.validate(document)
+    spare = document["available_node_types"]["spare"]["resources"]
+    assert spare["memory"] >= spare["CPU"] * (2 << 30), "what tasks ask for by default, and more"
     with pytest.raises(jsonschema.ValidationError, match="max_worker"):
         validator.validate(document | {"max_worker": 1})
 
