@@ -19,6 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from precache.cli import _parser
 from tests.building import REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
@@ -286,3 +287,45 @@ def test_images_are_pinned_and_run_as_nobody_in_particular(path: Path) -> None:
     sources = {name for name in copied if not name.startswith(("--from", "/"))}
     allowed = (REPOSITORY / ".dockerignore").read_text().splitlines()
     assert {f"!{name}" for name in sources} <= set(allowed)
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def shown(path: Path) -> Iterator[str]:
+    """The command lines of precache in a file, with what variables stand for."""
+    text = path.read_text().replace("\\\n", " ")
+    if path.suffix == ".md":
+        text = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    if path in RAY_KINDS:
+        text = "\n".join(d["spec"].get("entrypoint", "") for d in documents(path))
+    text = re.sub(r"\$\{?(\w+)\}?", lambda m: VARIABLES.get(m[1], m[0]), text)
+    text = text.replace('"$@"', "SOURCE STORE")
+    yield from re.findall(COMMAND, text, re.MULTILINE)
+    yield from (f"build {rest}" for rest in re.findall(BATCH, text, re.MULTILINE))
+
+
+COMMAND = r"^(?:[\w=./ -]*[ /=])?precache ((?:build|submit) .*)$"
+BATCH = r"slurm\.sbatch ([^\n\[]*/.*)$"
+VARIABLES = settings(DEPLOY / "systemd/photos.env")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, id=f"{path.relative_to(DEPLOY)}-{number}")
+        for path in sorted(DEPLOY.rglob("*"))
+        if path.is_file()
+        for number, line in enumerate(shown(path))
+    ],
+)
+def test_commands_are_what_the_command_line_takes(line: str) -> None:
+    options = _parser().parse_args(shlex.split(line))
+    assert options.source
+    assert options.store
+
+
+def test_commands_are_found_where_there_are_some() -> None:
+    with_commands = {path.name for path in DEPLOY.rglob("*") if path.is_file() and any(shown(path))}
+    places = {"README.md", "rayjob.yaml", "slurm.sbatch", "precache-build@.service"}
+    assert with_commands == places
