@@ -327,6 +327,24 @@ class FieldRecipe:
         value = self._input(sample)
         for number, op in enumerate(self._field.ops):
             value = self._apply(op, number, value, key)
+        return self.row(value)
+
+    def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
+        """What each op leaves, behind what they start from; valid until the next sample.
+
+        Raises
+        ------
+        SampleError
+            As a call does, once the op is reached.
+        """
+        value = self._input(sample)
+        yield None, value
+        for number, op in enumerate(self._field.ops):
+            value = self._apply(op, number, value, key)
+            yield op, value
+
+    def row(self, value: Any) -> np.ndarray:
+        """What the last op leaves as it is stored: a decoded image as (C, H, W)."""
         array = np.asarray(value)
         if self._field.decodes and array.ndim == 3:
             array = array.transpose(2, 0, 1)

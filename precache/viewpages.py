@@ -1,0 +1,391 @@
+"""What stands in the pages about a store: its rows, and the originals they were made from."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from collections.abc import Callable, Sequence
+from urllib.parse import quote, urlencode
+
+import numpy as np
+
+from precache.catalogue import Catalogue, Found, Query
+from precache.errors import PrecacheError, UsageError
+from precache.originals import Originals, Step, Trace, media_type, op_in_words
+from precache.pipeline import Field
+from precache.png import as_picture, encode_png, in_words
+from precache.report import size
+from precache.storage import StorageOptions
+from precache.view import (
+    LISTED,
+    Card,
+    Count,
+    Facts,
+    Grid,
+    Link,
+    Picture,
+    grid_page,
+    sample_page,
+)
+
+MOST = 1000
+"""Samples of a page."""
+
+RAW_INSIDE = 2 << 20
+"""Bytes of a raw file up to which it is put into a static page."""
+
+CHANNELS = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}
+
+Address = Callable[[str, Callable[[], bytes], str], str]
+"""The ``src`` of a picture, from its URL, its bytes and their media type."""
+
+
+class Pages:
+    """Pages about a version.
+
+    Parameters
+    ----------
+    originals
+        The source, where it was given.
+    count
+        Samples of a page.
+    """
+
+    def __init__(
+        self, store: str, catalogue: Catalogue, originals: Originals | None, count: int
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._originals = originals
+        self._count = count
+        self._declared = catalogue.version.pipeline.fields
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        version = self._catalogue.version
+        attributes = version.attributes
+        return Facts(
+            self._store,
+            version.id,
+            version.path,
+            attributes.created if attributes else "",
+            version.rows,
+            len(version.hole_rows),
+            len(version.classes),
+            _sizes(self._catalogue),
+            [line for name in version.mean for line in _statistics(self._catalogue, name)],
+            _build(self._catalogue),
+        )
+
+    # --- pages ----------------------------------------------------------------------------------
+
+    def grid(
+        self, query: Query, start: int = 0, *, before: bool = False, static: bool = False
+    ) -> str:
+        """HTML of the rows that a query finds from `start` on, or right before it."""
+        found, error = Found([], 0, 0, None, None), ""
+        try:
+            found = self._catalogue.find(query, start, self._count, before=before)
+        except UsageError as refused:
+            if static:
+                raise
+            error = str(refused)
+        version = self._catalogue.version
+        holes = version.hole_rows[:LISTED].tolist()
+        grid = Grid(
+            self.facts,
+            query,
+            self._cards(found.rows, static),
+            [Count(*each) for each in self._catalogue.counts],
+            [(row, version.keys[row], self._catalogue.hole(row)) for row in holes],
+            _links(query, found, start),
+            _in_words(found, version.rows),
+            self._note(),
+            error,
+            self._originals is not None,
+        )
+        return grid_page(grid, static=static)
+
+    def _note(self) -> str:
+        if self._originals is None:
+            return (
+                "Only what is stored is shown: a store does not record where its source is. With "
+                "--source, raw files and the results of each op stand beside it."
+            )
+        return "Results of ops are computed from the raw files as they are today."
+
+    def _cards(self, rows: Sequence[int], static: bool) -> list[Card]:
+        whole = [row for row in rows if not self._catalogue.hole(row)]
+        read = dict(zip(whole, self._catalogue.read(whole) if whole else [], strict=True))
+        address = _inside if static else _at("")
+        return [self._card(row, read.get(row, {}), address, traced=static) for row in rows]
+
+    def sample(self, row: int) -> str:
+        """HTML of all there is about one row."""
+        last = self._catalogue.version.rows - 1
+        self._catalogue.key(row)
+        stored: dict[str, np.ndarray] | str = {}
+        if not self._catalogue.hole(row):
+            [stored] = self._catalogue.read([row])
+        card = self._card(row, stored, _at("../"), traced=True)
+        neighbours = (("Previous row", row - 1, "prev"), ("Next row", row + 1, "next"))
+        links = [(text, str(to), rel) for text, to, rel in neighbours if 0 <= to <= last]
+        return sample_page(self.facts, card, links)
+
+    def _card(
+        self, row: int, stored: dict[str, np.ndarray] | str, address: Address, *, traced: bool
+    ) -> Card:
+        """Of one row; `traced` where what becomes of its original is known before it is drawn."""
+        key = self._catalogue.key(row)
+        problems = [stored] if isinstance(stored, str) else []
+        arrays = {} if isinstance(stored, str) else stored
+        pictures: list[Picture] = []
+        if self._originals is not None and traced:
+            trace = self._originals.trace(key)
+            pictures += self._traced(row, key, trace, arrays, address)
+            problems += [trace.note] if trace.note else []
+        elif self._originals is not None:
+            pictures += self._promised(row, key)
+        numbers = []
+        for name, array in arrays.items():
+            picture = _stored(row, key, name, array, address)
+            if picture is None:
+                numbers.append((name, in_words(array)))
+            else:
+                pictures.append(picture)
+        label = self._catalogue.class_name(self._catalogue.label(row))
+        return Card(row, key, label, self._catalogue.hole(row), problems, pictures, numbers)
+
+    def _promised(self, row: int, key: str) -> list[Picture]:
+        """The original and what ops leave, which are computed when they are asked for."""
+        pictures = [Picture("raw", f"raw/{row}", f"Raw file of {key}")]
+        if self._catalogue.hole(row):
+            return pictures
+        for name, field in self._declared.items():
+            for number, op in enumerate(field.ops):
+                url = f"step/{row}/{quote(name)}/{number}.png"
+                alt = f"{name} of {key} after {op.op}"
+                pictures.append(Picture(op_in_words(op), url, alt))
+        return pictures
+
+    def _traced(
+        self, row: int, key: str, trace: Trace, stored: dict[str, np.ndarray], address: Address
+    ) -> list[Picture]:
+        pictures = [] if trace.raw is None else [_raw(row, key, trace.raw, address)]
+        for name, steps in trace.steps.items():
+            for number, step in enumerate(steps):
+                url = f"step/{row}/{quote(name)}/{number}.png"
+                pictures.append(_step(step, f"{name} of {key}", url, address))
+            if name in trace.results and name in stored:
+                told = _compared(trace.results[name], stored[name])
+                pictures.append(Picture(f"{name}:", note=told))
+        return pictures
+
+    # --- images ---------------------------------------------------------------------------------
+
+    def stored_png(self, row: int, name: str) -> bytes:
+        """A stored row of a field as a PNG file."""
+        self._catalogue.key(row)
+        [stored] = self._catalogue.read([row])
+        if isinstance(stored, str):
+            raise PrecacheError(stored)
+        shown = as_picture(stored[name]) if name in stored else None
+        if shown is None:
+            raise UsageError(f"there is no image {name!r} in row {row}")
+        return encode_png(shown.pixels)
+
+    def raw(self, row: int) -> tuple[bytes, str]:
+        """A raw file and its media type."""
+        trace = self._trace(row)
+        media = media_type(trace.raw or b"")
+        if trace.raw is None or media is None:
+            raise UsageError(trace.note or f"row {row} has no raw file that a browser shows")
+        return trace.raw, media
+
+    def step_png(self, row: int, name: str, number: int) -> bytes:
+        """What an op leaves as a PNG file."""
+        trace = self._trace(row)
+        steps = trace.steps.get(name, [])
+        step = steps[number] if number < len(steps) else None
+        if step is None or step.shown is None:
+            raise UsageError(trace.note or (step.note if step else f"there is no step {number}"))
+        return encode_png(step.shown.pixels)
+
+    def _trace(self, row: int) -> Trace:
+        key = self._catalogue.key(row)
+        if self._originals is None:
+            raise UsageError("no source is given; give --source")
+        return self._originals.trace(key)
+
+
+def open_pages(
+    store: str,
+    source: str | None = None,
+    count: int = 24,
+    storage_options: StorageOptions = None,
+    functions: bool = False,
+) -> Pages:
+    """Pages about a store.
+
+    Parameters
+    ----------
+    source
+        What it was built from; None for the stored rows alone.
+    count
+        Samples of a page.
+    storage_options
+        Of the store and of the source.
+    functions
+        Whether functions that the store's recipe names are run.
+
+    Raises
+    ------
+    StoreError, SourceError
+        There is no such store, or no such source.
+    UsageError
+        `count` is no number of samples.
+    """
+    if not 1 <= count <= MOST:
+        raise UsageError(f"--rows is {count}; give 1 to {MOST} samples a page")
+    catalogue = Catalogue(store, storage_options)
+    originals = None
+    if source is not None:
+        pipeline = catalogue.version.pipeline
+        originals = Originals(source, pipeline, storage_options, functions)
+    return Pages(store, catalogue, originals, count)
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def _inside(url: str, data: Callable[[], bytes], media: str) -> str:
+    return f"data:{media};base64,{base64.b64encode(data()).decode()}"
+
+
+def _at(root: str) -> Address:
+    return lambda url, data, media: root + url
+
+
+def _stored(row: int, key: str, name: str, array: np.ndarray, address: Address) -> Picture | None:
+    shown = as_picture(array)
+    if shown is None:
+        return None
+    url = f"stored/{row}/{quote(name)}.png"
+    height, width, _ = shown.pixels.shape
+    note = f"{width} x {height}, {array.dtype.name}"
+    return Picture(
+        f"stored {name}",
+        address(url, lambda: encode_png(shown.pixels), "image/png"),
+        f"Stored {name} of {key}",
+        f"{note}; {shown.note}" if shown.note else note,
+        (width, height),
+    )
+
+
+def _raw(row: int, key: str, data: bytes, address: Address) -> Picture:
+    media = media_type(data)
+    if media is None:
+        return Picture("raw", note=f"{size(len(data))}, of a kind that browsers do not show")
+    if address is _inside and len(data) > RAW_INSIDE:
+        return Picture("raw", note=f"{size(len(data))}, too much to be put into this page")
+    source = address(f"raw/{row}", lambda: data, media)
+    return Picture("raw", source, f"Raw file of {key}", f"{size(len(data))}, {media}")
+
+
+def _step(step: Step, what: str, url: str, address: Address) -> Picture:
+    shown = step.shown
+    if shown is None:
+        return Picture(step.op, note=step.note)
+    source = address(url, lambda: encode_png(shown.pixels), "image/png")
+    height, width, _ = shown.pixels.shape
+    return Picture(step.op, source, f"{what} after {step.op}", step.note, (width, height))
+
+
+def _compared(computed: np.ndarray, stored: np.ndarray) -> str:
+    """How a row that was computed again differs from the stored one."""
+    if computed.shape != stored.shape or computed.dtype != stored.dtype:
+        was = f"{stored.dtype.name} {stored.shape}"
+        return f"computed again it is {computed.dtype.name} {computed.shape}, stored is {was}"
+    if np.array_equal(computed, stored, equal_nan=computed.dtype.kind == "f"):
+        return "the stored row is what the ops make of the raw file, bit for bit"
+    apart = np.abs(computed.astype(np.float64) - stored.astype(np.float64))
+    return (
+        f"the stored row differs from what the ops make of the raw file: by {apart.mean():.3g} on "
+        f"average, {apart.max():.3g} at most; the file or a library changed since the build"
+    )
+
+
+# --- facts --------------------------------------------------------------------------------------
+
+
+def _sizes(catalogue: Catalogue) -> list[tuple[str, str]]:
+    fields = catalogue.version.fields.values()
+    raw = sum(each.raw_nbytes for each in fields)
+    stored = sum(each.stored_nbytes for each in fields)
+    ratio = f"{raw / max(1, stored):.2f}"
+    return [("decoded", size(raw)), ("stored", size(stored)), ("decoded / stored", ratio)]
+
+
+def _statistics(catalogue: Catalogue, name: str) -> list[tuple[str, str, float, float]]:
+    version = catalogue.version
+    mean, std = version.mean[name], version.std.get(name, [])
+    declared = version.pipeline.fields.get(name, Field())
+    first = declared.ops[0] if declared.ops else None
+    names = CHANNELS.get(getattr(first, "mode", ""), ())
+    if len(names) != len(mean):
+        names = tuple(map(str, range(len(mean))))
+    return [(name, *each) for each in zip(names, mean, std, strict=False)]
+
+
+def _build(catalogue: Catalogue) -> list[tuple[str, str]]:
+    version, attributes = catalogue.version, catalogue.version.attributes
+    facts = [("version", version.id)]
+    if attributes is not None:
+        libraries = [f"{name} {number}" for name, number in attributes.libraries.items()]
+        facts += [
+            ("created", attributes.created),
+            ("libraries", ", ".join(libraries)),
+            ("recipe fingerprint", attributes.fingerprint),
+            ("rows per shard", f"{attributes.rows_per_shard:,}"),
+        ]
+    for name, field in version.fields.items():
+        what = f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.stored_nbytes)}"
+        ops = [op_in_words(op) for op in version.pipeline.fields[name].ops]
+        facts += [(f"{name}, stored", what), (f"{name}, ops", " → ".join(ops) or "none")]
+    return [*facts, ("pipeline", json.dumps(version.pipeline.to_dict(), ensure_ascii=False))]
+
+
+# --- links --------------------------------------------------------------------------------------
+
+
+def _links(query: Query, found: Found, start: int) -> list[Link]:
+    asked = {"q": query.text, "match": query.match, "class": query.label, "rows": query.state}
+    asked = {name: value for name, value in asked.items() if value != _DEFAULTS[name]}
+    links: list[Link] = []
+    if found.earlier is not None:
+        links.append(("First page", f"?{urlencode(asked)}", ""))
+        links.append(("Previous page", _to(asked, "before", found.earlier), "prev"))
+    if found.later is not None:
+        words = "Search on" if found.cut else "Next page"
+        links.append((words, _to(asked, "from", found.later), "next"))
+    return links
+
+
+_DEFAULTS = {"q": "", "match": "begins", "class": "", "rows": "all"}
+
+
+def _to(asked: dict[str, str], name: str, row: int) -> str:
+    return "?" + urlencode({**asked, name: str(row)})
+
+
+def _in_words(found: Found, rows: int) -> str:
+    """How many rows were found, and where."""
+    if not found.rows:
+        words = f"No row from {found.first:,} to {max(found.first, found.stop - 1):,} fits"
+    else:
+        words = f"{len(found.rows)} rows, {found.rows[0]:,} to {found.rows[-1]:,}"
+    words += f", of {rows:,}."
+    if found.cut:
+        words += " The search stopped here, having read two million keys."
+    return words
