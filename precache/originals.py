@@ -42,11 +42,11 @@ class Step:
     Attributes
     ----------
     op
-        With its parameters.
+        Its name.
     shown
         As a picture, where it is one.
     note
-        Its shape and dtype; why there is none, where the op failed.
+        The op's parameters and what shape and dtype it leaves; why there is none, where it failed.
     """
 
     op: str
@@ -83,11 +83,14 @@ def media_type(data: bytes) -> str | None:
     return next((media for magic, media in _MEDIA.items() if data.startswith(magic)), None)
 
 
-def op_in_words(op: Op) -> str:
-    """An op with the parameters that are not their defaults."""
-    given = op.model_dump(exclude_defaults=True)
-    inside = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"{op.op}({inside})" if inside else op.op
+def parameters(op: Op) -> str:
+    """An op's parameters that are not their defaults; sizes as height x width."""
+    given = op.model_dump(exclude_defaults=True, exclude={"op"})
+    return ", ".join(f"{name}={_value(value)}" for name, value in given.items())
+
+
+def _value(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 class Originals:
@@ -191,7 +194,7 @@ def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> tuple[list[Step], n
     try:
         for op, value in recipe.steps(sample, key):
             if op is not None:
-                steps.append(_step(op_in_words(op), np.asarray(value)))
+                steps.append(_step(op, np.asarray(value)))
         return steps, recipe.row(value).copy()
     except SampleError as error:
         steps.append(Step("failed", None, str(error)))
@@ -200,11 +203,13 @@ def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> tuple[list[Step], n
     return steps, None
 
 
-def _step(op: str, array: np.ndarray) -> Step:
+def _step(op: Op, array: np.ndarray) -> Step:
+    given = parameters(op)
+    head = f"{given}: " if given else ""
     shown = as_picture(array, channels_last=True)
     if shown is None:
-        return Step(op, None, in_words(array))
+        return Step(op.op, None, head + in_words(array))
     shown = thinned(shown, SIDE)
-    size = f"{array.shape[1]} x {array.shape[0]}, {array.dtype.name}"
+    note = f"{head}{array.shape[1]} x {array.shape[0]}, {array.dtype.name}"
     copied = Shown(shown.pixels.copy(), shown.note)  # the next sample is decoded over it
-    return Step(op, copied, f"{size}; {shown.note}" if shown.note else size)
+    return Step(op.op, copied, f"{note}; {shown.note}" if shown.note else note)

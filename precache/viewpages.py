@@ -12,7 +12,7 @@ import numpy as np
 
 from precache.catalogue import Catalogue, Found, Query
 from precache.errors import PrecacheError, UsageError
-from precache.originals import Originals, Step, Trace, media_type, op_in_words
+from precache.originals import Originals, Step, Trace, media_type, parameters
 from precache.pipeline import Field
 from precache.png import as_picture, encode_png, in_words
 from precache.report import size
@@ -141,46 +141,28 @@ class Pages:
         problems = [stored] if isinstance(stored, str) else []
         arrays = {} if isinstance(stored, str) else stored
         pictures: list[Picture] = []
+        trace = Trace()
         if self._originals is not None and traced:
             trace = self._originals.trace(key)
-            pictures += self._traced(row, key, trace, arrays, address)
             problems += [trace.note] if trace.note else []
+            pictures += [] if trace.raw is None else [_raw(row, key, trace.raw, address)]
         elif self._originals is not None:
-            pictures += self._promised(row, key)
+            pictures.append(Picture("raw", f"raw/{row}", f"Raw file of {key}"))
+        promised = self._originals is not None and not traced and not self._catalogue.hole(row)
         numbers = []
-        for name, array in arrays.items():
-            picture = _stored(row, key, name, array, address)
-            if picture is None:
-                numbers.append((name, in_words(array)))
-            else:
-                pictures.append(picture)
+        for name, field in self._declared.items():
+            pictures += _promised(row, key, name, field) if promised else []
+            for number, step in enumerate(trace.steps.get(name, [])):
+                pictures.append(_step(step, row, key, name, number, address))
+            if name in arrays:
+                told = _compared(trace.results[name], arrays[name]) if name in trace.results else ""
+                picture = _stored(row, key, name, arrays[name], told, address)
+                if picture is not None:
+                    pictures.append(picture)
+                else:
+                    numbers.append((name, _joined(in_words(arrays[name]), told)))
         label = self._catalogue.class_name(self._catalogue.label(row))
         return Card(row, key, label, self._catalogue.hole(row), problems, pictures, numbers)
-
-    def _promised(self, row: int, key: str) -> list[Picture]:
-        """The original and what ops leave, which are computed when they are asked for."""
-        pictures = [Picture("raw", f"raw/{row}", f"Raw file of {key}")]
-        if self._catalogue.hole(row):
-            return pictures
-        for name, field in self._declared.items():
-            for number, op in enumerate(field.ops):
-                url = f"step/{row}/{quote(name)}/{number}.png"
-                alt = f"{name} of {key} after {op.op}"
-                pictures.append(Picture(op_in_words(op), url, alt))
-        return pictures
-
-    def _traced(
-        self, row: int, key: str, trace: Trace, stored: dict[str, np.ndarray], address: Address
-    ) -> list[Picture]:
-        pictures = [] if trace.raw is None else [_raw(row, key, trace.raw, address)]
-        for name, steps in trace.steps.items():
-            for number, step in enumerate(steps):
-                url = f"step/{row}/{quote(name)}/{number}.png"
-                pictures.append(_step(step, f"{name} of {key}", url, address))
-            if name in trace.results and name in stored:
-                told = _compared(trace.results[name], stored[name])
-                pictures.append(Picture(f"{name}:", note=told))
-        return pictures
 
     # --- images ---------------------------------------------------------------------------------
 
@@ -267,18 +249,36 @@ def _at(root: str) -> Address:
     return lambda url, data, media: root + url
 
 
-def _stored(row: int, key: str, name: str, array: np.ndarray, address: Address) -> Picture | None:
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
+
+
+def _promised(row: int, key: str, name: str, field: Field) -> list[Picture]:
+    """What the ops leave, which is computed when it is asked for."""
+    return [
+        Picture(
+            op.op,
+            f"step/{row}/{quote(name)}/{number}.png",
+            f"{name} of {key} after {op.op}",
+            parameters(op),
+        )
+        for number, op in enumerate(field.ops)
+    ]
+
+
+def _stored(
+    row: int, key: str, name: str, array: np.ndarray, told: str, address: Address
+) -> Picture | None:
     shown = as_picture(array)
     if shown is None:
         return None
     url = f"stored/{row}/{quote(name)}.png"
     height, width, _ = shown.pixels.shape
-    note = f"{width} x {height}, {array.dtype.name}"
     return Picture(
         f"stored {name}",
         address(url, lambda: encode_png(shown.pixels), "image/png"),
         f"Stored {name} of {key}",
-        f"{note}; {shown.note}" if shown.note else note,
+        _joined(f"{width} x {height}, {array.dtype.name}", shown.note, told),
         (width, height),
     )
 
@@ -293,13 +293,19 @@ def _raw(row: int, key: str, data: bytes, address: Address) -> Picture:
     return Picture("raw", source, f"Raw file of {key}", f"{size(len(data))}, {media}")
 
 
-def _step(step: Step, what: str, url: str, address: Address) -> Picture:
+def _step(step: Step, row: int, key: str, name: str, number: int, address: Address) -> Picture:
     shown = step.shown
     if shown is None:
         return Picture(step.op, note=step.note)
-    source = address(url, lambda: encode_png(shown.pixels), "image/png")
+    url = f"step/{row}/{quote(name)}/{number}.png"
     height, width, _ = shown.pixels.shape
-    return Picture(step.op, source, f"{what} after {step.op}", step.note, (width, height))
+    return Picture(
+        step.op,
+        address(url, lambda: encode_png(shown.pixels), "image/png"),
+        f"{name} of {key} after {step.op}",
+        step.note,
+        (width, height),
+    )
 
 
 def _compared(computed: np.ndarray, stored: np.ndarray) -> str:
@@ -308,11 +314,11 @@ def _compared(computed: np.ndarray, stored: np.ndarray) -> str:
         was = f"{stored.dtype.name} {stored.shape}"
         return f"computed again it is {computed.dtype.name} {computed.shape}, stored is {was}"
     if np.array_equal(computed, stored, equal_nan=computed.dtype.kind == "f"):
-        return "the stored row is what the ops make of the raw file, bit for bit"
+        return "bit for bit what the ops make of the raw file"
     apart = np.abs(computed.astype(np.float64) - stored.astype(np.float64))
     return (
-        f"the stored row differs from what the ops make of the raw file: by {apart.mean():.3g} on "
-        f"average, {apart.max():.3g} at most; the file or a library changed since the build"
+        f"not what the ops make of the raw file: they differ by {apart.mean():.3g} on average, "
+        f"{apart.max():.3g} at most; the file or a library changed since the build"
     )
 
 
@@ -351,7 +357,7 @@ def _build(catalogue: Catalogue) -> list[tuple[str, str]]:
         ]
     for name, field in version.fields.items():
         what = f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.stored_nbytes)}"
-        ops = [op_in_words(op) for op in version.pipeline.fields[name].ops]
+        ops = [f"{op.op}({parameters(op)})" for op in version.pipeline.fields[name].ops]
         facts += [(f"{name}, stored", what), (f"{name}, ops", " → ".join(ops) or "none")]
     return [*facts, ("pipeline", json.dumps(version.pipeline.to_dict(), ensure_ascii=False))]
 
@@ -384,7 +390,9 @@ def _in_words(found: Found, rows: int) -> str:
     if not found.rows:
         words = f"No row from {found.first:,} to {max(found.first, found.stop - 1):,} fits"
     else:
-        words = f"{len(found.rows)} rows, {found.rows[0]:,} to {found.rows[-1]:,}"
+        first, last = found.rows[0], found.rows[-1]
+        span = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
+        words = f"{len(found.rows)} found: {span}"
     words += f", of {rows:,}."
     if found.cut:
         words += " The search stopped here, having read two million keys."
