@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 SIDE = 1024
 """Pixels of a picture's longer side, above which only some are shown."""
 
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif")
+"""Of files that browsers show."""
+
 TRACES = 16
 """Samples kept, for the pictures that a browser asks for one by one."""
 
@@ -151,6 +154,21 @@ class Originals:
                 return declared.ops[:number], note
         return declared.ops, ""
 
+    @functools.cached_property
+    def trouble(self) -> str:
+        """Why no op can be applied here; empty where they can."""
+        try:
+            _ = self._recipes
+        except ModuleNotFoundError as error:
+            return f"applying the ops needs {error.name}: pip install 'precache[workers]'"
+        except PrecacheError as error:
+            return f"the ops are not applied: {error}"
+        return ""
+
+    def shows_file(self, key: str) -> bool:
+        """Whether a browser is likely to show a sample's file, as far as its name tells."""
+        return self._folder and key.lower().endswith(SUFFIXES)
+
     def trace(self, key: str) -> Trace:
         """The sample of a key, and what each op makes of it."""
         with self._lock:  # the recipes decode into memory that they use again
@@ -161,15 +179,10 @@ class Originals:
         if isinstance(fetched, FetchError):
             return Trace(note=f"the raw sample could not be fetched: {fetched}")
         raw = next((v for v in fetched.inputs.values() if isinstance(v, bytes)), None)
-        try:
-            recipes = self._recipes
-        except ModuleNotFoundError as error:
-            needs = f"applying the ops needs {error.name}: pip install 'precache[workers]'"
-            return Trace(raw, needs)
-        except PrecacheError as error:
-            return Trace(raw, f"the ops are not applied: {error}")
+        if self.trouble:
+            return Trace(raw, self.trouble)
         steps, results = {}, {}
-        for name, (recipe, note) in recipes.items():
+        for name, (recipe, note) in self._recipes.items():
             steps[name], result = _steps(recipe, fetched, key)
             if note:
                 steps[name].append(Step("function", None, note))

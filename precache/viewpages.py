@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 from collections.abc import Callable, Sequence
 from urllib.parse import quote, urlencode
 
@@ -13,7 +12,7 @@ import numpy as np
 from precache.catalogue import Catalogue, Found, Query
 from precache.errors import PrecacheError, UsageError
 from precache.originals import Originals, Step, Trace, media_type, parameters
-from precache.pipeline import Field
+from precache.pipeline import Field, Function
 from precache.png import as_picture, encode_png, in_words
 from precache.report import size
 from precache.storage import StorageOptions
@@ -28,14 +27,13 @@ from precache.view import (
     grid_page,
     sample_page,
 )
+from precache.viewfacts import facts_of
 
 MOST = 1000
 """Samples of a page."""
 
 RAW_INSIDE = 2 << 20
 """Bytes of a raw file up to which it is put into a static page."""
-
-CHANNELS = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}
 
 Address = Callable[[str, Callable[[], bytes], str], str]
 """The ``src`` of a picture, from its URL, its bytes and their media type."""
@@ -63,20 +61,7 @@ class Pages:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        version = self._catalogue.version
-        attributes = version.attributes
-        return Facts(
-            self._store,
-            version.id,
-            version.path,
-            attributes.created if attributes else "",
-            version.rows,
-            len(version.hole_rows),
-            len(version.classes),
-            _sizes(self._catalogue),
-            [line for name in version.mean for line in _statistics(self._catalogue, name)],
-            _build(self._catalogue),
-        )
+        return facts_of(self._store, self._catalogue)
 
     # --- pages ----------------------------------------------------------------------------------
 
@@ -113,13 +98,19 @@ class Pages:
                 "Only what is stored is shown: a store does not record where its source is. With "
                 "--source, raw files and the results of each op stand beside it."
             )
+        if self._originals.trouble:
+            return f"Raw files stand beside what is stored; {self._originals.trouble}."
         return "Results of ops are computed from the raw files as they are today."
 
     def _cards(self, rows: Sequence[int], static: bool) -> list[Card]:
         whole = [row for row in rows if not self._catalogue.hole(row)]
         read = dict(zip(whole, self._catalogue.read(whole) if whole else [], strict=True))
         address = _inside if static else _at("")
-        return [self._card(row, read.get(row, {}), address, traced=static) for row in rows]
+        # Of a hole nobody knows in advance how far its ops come.
+        return [
+            self._card(row, read.get(row, {}), address, traced=static or row not in read)
+            for row in rows
+        ]
 
     def sample(self, row: int) -> str:
         """HTML of all there is about one row."""
@@ -146,9 +137,9 @@ class Pages:
             trace = self._originals.trace(key)
             problems += [trace.note] if trace.note else []
             pictures += [] if trace.raw is None else [_raw(row, key, trace.raw, address)]
-        elif self._originals is not None:
+        elif self._originals is not None and self._originals.shows_file(key):
             pictures.append(Picture("raw", f"raw/{row}", f"Raw file of {key}"))
-        promised = self._originals is not None and not traced and not self._catalogue.hole(row)
+        promised = not traced and self._originals is not None and not self._originals.trouble
         numbers = []
         for name, field in self._declared.items():
             pictures += _promised(row, key, name, field) if promised else []
@@ -254,16 +245,15 @@ def _joined(*notes: str) -> str:
 
 
 def _promised(row: int, key: str, name: str, field: Field) -> list[Picture]:
-    """What the ops leave, which is computed when it is asked for."""
-    return [
-        Picture(
-            op.op,
-            f"step/{row}/{quote(name)}/{number}.png",
-            f"{name} of {key} after {op.op}",
-            parameters(op),
-        )
-        for number, op in enumerate(field.ops)
-    ]
+    """What the ops leave of an image, which is computed when it is asked for."""
+    pictures = []
+    for number, op in enumerate(field.ops if field.decodes else ()):
+        if isinstance(op, Function):
+            pictures.append(Picture(op.op, note=f"{op.function}: on the page of the row"))
+            break
+        source = f"step/{row}/{quote(name)}/{number}.png"
+        pictures.append(Picture(op.op, source, f"{name} of {key} after {op.op}", parameters(op)))
+    return pictures
 
 
 def _stored(
@@ -320,46 +310,6 @@ def _compared(computed: np.ndarray, stored: np.ndarray) -> str:
         f"not what the ops make of the raw file: they differ by {apart.mean():.3g} on average, "
         f"{apart.max():.3g} at most; the file or a library changed since the build"
     )
-
-
-# --- facts --------------------------------------------------------------------------------------
-
-
-def _sizes(catalogue: Catalogue) -> list[tuple[str, str]]:
-    fields = catalogue.version.fields.values()
-    raw = sum(each.raw_nbytes for each in fields)
-    stored = sum(each.stored_nbytes for each in fields)
-    ratio = f"{raw / max(1, stored):.2f}"
-    return [("decoded", size(raw)), ("stored", size(stored)), ("decoded / stored", ratio)]
-
-
-def _statistics(catalogue: Catalogue, name: str) -> list[tuple[str, str, float, float]]:
-    version = catalogue.version
-    mean, std = version.mean[name], version.std.get(name, [])
-    declared = version.pipeline.fields.get(name, Field())
-    first = declared.ops[0] if declared.ops else None
-    names = CHANNELS.get(getattr(first, "mode", ""), ())
-    if len(names) != len(mean):
-        names = tuple(map(str, range(len(mean))))
-    return [(name, *each) for each in zip(names, mean, std, strict=False)]
-
-
-def _build(catalogue: Catalogue) -> list[tuple[str, str]]:
-    version, attributes = catalogue.version, catalogue.version.attributes
-    facts = [("version", version.id)]
-    if attributes is not None:
-        libraries = [f"{name} {number}" for name, number in attributes.libraries.items()]
-        facts += [
-            ("created", attributes.created),
-            ("libraries", ", ".join(libraries)),
-            ("recipe fingerprint", attributes.fingerprint),
-            ("rows per shard", f"{attributes.rows_per_shard:,}"),
-        ]
-    for name, field in version.fields.items():
-        what = f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.stored_nbytes)}"
-        ops = [f"{op.op}({parameters(op)})" for op in version.pipeline.fields[name].ops]
-        facts += [(f"{name}, stored", what), (f"{name}, ops", " → ".join(ops) or "none")]
-    return [*facts, ("pipeline", json.dumps(version.pipeline.to_dict(), ensure_ascii=False))]
 
 
 # --- links --------------------------------------------------------------------------------------

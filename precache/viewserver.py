@@ -88,15 +88,14 @@ def serve(pages: Pages, query: Query, port: int = 0, *, browser: bool = False) -
     """
     asked = {"q": query.text, "class": query.label}
     asked = {name: value for name, value in asked.items() if value}
-    with ViewServer(pages, port) as server:
+    with contextlib.suppress(KeyboardInterrupt), ViewServer(pages, port) as server:
         url = server.url + ("?" + urlencode(asked) if asked else "")
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
         sys.stderr.write("precache: serving this address to this machine alone; Ctrl-C ends it\n")
         if browser:
             webbrowser.open(url)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -21,7 +21,8 @@ PRECACHE = """
     retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store status
     shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp
     stream transforms ranks selection dataset report resident loader bench verification transfer
-    jobs png catalogue originals view viewpages viewserver build_options job_commands cli __main__
+    jobs png catalogue originals view viewfacts viewpages viewserver build_options job_commands
+    cli __main__
 """
 WORKERS = """
     usercode sources plan goal standing reuse ops timing shard_task probe takeover commit tally
