@@ -28,10 +28,12 @@ import precache
 from precache.catalogue import Query
 from precache.errors import SourceError, StorageError, UsageError
 from precache.png import encode_png
+from precache.storage import open_folder
 from precache.viewpages import open_pages
 from precache.viewserver import ViewServer, write_page
-from tests.building import cli, cut, encoded, environment, pixels, running, write
+from tests.building import cli, cut, encoded, environment, pixels, put_photos, running, write
 from tests.conftest import BuiltStore
+from tests.servers import S3Server
 
 HOSTILE = [
     "cat/<script>alert(1)<script>.png",
@@ -348,6 +350,24 @@ def test_without_decoders_raw_files_are_shown_and_what_is_missing(
         assert all(ask(server, each["src"])[0] == 200 for each in read.all("img"))
 
 
+def test_a_store_and_a_source_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+    photos = open_folder("s3://bucket/view/photos", s3.options())
+    put_photos(photos)
+    store, recipe = "s3://bucket/view/store", precache.Pipeline.image(resize=64, crop=56)
+    options: dict[str, Any] = {"storage_options": s3.options()}
+    precache.build(str(photos), store, recipe, address="serial", shard_samples=4, **options)
+    right = pixels(store, **options)
+    with served(store, str(photos), **options) as server:
+        pages = every_page(server)
+        assert set(right) < set(keys(pages))
+        version = precache.open(store, None, s3.options())
+        row = int(np.flatnonzero(version.valid)[-1])
+        body = ask(server, f"stored/{row}/image.png")[2]
+        assert np.array_equal(image(body), right[version.keys[row]].transpose(1, 2, 0))
+        assert "bit for bit" in page(server, f"row/{row}").text
+        assert ask(server, f"raw/{row}")[2] == photos.read(version.keys[row])
+
+
 # --- the server ---------------------------------------------------------------------------------
 
 
@@ -567,8 +587,10 @@ def test_a_browser_has_nothing_to_complain_about(
 
 
 @needs_chromium
-@pytest.mark.parametrize(("width", "dark"), [(360, False), (360, True), (1200, False)])
-@pytest.mark.parametrize("path", ["static", "", "row/1"])
+@pytest.mark.parametrize(
+    ("path", "width", "dark"),
+    [("static", 360, False), ("static", 1200, False), ("", 360, True), ("row/1", 360, True)],
+)
 def test_a_page_is_legible_on_phones_and_in_the_dark(
     server: ViewServer, tmp_path: Path, path: str, width: int, dark: bool
 ) -> None:
