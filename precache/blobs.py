@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from precache import retries
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
-from precache.folder import Buffer, FileInfo, Range, is_missing
+from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -238,6 +238,14 @@ class RemoteFolder:
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
         self._write(name, lambda path: self._fs.pipe_file(path, data))
+
+    def copy(self, name: str, origin: Folder, source: str, scratch: str | None = None) -> None:
+        same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
+        if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
+            there = origin._at(source)
+            self._write(name, lambda path: self._fs.cp_file(there, path))
+        else:
+            self.put(name, [origin.read(source)])
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
         try:

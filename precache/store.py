@@ -36,6 +36,7 @@ ROOT = "zarr.json"
 BUILD = "_build"
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
+SUMS = "_sums"
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory whole."""
 
@@ -269,6 +270,15 @@ class Version:
         if self.foreign:
             return None
         return self._small(f"shards/{field}", self._table_shape(field))
+
+    def shard_sums(self, field: str) -> np.ndarray | None:
+        """(shards, 1 + 2 C) float64 count, totals and squares of a field; None where not kept."""
+        try:
+            name = f"{SUMS}/{field}"
+            array = read_array_documents(self.folder, [name])[name]
+            return read_small(self.folder, {name: array})[name]
+        except (DamageError, StorageError, StoreError):
+            return None  # they only spare work
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:

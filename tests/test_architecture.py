@@ -24,9 +24,10 @@ PRECACHE = """
     jobs build_options job_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan goal standing reuse ops timing shard_task probe takeover commit tally
-    nodeview progress metrics dispatch placement cluster sharing suspects request parcel jobserver
-    submission results account buildreport reportpage build
+    usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
+    shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
+    sharing suspects request parcel jobserver submission results account buildreport
+    reportpage build
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
