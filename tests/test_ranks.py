@@ -65,9 +65,13 @@ def test_ranks_of_torchrun_share_an_epoch(stores: dict[str, BuiltStore], tmp_pat
     store = stores["raw"].path
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(script), str(store), str(tmp_path)], env=environment(), capture_output=True, text=True,
-        check=False, timeout=100,
-    )  # fmt: skip
+        [*command, str(script), str(store), str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     with precache.Loader(store, 8, device="cpu", seed=2) as loader:
