@@ -23,6 +23,7 @@ from precache.ranks import find_rank
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
 from precache.slots import record_event, seconds_between
+from precache.states import Place, require_same
 from precache.storage import StorageOptions
 from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
@@ -176,11 +177,10 @@ class Loader:
         self._stream = stream or BatchStream(
             self._columns, batch_size, self.device, threads, ahead, decompress
         )
-        self._clock = _stall_clock(self.device)
+        self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self._closed = False
-        self._position = (0, 0)
-        self._next = (0, 0)
+        self._place = Place(len(self))
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
             self._columns.cached.claim(self._columns.cached.most(shards))
@@ -235,6 +235,11 @@ class Loader:
         """The version being read."""
         return self._columns.version
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Which rank this process is, of how many."""
+        return self._order.rank, self._order.world_size
+
     def __len__(self) -> int:
         """Batches of an epoch."""
         return self._order.batches
@@ -246,16 +251,16 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
-        if epoch != self._next[0]:
-            self._next = (int(epoch), 0)
-        self._position = self._next
+        self._place.choose(epoch)
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Choose the epoch that the next iterator runs, and the batch that it begins with."""
+        self._place.seek(epoch, batch)
 
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise UsageError("this loader is closed; make a new one")
-        self._position = epoch, batch = self._next
-        self._next = (epoch + 1, 0)
-        iterator = self._run(epoch, batch)
+        iterator = self._run(*self._place.begin())
         self._iterators.add(iterator)
         return iterator
 
@@ -271,7 +276,7 @@ class Loader:
                 output = self._finish(batch, epoch, number - 1)
                 del batch
                 self._clock.arrived(rows, nbytes, ready)
-                self._position = (epoch, number) if number < len(self) else (epoch + 1, 0)
+                self._place.received(epoch, number)
                 yield output
                 del output  # what the caller dropped must not live on here
                 self._clock.asked()
@@ -291,10 +296,10 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: what it has received, not what is being read ahead."""
-        epoch, batch = self._position
-        return {**self._identity(), "epoch": epoch, "batch": batch}
+        return {**self.identity(), **self._place.saved()}
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches of each step: a state holds it, and is refused elsewhere."""
         order = self._order
         return {
             "format": STATE_FORMAT,
@@ -316,20 +321,8 @@ class Loader:
             The state is of another version, global batch or order, by name. Ranks may be more or
             fewer than they were.
         """
-        for name, own in self._identity().items():
-            if name not in state or state[name] != own:
-                raise UsageError(
-                    f"the saved state has {name}={state.get(name)!r} and this loader has {own!r}; "
-                    "open the same version with the same settings, or start a new epoch"
-                )
-        epoch: Any = state.get("epoch")
-        batch: Any = state.get("batch")
-        whole = isinstance(epoch, int) and isinstance(batch, int)
-        if not whole or not 0 <= batch < len(self):
-            raise UsageError(
-                f"the saved state is at epoch {epoch!r}, batch {batch!r}; an epoch has {len(self)}"
-            )
-        self._position = self._next = (epoch, batch)
+        require_same(self.identity(), state, "this loader")
+        self._place.load(state)
 
     def close(self) -> None:
         """End running iterators and their threads, and let go of their memory.
@@ -384,7 +377,8 @@ def _made_resident(
     return None
 
 
-def _stall_clock(device: torch.device) -> StallClock[Any]:
+def stall_clock(device: torch.device) -> StallClock[Any]:
+    """Marks by events on a CUDA device's stream, else by the time of day."""
     if device.type == "cuda":
         return StallClock(lambda: record_event(device), seconds_between)
     return StallClock(time.perf_counter, lambda start, end: end - start)
