@@ -107,8 +107,8 @@ class Loader:
     Notes
     -----
     Images are (N, C, H, W) uint8 unless `transform` changes them. On the CPU a batch's memory is
-    used again once its last tensor is gone. Each ``iter(loader)`` is the next epoch, unless
-    `set_epoch` says which.
+    used again once its last tensor is gone. Each iterator is the next epoch, unless `set_epoch`
+    says which; it is decided when its first batch is asked for.
 
     Examples
     --------
@@ -260,11 +260,13 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise UsageError("this loader is closed; make a new one")
-        iterator = self._run(*self._place.begin())
+        iterator = self._run()
         self._iterators.add(iterator)
         return iterator
 
-    def _run(self, epoch: int, start: int) -> Generator[Any, None, None]:
+    def _run(self) -> Generator[Any, None, None]:
+        # With its first batch, not when it is made: some trainers make one that they never use.
+        epoch, start = self._place.begin()
         batches = self._stream.batches(self._order.epoch(epoch, start))
         with contextlib.closing(batches):
             self._clock.begin()

@@ -142,11 +142,13 @@ class Mixture:
         self._place.choose(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = self._run(*self._place.begin())
+        iterator = self._run()
         self._iterators.add(iterator)
         return iterator
 
-    def _run(self, epoch: int, start: int) -> Generator[Any, None, None]:
+    def _run(self) -> Generator[Any, None, None]:
+        # With its first batch, not when it is made: some trainers make one that they never use.
+        epoch, start = self._place.begin()
         with contextlib.ExitStack() as ends:
             rounds = [
                 ends.enter_context(contextlib.closing(_rounds(loader, *place)))

@@ -214,6 +214,9 @@ def test_an_epoch_can_be_chosen(pair: list[BuiltStore]) -> None:
         mixture.set_epoch(1)
         assert _steps(mixture) == epochs[1]
         assert epochs[0] != epochs[1]
+        mixture.set_epoch(2)
+        iter(mixture)  # and never used
+        assert _steps(mixture) == epochs[2]
 
 
 def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltStore]) -> None:
