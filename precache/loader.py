@@ -19,7 +19,7 @@ from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.meter import LoaderStats, StallClock
-from precache.ranks import find_rank
+from precache.ranks import find_rank, require_rank
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
 from precache.slots import record_event, seconds_between
@@ -169,6 +169,7 @@ class Loader:
         shuffled = _shuffle(shuffle, self._columns, window or widest, num_canonical_nodes)
         self._selection = Selection.of(self._columns, rows, weights)
         ranks = find_rank(rank, world_size)
+        self._told_rank = rank is not None
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
         self._sorted_by = order
         self._transform = transform
@@ -260,6 +261,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise UsageError("this loader is closed; make a new one")
+        if not self._told_rank:
+            require_rank(*self.rank)
         iterator = self._run()
         self._iterators.add(iterator)
         return iterator
