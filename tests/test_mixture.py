@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import precache
+import precache.mixture as mixture_module
 from precache.errors import UsageError
 from tests.conftest import BuiltStore
 
@@ -131,8 +132,8 @@ def test_a_loop_resumes_from_every_step(
                 steps += _steps([batch])
                 states.append(mixture.state_dict())
         assert len(steps) == 3 * len(mixture)
-    for step, state in enumerate(states[:-AFTER]):
-        with _mix(stores, **HOW[how]) as resumed:
+    with _mix(stores, **HOW[how]) as resumed:
+        for step, state in enumerate(states[:-AFTER]):
             resumed.load_state_dict(json.loads(json.dumps(state)))
             assert resumed.state_dict() == state
             rest = itertools.chain.from_iterable(itertools.repeat(resumed))
@@ -195,6 +196,22 @@ def test_every_batch_has_rows_of_all_sources_where_they_are_mixed_by_sample(
                 batch["image"], batch["source"], batch["row"], strict=True
             ):
                 assert (image.numpy() == pixels[source][row]).all()
+
+
+def test_memory_of_mixed_batches_is_used_again_once_nobody_holds_it(
+    alike: list[BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture_module, "POOLED_NBYTES", 1)
+    pixels = [store.rows() for store in alike]
+    with _mix(alike, sizes=(4, 3), by="sample") as mixture:
+        held = list(mixture)
+        for batch in held:
+            for image, source, row in zip(
+                batch["image"], batch["source"], batch["row"], strict=True
+            ):
+                assert (image.numpy() == pixels[source][row]).all()
+        assert len({batch["image"].data_ptr() for batch in held}) == len(held)
+        assert len({batch["image"].data_ptr() for batch in mixture}) <= mixture_module.SLOTS
 
 
 def test_tuples_tell_their_source_at_the_end(
