@@ -237,9 +237,13 @@ class Loader:
         return self._columns.version
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Which rank this process is, of how many."""
-        return self._order.rank, self._order.world_size
+    def rank(self) -> int:
+        """Which of `world_size` ranks this process is."""
+        return self._order.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._order.world_size
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -262,7 +266,7 @@ class Loader:
         if self._closed:
             raise UsageError("this loader is closed; make a new one")
         if not self._told_rank:
-            require_rank(*self.rank)
+            require_rank(self.rank, self.world_size)
         iterator = self._run()
         self._iterators.add(iterator)
         return iterator

@@ -72,8 +72,9 @@ def mix(
 
     Notes
     -----
-    Labels are each store's own numbers: build with ``--classes OTHER.store`` where they are to
-    mean the same.
+    By default an epoch means what it does for one loader: every row comes at least once. Where the
+    losses of the sources differ much, those of steps by batch jump; then mix by sample. Labels are
+    each store's own numbers: build with ``--classes OTHER.store`` where they are to mean the same.
 
     Examples
     --------
@@ -116,8 +117,8 @@ def _require_one_place(loaders: Sequence[Loader]) -> None:
         raise UsageError("a loader comes twice; open its store by another Loader")
     first = loaders[0]
     for number, loader in enumerate(loaders):
-        if (loader.rank, loader.device) != (first.rank, first.device):
-            one, other = (f"rank {x.rank[0]} of {x.rank[1]} on {x.device}" for x in (first, loader))
+        one, other = (f"rank {x.rank} of {x.world_size} on {x.device}" for x in (first, loader))
+        if one != other:
             raise UsageError(f"source 0 is for {one}, and source {number} for {other}")
 
 

@@ -125,14 +125,15 @@ def test_a_loop_resumes_from_every_step(
     how: str, pair: list[BuiltStore], alike: list[BuiltStore]
 ) -> None:
     stores = alike if "together" in how else pair
-    with _mix(stores, **HOW[how]) as mixture:
+    options: dict[str, Any] = {**HOW[how], "options": {"fields": ["label"]}}
+    with _mix(stores, **options) as mixture:
         states, steps = [mixture.state_dict()], []
         for _ in range(3):
             for batch in mixture:
                 steps += _steps([batch])
                 states.append(mixture.state_dict())
         assert len(steps) == 3 * len(mixture)
-    with _mix(stores, **HOW[how]) as resumed:
+    with _mix(stores, **options) as resumed:
         for step, state in enumerate(states[:-AFTER]):
             resumed.load_state_dict(json.loads(json.dumps(state)))
             assert resumed.state_dict() == state

@@ -61,7 +61,7 @@ def test_a_loader_made_before_its_rank_was_known_is_refused(
             iter(early)
         assert len(list(told)) == 6
         with precache.Loader(store, 4, device="cpu") as late:
-            assert (late.rank, len(list(late))) == ((1, 2), 3)
+            assert (late.rank, late.world_size, len(list(late))) == (1, 2, 3)
 
 
 _TRAIN = """
