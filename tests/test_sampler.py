@@ -330,9 +330,9 @@ def test_the_rows_that_fill_up_an_epoch_count_among_those_at_hand() -> None:
 
 
 @pytest.mark.parametrize("holes", [0, 1_000_000])
-@pytest.mark.parametrize("shuffle", [None, Shuffle(), Shuffle("block", 1000, 8)])
+@pytest.mark.parametrize("shuffle", [Shuffle(), Shuffle("block", 1000, 8)])
 def test_an_order_of_a_billion_rows_takes_memory_for_holes_and_blocks_alone(
-    shuffle: Shuffle | None, holes: int
+    shuffle: Shuffle, holes: int
 ) -> None:
     """A list of its rows would take 8 GB."""
     rows = 1_000_000_000
@@ -344,9 +344,10 @@ def test_an_order_of_a_billion_rows_takes_memory_for_holes_and_blocks_alone(
             batches = [batch for batch, _ in zip(order.epoch(7, start), range(2), strict=False)]
             assert len(batches[0]) == 256
             assert all(0 <= batch.min() <= batch.max() < rows for batch in batches)
-            assert not np.isin(np.concatenate(batches), missing).any()
+            found = np.concatenate(batches)
+            assert not ((found % 999 == 0) & (found // 999 < holes)).any()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    blocks = rows // shuffle.block if shuffle and shuffle.kind == "block" else 0
+    blocks = rows // shuffle.block if shuffle.kind == "block" else 0
     assert peak < 32_000_000 + 64 * holes + 128 * blocks
