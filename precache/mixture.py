@@ -83,7 +83,6 @@ def mix(
     ...     for batch in batches:
     ...         step(batch["image"], batch["label"])
     """
-    loaders = list(loaders)
     _require_one_place(loaders)
     if by not in ("batch", "sample"):
         raise UsageError(f"by is {by!r}; choose one of batch, sample")
@@ -110,7 +109,9 @@ def mix(
     return Mixture(loaders, turns, asked)
 
 
-def _require_one_place(loaders: Sequence[Loader]) -> None:
+def _require_one_place(loaders: Any) -> None:
+    if not isinstance(loaders, Sequence) or not all(isinstance(x, Loader) for x in loaders):
+        raise UsageError(f"mix takes a list of Loaders, not {loaders!r}")
     if not loaders:
         raise UsageError("there is no loader to mix; give at least one")
     if len(set(map(id, loaders))) < len(loaders):

@@ -306,6 +306,9 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
     cases: list[tuple[str, dict[str, Any]]] = [
         ("there is no loader to mix", {"loaders": []}),
         ("a loader comes twice", {"loaders": [one, one]}),
+        ("mix takes a list of Loaders, not <precache", {"loaders": one}),
+        (r"mix takes a list of Loaders, not \['a.store', 'b.store'\]", {
+            "loaders": ["a.store", "b.store"]}),
         ("source 0 is for rank 0 of 1 on cpu, and source 1 for rank 1 of 2", {
             "loaders": [one, far]}),
         ("by is 'row'; choose one of batch, sample", {"by": "row"}),
