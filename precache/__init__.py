@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from precache.jobs import build
+    from precache.jobs import build, submit
     from precache.loader import Loader
     from precache.mixture import Mixture, mix
     from precache.pipeline import (
@@ -54,7 +54,7 @@ _HOMES = {
         "StoreError",
         "UsageError",
     ],
-    "precache.jobs": ["build"],
+    "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
     "precache.mixture": ["Mixture", "mix"],
     "precache.pipeline": [
@@ -103,6 +103,7 @@ __all__ = [
     "mix",
     "open",
     "pull",
+    "submit",
     "verify",
 ]
 

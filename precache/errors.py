@@ -9,6 +9,7 @@
     │   └── StoreError          no such store or version, or one that cannot be read
     │       └── NewerFormatError    one that a newer release wrote
     ├── BuildError              a job that failed or ended incomplete: exit status 1
+    │   └── CrashError          a task whose worker process died each time
     ├── StorageError            reading or writing bytes failed (disk full, permission, …)
     │   └── FetchError          one raw sample could not be fetched
     ├── SampleError             one sample cannot be turned into a row; it becomes a hole
@@ -50,6 +51,10 @@ class NewerFormatError(StoreError):
 
 class BuildError(PrecacheError):
     """A build that failed or ended incomplete; running it again continues."""
+
+
+class CrashError(BuildError):
+    """A task whose worker process died each time it was tried."""
 
 
 class StorageError(PrecacheError):

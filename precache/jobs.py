@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import UsageError
 from precache.pipeline import Pipeline
@@ -13,6 +17,7 @@ from precache.storage import StorageOptions
 
 if TYPE_CHECKING:
     from workers.request import BuildResult
+    from workers.submission import ClusterJob
 
 
 def build(
@@ -30,8 +35,14 @@ def build(
     accept_missing: bool = False,
     check_space: bool = True,
     cpus: int | None = None,
+    cpus_per_task: float = 1,
+    memory_per_task: int | str | None = None,
+    node_resources: Mapping[str, float] | None = None,
+    node_labels: Mapping[str, str] | None = None,
+    nice: int = 10,
     progress: bool = False,
     storage_options: StorageOptions = None,
+    report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
 ) -> BuildResult:
     """Decode a source once into a cached version, or finish one that was begun.
 
@@ -66,11 +77,25 @@ def build(
         Refuse to begin where the disk is too small by estimate.
     cpus
         CPUs that a local Ray may use; by default all.
+    cpus_per_task, memory_per_task
+        What each task takes of its node, on a cluster that is joined; memory in bytes or as
+        ``"2GB"``, by default 1 GiB and what its shard may need.
+    node_resources
+        Custom resources that each task takes, such as ``{"spare": 1}``: it runs only where they
+        are.
+    node_labels
+        Labels that a node must have, such as ``{"tier": "spot"}``.
+    nice
+        Niceness of the workers on a cluster that is joined, 0 to 19: other work on their nodes
+        comes first.
     progress
         Show progress on standard error.
     storage_options
         Of remote file systems, as their fsspec classes take them, for source and store alike; they
         travel with the tasks, and are never written nor shown.
+    report
+        A file, or several, that tell how the build went, written when it fails as well: ``.html``
+        for a page (``pip install 'precache[report]'``), ``.json`` for its figures.
 
     Raises
     ------
@@ -81,10 +106,12 @@ def build(
     """
     try:
         from workers.build import run_build
+        from workers.placement import Placement
         from workers.request import Request
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    reports = [report] if isinstance(report, str | os.PathLike) else report
     request = Request(
         os.fspath(source),
         os.fspath(store),
@@ -100,10 +127,85 @@ def build(
         check_space,
         cpus,
         tuple(path or str(Path.cwd()) for path in sys.path),
+        Placement(
+            cpus_per_task,
+            None if memory_per_task is None else _bytes(memory_per_task),
+            node_resources or {},
+            node_labels or {},
+            nice,
+        ),
         storage_options,
+        tuple(os.fspath(path) for path in reports),
     )
     return run_build(request, progress)
 
 
+def submit(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    *,
+    address: str | None = None,
+    code: Sequence[str | os.PathLike[str]] = (),
+    storage_options: StorageOptions = None,
+    **options: Any,
+) -> ClusterJob:
+    """Have a cluster build, and return at once: the job goes on without this process.
+
+    The same build submitted while it is under way is joined, not run twice.
+
+    Parameters
+    ----------
+    source, store
+        As `build` takes them; paths are those of the cluster's nodes.
+    pipeline
+        Travels as text.
+    address
+        Of the cluster's job server, ``http://head:8265``; by default as RAY_API_SERVER_ADDRESS or
+        RAY_ADDRESS say, else of a Ray that runs on this machine.
+    code
+        Modules and packages of your own, or folders of them, that the job can import. Hidden
+        files, caches, virtual environments and stores in them stay here.
+    storage_options
+        As `build` takes them; Ray lists them nowhere.
+    options
+        The others of `build`. `labels` and `classes` travel where they are files here; `progress`
+        is on unless it is false.
+
+    Returns
+    -------
+    ClusterJob
+        With ``id``, ``status()``, ``wait()`` and ``cancel()``.
+
+    Raises
+    ------
+    UsageError
+        The request cannot be met, or another build into the store is under way; nothing was sent.
+    BuildError
+        The cluster cannot be reached.
+    """
+    from workers.parcel import pack
+    from workers.submission import submit_build
+
+    known = inspect.signature(build).parameters
+    unknown = options.keys() - known.keys()
+    if unknown:
+        raise TypeError(f"submit() got an unexpected keyword argument {min(unknown)!r}")
+    defaults = {name: known[name].default for name in options} | {"progress": True}
+    given = {name: value for name, value in options.items() if value != defaults[name]}
+    recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
+    return submit_build(parcel, address, storage_options or {})
+
+
 def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:
     return Pipeline.image() if path is None else Pipeline.from_toml(os.fspath(path))
+
+
+def _bytes(size: int | str) -> int:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        raise UsageError(
+            f"memory_per_task is {size!r}; give bytes, or a size such as '2GB'"
+        ) from None

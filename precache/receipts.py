@@ -31,6 +31,15 @@ class ChannelSums:
 
 
 @dataclass(frozen=True)
+class SlowSample:
+    """A sample by its row: seconds in ops and encoding, bytes fetched."""
+
+    row: int
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Receipt:
     """What one shard task made.
 
@@ -54,6 +63,14 @@ class Receipt:
         Wall time by stage: fetch (waiting for it), ops, encode, put.
     cpu_seconds, import_seconds
         CPU time of the worker process during the task, and before it for imports.
+    host
+        The node that made it: its address in a Ray cluster, else its name.
+    began
+        Unix time by that node's clock.
+    fetched
+        Bytes of its raw samples.
+    slowest
+        The few samples that took longest, longest first.
     """
 
     shard: int
@@ -66,6 +83,20 @@ class Receipt:
     import_seconds: float = 0.0
     labels: list[int] | None = field(default=None)
     reused: bool = False
+    host: str = ""
+    began: float = 0.0
+    fetched: int = 0
+    slowest: list[SlowSample] = field(default_factory=list)
+
+    @property
+    def wall_seconds(self) -> float:
+        """From its first fetch to its last put."""
+        return sum(self.seconds.values())
+
+    @property
+    def stored(self) -> int:
+        """Bytes put."""
+        return sum(each.size for each in self.objects.values())
 
     def to_json(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()

@@ -261,6 +261,13 @@ def hold(array: np.ndarray, folder: str = "", store: str = "", after: int = 0) -
     return array
 
 
+def linger(array: np.ndarray, seconds: float = 0.0) -> np.ndarray:
+    """The array as it is; where LINGER is set, after so long that there is time to kill it."""
+    if "LINGER" in os.environ:
+        time.sleep(seconds)
+    return array
+
+
 _calls: Iterator[int] = iter(range(sys.maxsize))
 
 

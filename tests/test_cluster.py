@@ -31,7 +31,7 @@ from tests.building import (
     write,
     write_jpegs,
 )
-from workers.cluster import check_address, executor, run_serial
+from workers.cluster import check_address, executor, node_cpus, run_serial
 
 FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
 LARGE = precache.Pipeline.image(resize=160, crop=150)
@@ -125,7 +125,8 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Embedded:
     source = write_jpegs(folder / "in", 20)
     write(source / "cat/broken.jpg", b"none")
     (folder / "home").mkdir()
-    line = command("build", source, folder / "store", *FLAGS, "--json", "--quiet")
+    report = ("--report", folder / "build.json")
+    line = command("build", source, folder / "store", *FLAGS, "--json", "--quiet", *report)
     env = environment(HOME=str(folder / "home"))
     env.pop("RAY_ADDRESS", None)
     with running(line, env) as process:
@@ -174,6 +175,17 @@ def test_an_embedded_build_makes_the_same_bytes_as_a_serial_one(
     assert [list(hole) for hole in result.holes] == parallel["holes"]
     assert result.mean == parallel["mean"]
     assert result.stored_bytes == parallel["stored_bytes"]
+
+
+def test_receipts_name_the_node_by_its_address_in_the_cluster(embedded: Embedded) -> None:
+    told = json.loads((embedded.store.parent / "build.json").read_text())
+    [node] = told["nodes"]
+    assert socket.inet_aton(node["node"])
+    assert node["images"] == 21
+
+
+def test_no_cluster_has_no_cpus() -> None:
+    assert node_cpus() == {}
 
 
 def test_an_embedded_build_stops_what_it_started(embedded: Embedded) -> None:

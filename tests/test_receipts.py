@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.receipts import ChannelSums, Receipt, ShardObject
+from precache.receipts import ChannelSums, Receipt, ShardObject, SlowSample
 
 COUNTS = st.integers(0, 2**40)
 NAMES = st.text(max_size=6)
@@ -26,6 +26,10 @@ RECEIPTS = st.builds(
     cpu_seconds=FLOATS,
     import_seconds=FLOATS,
     labels=st.none() | st.lists(st.integers(-1, 10), max_size=4),
+    host=st.text(max_size=6),
+    began=FLOATS,
+    fetched=COUNTS,
+    slowest=st.lists(st.builds(SlowSample, COUNTS, FLOATS, COUNTS), max_size=3),
 )
 
 
@@ -37,6 +41,13 @@ def test_a_receipt_round_trips(receipt: Receipt) -> None:
 def _receipt() -> Receipt:
     made = {"image": ShardObject(10, 1, 30)}
     return Receipt(0, made, {3: "broken"}, ["ab"], {"image": ChannelSums(1, [1.0], [1.0])}, {}, 0.5)
+
+
+def test_a_receipt_of_an_earlier_release_is_read() -> None:
+    document = json.loads(_receipt().to_json())
+    for name in ("host", "began", "fetched", "slowest"):
+        del document[name]
+    assert Receipt.from_json(json.dumps(document).encode()) == _receipt()
 
 
 @given(st.integers(0, 400), st.binary(max_size=3))

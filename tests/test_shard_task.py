@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +22,11 @@ from precache.layout import RowShape, decode_index
 from precache.receipts import Receipt
 from precache.storage import open_folder
 from tests.building import ask, contents, cut, encoded, poll, remains, write
+from workers.probe import ProbeTask, run_probe
 from workers.shard_task import (
     Job,
-    ProbeTask,
     ShardTask,
     receipt_name,
-    run_probe,
     run_shard,
 )
 from workers.sources import Sample, open_source
@@ -105,7 +106,7 @@ def test_the_same_task_puts_the_same_bytes(tmp_path: Path, codec: str) -> None:
     assert {k: v for k, v in before.items() if k != name} == {
         k: v for k, v in after.items() if k != name
     }
-    timed = {"seconds": {}, "cpu_seconds": 0.0, "import_seconds": 0.0}
+    timed = {"seconds": {}, "cpu_seconds": 0.0, "import_seconds": 0.0, "began": 0.0, "slowest": []}
     assert dataclasses.replace(first, **timed) == dataclasses.replace(second, **timed)
 
 
@@ -166,6 +167,7 @@ def test_the_receipt_says_what_was_put(tmp_path: Path) -> None:
 
     keys = photos(tmp_path / "in", 4)
     task = task_of(tmp_path, keys, shard=3)
+    before = time.time()
     receipt = run_shard(task)
     data = stored(task)
     made = receipt.objects["image"]
@@ -179,6 +181,9 @@ def test_the_receipt_says_what_was_put(tmp_path: Path) -> None:
     assert set(receipt.seconds) == {"fetch", "ops", "encode", "put"}
     assert min(receipt.seconds.values()) >= 0
     assert receipt.cpu_seconds > 0
+    assert receipt.host == socket.gethostname()
+    assert before <= receipt.began <= time.time()
+    assert [s.seconds for s in receipt.slowest] == sorted(s.seconds for s in receipt.slowest)[::-1]
     assert receipt.labels is None
 
 

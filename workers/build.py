@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections import Counter
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precache.errors import (
     BuildError,
+    CrashError,
     FetchError,
     PrecacheError,
     SampleError,
@@ -22,9 +24,11 @@ from precache.report import size
 from precache.storage import open_folder
 from precache.store import BUILD, append_commit, open_own
 from workers import sources
-from workers.cluster import Run, executor
-from workers.commit import channel_statistics, commit, holes
-from workers.goal import Goal, Recipe, find_goal
+from workers.account import Account
+from workers.buildreport import check_reports, report_failure, write_reports
+from workers.cluster import Run, executor, is_joined
+from workers.commit import commit, holes
+from workers.goal import SCRATCH, Goal, Recipe, find_goal
 from workers.plan import (
     deciding_versions,
     default_max_failures,
@@ -35,10 +39,13 @@ from workers.plan import (
 )
 from workers.progress import BuildProgress
 from workers.request import BuildResult, Request, check_request
+from workers.results import committed_result, result_of
 from workers.reuse import Earlier, find_earlier
+from workers.sharing import require_shared
 from workers.standing import is_readable, is_whole, lost_objects, read_receipts
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
+    from workers.probe import ProbeTask
     from workers.shard_task import Job, ShardTask
 
 PROBE_SAMPLES = 24
@@ -63,22 +70,33 @@ def run_build(request: Request, shown: bool) -> BuildResult:
     """
     started = time.perf_counter()
     check_request(request)
+    check_reports(request.reports)
     with BuildProgress(shown) as progress:
-        build = _Build(request, progress)
-        result = build.run()
-    timings = {**build.timings, **result.timings}
-    return replace(result, seconds=time.perf_counter() - started, timings=timings)
+        account = Account(request, progress)
+        build = _Build(request, progress, account)
+        try:
+            result = build.run()
+        except BaseException as error:
+            report_failure(account, error, progress.say)
+            raise
+        timings = {**build.timings, **result.timings}
+        result = replace(result, seconds=time.perf_counter() - started, timings=timings)
+        write_reports(account, result)
+    return result
 
 
 class _Build:
     """One run of a build; its steps share the request, the store and the progress display."""
 
-    def __init__(self, request: Request, progress: BuildProgress) -> None:
+    def __init__(self, request: Request, progress: BuildProgress, account: Account) -> None:
         self.request = request
         self.progress = progress
+        self.account = account
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(request.source, request.storage_options)
+        self.joined = is_joined(request.address)
         self.ignored = 0
+        self.barred: dict[str, str] = {}
         self.code: Mapping[str, str] = {}
         self.timings: dict[str, float] = {}
 
@@ -90,11 +108,14 @@ class _Build:
             append_commit(self.store, goal.version)
             goal.folder.remove(BUILD)
             self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
-            return _committed_result(goal, self.ignored)
+            return committed_result(goal, self.ignored)
         began = time.perf_counter()
         self.progress.phase("Starting")
-        with executor(self.request.address, self.request.cpus) as run:
+        request = self.request
+        with executor(request.address, request.cpus, request.placement, self.progress.say) as run:
             self.timings["start"] = time.perf_counter() - began
+            if self.joined and isinstance(self.source, sources.FolderSource):
+                require_shared(request.placement, self.source.folder, recipe.table.keys[0])
             if goal is not None and is_readable(goal):
                 return self._repair(run, goal)
             earlier = self._find_earlier(recipe, goal)
@@ -146,13 +167,17 @@ class _Build:
 
     def _probe(self, run: Run, recipe: Recipe) -> Goal:
         """Learn row shapes from a few samples, and refuse a disk that is too small."""
-        from workers.shard_task import ProbeTask, run_probe
+        from workers.probe import ProbeTask, run_probe
 
         table = recipe.table
         rows = sample_for_probe(table, PROBE_SAMPLES)
         keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
         self.progress.phase("Measuring a few samples")
-        [(_, probe)] = run(run_probe, [ProbeTask(self._job(), keys, sizes)])
+        task = ProbeTask(self._job(), keys, sizes)
+        [(_, probe)] = run(run_probe, [task])
+        if isinstance(probe, CrashError):
+            self._bar_killers(run, [task])
+            [(_, probe)] = run(run_probe, [task.without(self.barred)])
         if isinstance(probe, SampleError):
             raise SourceError(f"{self.request.source}: {probe}") from None
         if isinstance(probe, PrecacheError):
@@ -161,6 +186,13 @@ class _Build:
         per_shard = rows_per_shard(len(table), nbytes, self.request.shard_samples)
         self._check_space(int(probe.stored_per_row * len(table)))
         return Goal.of(self.store, recipe, per_shard, probe.shapes)
+
+    def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
+        from workers.suspects import Trial, find_killers
+
+        self.progress.say("Workers died: looking for samples that kill them")
+        trials = [Trial(task.job, task.keys, task.sizes) for task in tasks]
+        self.barred |= find_killers(run, trials)
 
     def _job(self) -> Job:
         from workers.shard_task import Job
@@ -201,7 +233,7 @@ class _Build:
         self.progress.phase("Committing")
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
-        return self._result(goal, receipts, made, skipped)
+        return result_of(goal, receipts, made, self.ignored)
 
     def _repair(self, run: Run, goal: Goal) -> BuildResult:
         """Make missing objects of a committed version again; they must be what they were."""
@@ -212,7 +244,7 @@ class _Build:
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
-        result = _committed_result(goal, self.ignored)
+        result = committed_result(goal, self.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)
         return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
 
@@ -237,24 +269,31 @@ class _Build:
         from workers.takeover import make_shard
 
         made: list[Receipt] = []
+        self.account.begin(goal, todo, receipts)
         self._check_failures(goal, receipts)
+        task_of = functools.partial(self._task, goal, lost, earlier, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
-            errors: dict[int, FetchError] = {}
+            errors: dict[int, FetchError | CrashError] = {}
+            crashed: list[ShardTask] = []
             accept = self.request.accept_missing and attempt == ATTEMPTS
-            tasks = (self._task(goal, shard, accept, lost, earlier) for shard in todo)
+            tasks = (task_of(shard, accept) for shard in todo)
             for task, outcome in run(make_shard, tasks):
-                if isinstance(outcome, FetchError):
+                if isinstance(outcome, FetchError | CrashError):
                     errors[task.shard] = outcome
+                    crashed += [task] * isinstance(outcome, CrashError)
                 elif isinstance(outcome, PrecacheError):
                     raise outcome
                 else:
                     receipts[task.shard] = outcome
                     made.append(outcome)
+                    self.account.add(outcome)
                     failed = self._check_failures(goal, receipts)
                     self.progress.advance(len(goal.rows_of(task.shard)), failed)
             if not errors:
                 return made
             todo = sorted(errors)
+            if crashed and attempt < ATTEMPTS:
+                self._bar_killers(run, crashed)
         raise BuildError(
             f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}. The rest is "
             "kept: run the same command again, or with --accept-missing to leave holes for what "
@@ -264,10 +303,11 @@ class _Build:
     def _task(
         self,
         goal: Goal,
-        shard: int,
-        accept_missing: bool,
         lost: Mapping[tuple[str, int], tuple[int, int]] | None,
         earlier: Earlier | None,
+        permit: str | None,
+        shard: int,
+        accept_missing: bool,
     ) -> ShardTask:
         from workers.shard_task import ShardTask
 
@@ -286,7 +326,19 @@ class _Build:
             accept_missing,
             {name: lost[name, shard] for name in names} if lost else {},
             earlier.offer(shard) if earlier else None,
+            {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
+            permit,
         )
+
+    def _permit(self, goal: Goal) -> str | None:
+        """On a cluster, an object that is there while this build goes on: without it no task of
+        this build writes, on a disk that is not the store's, or when all is done."""
+        if not self.joined:
+            return None
+        name = f"{BUILD}/permits/{uuid.uuid4().hex}"
+        goal.folder.put(name, [b"1"], scratch=SCRATCH)
+        require_shared(self.request.placement, goal.folder, name)
+        return name
 
     def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
         """How many samples failed; raises where that is more than allowed."""
@@ -307,52 +359,3 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
-
-    def _result(
-        self, goal: Goal, receipts: Mapping[int, Receipt], made: Sequence[Receipt], skipped: int
-    ) -> BuildResult:
-        ordered = list(receipts.values())
-        failed = [(goal.table.keys[row], why) for row, why in holes(ordered).items()]
-        objects = [made for receipt in ordered for made in receipt.objects.values()]
-        stages: Counter[str] = Counter()
-        for receipt in made:
-            stages.update(receipt.seconds)
-        mean, std = channel_statistics(ordered)
-        return BuildResult(
-            version=goal.version,
-            path=str(goal.folder),
-            samples=len(goal.table),
-            failed=len(failed),
-            shards=goal.shards,
-            shards_skipped=skipped,
-            shards_reused=sum(receipt.reused for receipt in made),
-            raw_bytes=sum(each.raw_nbytes for each in objects),
-            stored_bytes=sum(each.size for each in objects),
-            cpu_seconds=sum(receipt.cpu_seconds for receipt in made),
-            holes=failed,
-            ignored=self.ignored,
-            timings={**stages, "imports": sum(receipt.import_seconds for receipt in made)},
-            classes=goal.table.classes,
-            mean=mean,
-            std=std,
-        )
-
-
-def _committed_result(goal: Goal, ignored: int) -> BuildResult:
-    version = open_own(goal.folder)
-    fields = version.fields.values()
-    return BuildResult(
-        version=goal.version,
-        path=version.path,
-        samples=version.rows,
-        failed=len(version.holes),
-        shards=goal.shards,
-        shards_skipped=goal.shards,
-        raw_bytes=sum(each.raw_nbytes for each in fields),
-        stored_bytes=sum(each.stored_nbytes for each in fields),
-        holes=[version.holes[row] for row in sorted(version.holes)],
-        ignored=ignored,
-        classes=version.classes,
-        mean=version.mean,
-        std=version.std,
-    )

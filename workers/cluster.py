@@ -4,30 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import socket
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from precache.errors import BuildError, PrecacheError, UsageError
+from precache.report import size
+from workers.dispatch import Done, Item, Lost, Outcome, Patience, dispatch
+from workers.placement import Placement
+from workers.timing import NODE
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-Outcome = tuple[Item, Result | PrecacheError]
-Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[tuple[Any, Any]]]
+logger = logging.getLogger(__name__)
 
-SUBMITTED_PER_CPU = 2
-"""Tasks under way for each CPU of the cluster: one running, one whose arguments are on the way."""
+Run = Callable[..., Iterator[Outcome]]
+"""(function, items, patience) -> (item, outcome) as they come; an outcome may be an error."""
 
-MAX_RETRIES = 3
-"""Of a task whose worker or node died."""
+SLOTS_SECONDS = 1.0
+"""Between two looks at the nodes of a cluster."""
+
+NOTICE_SECONDS = 15.0
+"""Without a node that can take a task, after which that is said."""
+
+RESULT_SECONDS = 60.0
+"""To bring a result that is there: its node may just be going away."""
+
+OWN = Placement(memory=0, nice=0)
+"""On a Ray of our own: its memory monitor ends what takes too much of the machine's."""
+
+KEEPALIVE = {
+    "RAY_grpc_client_keepalive_time_ms": "5000",
+    "RAY_grpc_client_keepalive_timeout_ms": "3000",
+}
+"""Without these, tasks on a node whose link was cut stay pending though Ray declared it dead."""
 
 
 def run_serial(
-    function: Callable[[Item], Result], items: Iterable[Item]
-) -> Iterator[Outcome[Item, Result]]:
+    function: Callable[[Any], Any], items: Iterable[Any], patience: Patience | None = None
+) -> Iterator[Outcome]:
     """The same tasks, one after another in this process: what a cluster's results must equal."""
     for item in items:
         try:
@@ -37,26 +57,43 @@ def run_serial(
 
 
 @contextlib.contextmanager
-def executor(address: str, cpus: int | None = None) -> Iterator[Run]:
+def executor(
+    address: str,
+    cpus: int | None = None,
+    placement: Placement | None = None,
+    notice: Callable[[str], None] = logger.warning,
+) -> Iterator[Run]:
     """Where tasks run: ``serial``, ``local`` (a Ray of our own), ``auto`` or ``ray://…``.
 
     What was started here is stopped at the end; a cluster that was joined goes on.
+
+    Parameters
+    ----------
+    placement
+        On a cluster that is joined; a Ray of our own takes a CPU a task.
+    notice
+        Told when the work waits for nodes.
     """
     check_address(address)
     if address == "serial":
         yield run_serial
     elif address == "local":
         with _quiet_environment(), _connected(None, cpus):
-            yield _run_on_ray
+            yield functools.partial(_run_on_ray, OWN, notice)
     else:
-        with _connected(address, None):
-            yield _run_on_ray
+        with _environment(KEEPALIVE), _connected(address, None):
+            yield functools.partial(_run_on_ray, placement or Placement(), notice)
 
 
 def check_address(address: str) -> None:
     """Raise `UsageError` for an address that names no kind of executor."""
-    if address not in ("serial", "local", "auto") and not address.startswith("ray://"):
+    if not is_joined(address) and address not in ("serial", "local"):
         raise UsageError(f"address is {address!r}; choose local, serial, auto, or ray://host:10001")
+
+
+def is_joined(address: str) -> bool:
+    """Whether it is that of a cluster that runs already."""
+    return address == "auto" or address.startswith("ray://")
 
 
 @functools.cache
@@ -81,13 +118,20 @@ def _quiet_environment() -> Iterator[None]:
             "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
             "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         }
-        added = {name: value for name, value in settings.items() if name not in os.environ}
-        os.environ.update(added)
-        try:
+        with _environment(settings):
             yield
-        finally:
-            for name in added:
-                os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Variables that are set meanwhile, unless the user set them."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
@@ -116,9 +160,9 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        printing._worker_logs_enabled = speaks
         if not already:
             ray.shutdown()
+        printing._worker_logs_enabled = speaks  # a shutdown prints what was held back
 
 
 def _require_listening(address: str) -> None:
@@ -136,41 +180,147 @@ def _require_listening(address: str) -> None:
         ) from None
 
 
+def on_every_node(
+    placement: Placement, function: Callable[[Any], Any], item: Any
+) -> dict[str, Any]:
+    """What the function returns, or its `PrecacheError`, by address of each node tasks may run on.
+
+    Nodes that go away meanwhile are left out.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+
+    nodes = [node for node in _nodes() if placement.slots([node], 0)]
+    remote: Any = ray.remote(_on_worker)
+    asked = {}
+    for node in nodes:
+        here = OnNode(node["NodeID"], soft=False)
+        task = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=here)
+        name = f"{node['NodeManagerHostname']} at {node['NodeManagerAddress']}"
+        asked[task.remote(function, item, placement.nice)] = name
+    answers = {}
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=60) if asked else ([], [])
+    for reference in ready:
+        with contextlib.suppress(ray.exceptions.RayError):
+            answers[asked[reference]] = ray.get(reference)
+    for reference in late:
+        ray.cancel(reference, force=True)
+    return answers
+
+
 def _run_on_ray(
-    function: Callable[[Item], Result], items: Iterable[Item]
-) -> Iterator[Outcome[Item, Result]]:
-    """Results in the order they come; tasks under way are bounded and cancelled when closed."""
+    placement: Placement,
+    notice: Callable[[str], None],
+    function: Callable[[Any], Any],
+    items: Iterable[Item],
+    patience: Patience | None = None,
+) -> Iterator[Outcome]:
+    return dispatch(_Ray(placement, notice), function, items, patience)
+
+
+class _Ray:
+    """The engine of `dispatch`."""
+
+    def __init__(self, placement: Placement, notice: Callable[[str], None]) -> None:
+        import ray
+
+        self._ray = ray
+        self._placement = placement
+        self._notice = notice
+        # Deaths are told to `dispatch`, which counts them and knows what to do.
+        self._remote: Any = ray.remote(_on_worker)
+        self._options: dict[str, Any] = {
+            "num_cpus": placement.cpus,
+            "max_retries": 0,
+            "resources": dict(placement.resources) or None,
+            "label_selector": dict(placement.labels) or None,
+        }
+        self._memory = 0
+        self._under_way: dict[Any, None] = {}
+        self._slots, self._looked = 0, float("-inf")
+        self._waiting_since = time.monotonic()
+
+    def slots(self) -> int:
+        now = time.monotonic()
+        if now - self._looked >= SLOTS_SECONDS:
+            self._looked, self._slots = now, self._placement.slots(_nodes(), self._memory)
+            if self._slots:
+                self._waiting_since = now
+            elif now - self._waiting_since > NOTICE_SECONDS:
+                self._waiting_since = float("inf")
+                self._notice(
+                    f"No node of the cluster can take a task ({self._placement}, "
+                    f"{size(self._memory)} of memory): waiting for one"
+                )
+        return self._slots
+
+    def submit(self, function: Callable[[Any], Any], item: Item) -> Hashable:
+        given = self._placement.memory
+        self._memory = item.memory if given is None else given
+        remote = self._remote.options(
+            **self._options, memory=self._memory or None, name=function.__name__
+        )
+        reference: Hashable = remote.remote(function, item, self._placement.nice)
+        self._under_way[reference] = None
+        return reference
+
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
+        references = list(self._under_way)
+        ready, _ = self._ray.wait(references, num_returns=1, timeout=seconds)
+        if ready:
+            ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        for reference in ready:
+            del self._under_way[reference]
+        return [(reference, self._end(reference)) for reference in ready]
+
+    def cancel(self, copy: Any) -> None:
+        if copy in self._under_way:
+            del self._under_way[copy]
+            self._ray.cancel(copy, force=True)
+
+    def _end(self, reference: Any) -> Done | Lost:
+        errors = self._ray.exceptions
+        try:
+            return Done(self._ray.get(reference, timeout=RESULT_SECONDS))
+        except errors.RayTaskError as error:
+            return Done(BuildError(f"a task failed: {error.cause!r}"))
+        except errors.OutOfMemoryError:
+            return Lost("it ran out of memory", crashed=True)
+        except errors.WorkerCrashedError:
+            return Lost("its process ended by itself, or was killed", crashed=True)
+        except (errors.RuntimeEnvSetupError, errors.TaskUnschedulableError) as error:
+            return Done(BuildError(f"a task cannot be run: {error}"))
+        except errors.RayError as error:
+            return Lost(str(error).partition("\n")[0], crashed=False)
+
+
+def _nodes() -> list[dict[str, Any]]:
     import ray
 
-    remote: Any = ray.remote(_returning_errors).options(
-        num_cpus=1, max_retries=MAX_RETRIES, name=getattr(function, "__name__", "task")
-    )
-    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    bound = max(2, int(resources.get("CPU", 1)) * SUBMITTED_PER_CPU)
-    remaining = iter(items)
-    under_way: dict[Any, Item] = {}
-    try:
-        while True:
-            while len(under_way) < bound and (item := next(remaining, None)) is not None:
-                under_way[remote.remote(function, item)] = item
-            if not under_way:
-                return
-            ready, _ = ray.wait(list(under_way), num_returns=1)
-            item = under_way.pop(ready[0])
-            try:
-                outcome = ray.get(ready[0])
-            except ray.exceptions.RayTaskError as error:
-                outcome = BuildError(f"a task failed: {error.cause!r}")
-            except ray.exceptions.RayError as error:
-                outcome = BuildError(f"a worker died {MAX_RETRIES + 1} times: {error}")
-            yield item, outcome
-    finally:
-        for reference in under_way:
-            ray.cancel(reference, force=True)
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
+    return found
 
 
-def _returning_errors(function: Callable[[Item], Result], item: Item) -> Result | PrecacheError:
+def node_cpus() -> dict[str, int]:
+    """CPUs of each live node of the cluster that is joined, by address; none without a cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return {}
+    found: Counter[str] = Counter()
+    for node in _nodes():
+        if node["Alive"]:
+            found[node["NodeManagerAddress"]] += int(node["Resources"].get("CPU", 0))
+    return dict(found)
+
+
+def _on_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     """Errors of ours come back as values, so that only a lost worker counts as lost."""
+    import ray
+
+    here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray's own
+    os.environ.setdefault(NODE, here)
+    if nice:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
     try:
         return function(item)
     except PrecacheError as error:

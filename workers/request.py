@@ -9,7 +9,8 @@ from precache.errors import UsageError
 from precache.pipeline import Pipeline
 from precache.storage import StorageOptions, open_folder
 from precache.store import ROOT, split_uri
-from workers.cluster import check_address
+from workers.cluster import check_address, is_joined
+from workers.placement import Placement
 
 MOST_SHARD_SAMPLES = 1 << 24
 
@@ -32,7 +33,9 @@ class Request:
     check_space: bool = True
     cpus: int | None = None
     import_path: tuple[str, ...] = ()
+    placement: Placement = field(default_factory=Placement)
     storage_options: StorageOptions = field(default=None, repr=False)
+    reports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,12 @@ class BuildResult:
 def check_request(request: Request) -> None:
     """Raise `UsageError` for what can be told to be wrong before the source is listed."""
     check_address(request.address)
+    request.placement.check()
+    if not is_joined(request.address) and request.placement != Placement():
+        raise UsageError(
+            f"address is {request.address!r}: CPUs and memory per task, resources, labels and "
+            "niceness are for a cluster that is joined by --address auto or ray://host:10001"
+        )
     if request.on_error not in ("skip", "raise"):
         raise UsageError(f"on_error is {request.on_error!r}; choose skip or raise")
     for name in ("shard_samples", "cpus"):

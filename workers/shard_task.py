@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import socket
 import sys
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from precache.codecs import encoder
-from precache.errors import BuildError, FetchError, PipelineError, SampleError
+from precache.errors import BuildError, FetchError, SampleError
 from precache.folder import Folder
-from precache.layout import RowShape, rows_per_chunk
-from precache.pipeline import DTYPES, ImageCodec, Pipeline
+from precache.layout import RowShape
+from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt, ShardObject
 from precache.shardwriter import ShardWriter
@@ -26,11 +26,13 @@ from workers.goal import SCRATCH
 from workers.ops import FieldRecipe
 from workers.reuse import Offer
 from workers.sources import Sample, Source
+from workers.timing import Timing, node_name
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are in the making at a time."""
-_STAGES = ("fetch", "ops", "encode", "put")
+BASE_MEMORY = 1 << 30
+"""Bytes of a worker's process: 250 MB of libraries, the rest for the largest photographs."""
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
 
@@ -62,6 +64,12 @@ class ShardTask:
         The same shard of an earlier version.
     accept_missing
         Make a hole of a sample that cannot be fetched.
+    barred
+        Key -> why, of samples that must not be decoded: they become holes.
+    permit
+        Object below the folder that is there as long as the build goes on; its worker must see it.
+    again
+        The shard may be there already: another task was given it before.
     """
 
     job: Job
@@ -75,27 +83,21 @@ class ShardTask:
     accept_missing: bool = False
     expected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     offer: Offer | None = None
+    barred: Mapping[str, str] = field(default_factory=dict)
+    permit: str | None = None
+    again: bool = False
 
     @property
     def first_row(self) -> int:
         return self.shard * self.rows_per_shard
 
+    @property
+    def memory(self) -> int:
+        """Bytes its process may need: libraries and a large photograph, and a whole shard."""
+        return BASE_MEMORY + self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
 
-@dataclass(frozen=True)
-class ProbeTask:
-    """A few samples to learn row shapes and compressed sizes from."""
-
-    job: Job
-    keys: Sequence[str]
-    sizes: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What a few samples told: shapes by field, and mean stored bytes of a row over all fields."""
-
-    shapes: Mapping[str, RowShape]
-    stored_per_row: float
+    def retried(self) -> ShardTask:
+        return replace(self, again=True)
 
 
 def receipt_name(shard: int) -> str:
@@ -104,19 +106,6 @@ def receipt_name(shard: int) -> str:
 
 
 # --- the stages ---------------------------------------------------------------------------------
-
-
-class _Clock:
-    """Wall time by stage."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(_STAGES, 0.0)
-        self._since = time.perf_counter()
-
-    def charge(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] += now - self._since
-        self._since = now
 
 
 def _runs(keys: Sequence[str], sizes: Sequence[int]) -> Iterator[list[tuple[str, int]]]:
@@ -202,7 +191,8 @@ def _check_row(name: str, row: np.ndarray, shape: RowShape) -> None:
         )
 
 
-def _recipes(job: Job) -> dict[str, FieldRecipe]:
+def recipes_of(job: Job) -> dict[str, FieldRecipe]:
+    """The ops of every field, ready to be applied to samples."""
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
@@ -265,10 +255,11 @@ def run_shard(task: ShardTask) -> Receipt:
         Samples that could not be fetched, by key; nothing was put.
     StorageError
         An object could not be written.
+    BuildError
+        The build has ended meanwhile.
     """
-    started = time.process_time()
-    clock = _Clock()
-    outputs = [_output(task, name, recipe) for name, recipe in _recipes(task.job).items()]
+    timing = Timing()
+    outputs = [_output(task, name, recipe) for name, recipe in recipes_of(task.job).items()]
     holes: dict[int, str] = {}
     content: list[str] = []
     labels: list[int] = []
@@ -276,28 +267,30 @@ def run_shard(task: ShardTask) -> Receipt:
     with one_thread():
         samples = fetch_ahead(task.job.source, task.keys, task.sizes)
         for row, (key, fetched) in enumerate(samples, task.first_row):
-            clock.charge("fetch")
+            timing.charge("fetch")
             if isinstance(fetched, FetchError):
                 unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
             else:
-                sample, reason = fetched, make_row(outputs, fetched, key)
-            clock.charge("ops")
+                sample = fetched
+                reason = task.barred.get(key) or make_row(outputs, fetched, key)
+            spent = timing.charge("ops")
             content.append(sample.content)
             labels.append(-1 if sample.label is None else sample.label)
             for each in outputs:
                 each.leave_hole() if reason else each.keep()
             if reason:
                 holes[row] = reason
-            clock.charge("encode")
+            timing.note(row, spent + timing.charge("encode"), timing.count(sample))
     if unfetched and not task.accept_missing:
         raise _unfetched(task.shard, unfetched)
     finished = {each.recipe.name: each.writer.finish() for each in outputs}
+    require_permit(task)
     _require_expected(task, {name: made for name, (_, made) in finished.items()})
     for name, object_name in task.objects.items():
         task.folder.put(object_name, finished[name][0], scratch=SCRATCH)
     objects = {name: finished[name][1] for name in task.objects}
-    clock.charge("put")
+    timing.charge("put")
     sums = {each.recipe.name: each.sums.result() for each in outputs if each.sums is not None}
     receipt = Receipt(
         task.shard,
@@ -305,13 +298,27 @@ def run_shard(task: ShardTask) -> Receipt:
         holes,
         content,
         sums,
-        clock.seconds,
-        time.process_time() - started,
-        started if next(_tasks_before) == 0 else 0.0,
+        timing.seconds,
+        timing.cpu_seconds,
+        timing.cpu_before if next(_tasks_before) == 0 else 0.0,
         labels=labels if task.job.fetch_labels else None,
+        host=node_name(),
+        began=timing.began,
+        fetched=timing.nbytes,
+        slowest=timing.slowest(),
     )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
+
+
+def require_permit(task: ShardTask) -> None:
+    """Raise `BuildError` where the object that stands for the build is not to be seen."""
+    if task.permit is not None and task.folder.size(task.permit) is None:
+        raise BuildError(
+            f"{socket.gethostname()} does not see {task.folder.path(task.permit)}: the build has "
+            "ended, or the store is on a disk that this node does not share; give the store as a "
+            "URL, or on a disk that all nodes mount at the same path"
+        )
 
 
 def _require_expected(task: ShardTask, made: Mapping[str, ShardObject]) -> None:
@@ -330,66 +337,12 @@ def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
     return FetchError(f"shard {shard}: {len(errors)} samples could not be fetched: {shown}{more}")
 
 
-def run_probe(task: ProbeTask) -> Probe:
-    """Learn row shapes from the first sample that decodes, and stored bytes from all given.
-
-    Raises
-    ------
-    SampleError
-        None of them decodes.
-    """
-    recipes = _recipes(task.job)
-    shapes: dict[str, RowShape] = {}
-    stored = np.zeros(0)
-    reasons = []
+def try_samples(job: Job, keys: Sequence[str], sizes: Sequence[int]) -> None:
+    """Fetch and decode samples, and let what comes of it go: only their process is at stake."""
+    recipes = recipes_of(job)
     with one_thread():
-        for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes):
-            if isinstance(sample, FetchError):
-                reasons.append(str(sample))
-                continue
-            try:
-                rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
-            except Exception as error:  # the build itself will say which samples are holes
-                reasons.append(f"{key}: {error}")
-                continue
-            if not shapes:
-                _check_dtypes(rows)
-                shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
-                _check_declared(task.job.pipeline, shapes)
-            stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
-    if not shapes:
-        raise SampleError(f"none of the first {len(task.keys)} samples has a row: {reasons[0]}")
-    return Probe(shapes, float(stored.mean()))
-
-
-def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
-    for name, row in rows.items():
-        if row.dtype.name not in DTYPES:
-            kind = "str" if row.dtype.kind == "U" else row.dtype.name
-            raise PipelineError(
-                f"the ops of {name} make values of type {kind}; a store holds {', '.join(DTYPES)}"
-            )
-
-
-def _check_declared(pipeline: Pipeline, shapes: Mapping[str, RowShape]) -> None:
-    """Refuse rows that are not what the pipeline declares, or that its codec cannot store."""
-    for name, row in shapes.items():
-        field = pipeline.fields[name]
-        declared = (field.dtype or row.dtype, field.shape or row.shape)
-        image = row.dtype == "uint8" and len(row.shape) == 3
-        storable = image or not isinstance(field.stored_as, ImageCodec)
-        if declared != (row.dtype, row.shape) or not storable:
-            raise PipelineError(
-                f"the ops of {name} make {row.dtype} {row.shape}, and it is declared as "
-                f"{declared[0]} {declared[1]} with codec {field.stored_as.name}; declare the "
-                "function's dtype and shape, and a codec that stores them: zstd or raw"
-            )
-
-
-def _stored_nbytes(job: Job, name: str, row: np.ndarray) -> float:
-    codec = job.pipeline.fields[name].stored_as
-    rows = rows_per_chunk(row.nbytes)
-    chunk = np.repeat(np.ascontiguousarray(row)[None], rows, axis=0)
-    if isinstance(codec, ImageCodec) or rows == 1:
-        return len(encoder(codec, row.dtype.name)(chunk[:1])) + 16.0
-    return float(row.nbytes + 16)
+        for key, sample in fetch_ahead(job.source, keys, sizes):
+            if isinstance(sample, Sample):
+                with contextlib.suppress(Exception):
+                    for recipe in recipes.values():
+                        recipe(sample, key)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -25,28 +24,52 @@ from workers.shard_task import (
     has_sums,
     one_thread,
     receipt_name,
+    require_permit,
     run_shard,
 )
+from workers.timing import Timing, node_name
 
 
 def make_shard(task: ShardTask) -> Receipt:
-    """Take a shard over where an earlier version has it, and make it where none does."""
-    receipt = None if task.offer is None else _take_over(task, task.offer)
+    """Take a shard over where an earlier version has it, and make it where none does.
+
+    Where another copy of the task was first, its receipt is the shard's.
+    """
+    require_permit(task)
+    receipt = _finished(task) if task.again else None
+    if receipt is None and task.offer is not None:
+        receipt = _take_over(task, task.offer)
     return receipt or run_shard(task)
+
+
+def _finished(task: ShardTask) -> Receipt | None:
+    """The receipt of a shard that is there whole."""
+    data = task.folder.get(receipt_name(task.shard))
+    if data is None:
+        return None
+    with contextlib.suppress(ValueError):
+        receipt = Receipt.from_json(data)
+        if all(
+            task.folder.size(name) == receipt.objects[field].size
+            for field, name in task.objects.items()
+        ):
+            return receipt
+    return None
 
 
 def _take_over(task: ShardTask, offer: Offer) -> Receipt | None:
     """None, and no receipt put, where a sample differs or an object is not what it was."""
-    started, clock = time.process_time(), time.perf_counter()
-    if not _samples_are(task, offer):
+    timing = Timing()
+    if not _samples_are(task, offer, timing):
         return None
-    fetched = time.perf_counter() - clock
+    timing.charge("fetch")
     objects: dict[str, ShardObject] = {}
     sums: dict[str, ChannelSums] = {}
     for name, object_name in task.objects.items():
         data = _object(offer, name, object_name)
         if data is None:
             return None
+        require_permit(task)
         array = read_array_documents(offer.folder, [name])[name]
         rows = len(task.keys)
         chunks = -(-rows // array.chunk_shape[0])
@@ -55,21 +78,32 @@ def _take_over(task: ShardTask, offer: Offer) -> Receipt | None:
         if has_sums(task, name):
             sums[name] = _sums(task, array, data, offer.holes)
         task.folder.put(object_name, [data], scratch=SCRATCH)
-    seconds = {"fetch": fetched, "put": time.perf_counter() - clock - fetched}
-    burnt = time.process_time() - started
-    holes, content = dict(offer.holes), list(offer.content)
-    receipt = Receipt(task.shard, objects, holes, content, sums, seconds, burnt, reused=True)
+    timing.charge("put")
+    receipt = Receipt(
+        task.shard,
+        objects,
+        dict(offer.holes),
+        list(offer.content),
+        sums,
+        timing.seconds,
+        timing.cpu_seconds,
+        reused=True,
+        host=node_name(),
+        began=timing.began,
+        fetched=timing.nbytes,
+    )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
 
 
-def _samples_are(task: ShardTask, offer: Offer) -> bool:
+def _samples_are(task: ShardTask, offer: Offer, timing: Timing) -> bool:
     """Whether every sample has the content hash that it had."""
     with contextlib.closing(fetch_ahead(task.job.source, task.keys, task.sizes)) as samples:
-        return all(
-            not isinstance(sample, FetchError) and sample.content == content != ""
-            for (_, sample), content in zip(samples, offer.content, strict=True)
-        )
+        for (_, sample), content in zip(samples, offer.content, strict=True):
+            if isinstance(sample, FetchError) or not sample.content == content != "":
+                return False
+            timing.count(sample)
+    return True
 
 
 def _object(offer: Offer, name: str, object_name: str) -> bytes | None:

@@ -1,0 +1,57 @@
+"""What one run of a build makes, told on as receipts come: to the screen, to Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from precache.receipts import Receipt
+from workers.cluster import node_cpus
+from workers.goal import Goal
+from workers.metrics import BuildMetrics, build_metrics
+from workers.progress import BuildProgress
+from workers.request import Request
+
+
+class Account:
+    """One run.
+
+    Attributes
+    ----------
+    began
+        Unix time.
+    goal
+        None before the version is known, and where nothing is to be made.
+    made
+        Receipts of this run.
+    receipts
+        Of all shards of the version that are there, by number.
+    shards
+        How many this run is to make.
+    """
+
+    def __init__(self, request: Request, progress: BuildProgress) -> None:
+        self.request = request
+        self.began = time.time()
+        self.goal: Goal | None = None
+        self.made: list[Receipt] = []
+        self.receipts: Mapping[int, Receipt] = {}
+        self.shards = 0
+        self._progress = progress
+        self._metrics: BuildMetrics | None = None
+
+    def begin(self, goal: Goal, todo: Sequence[int], receipts: Mapping[int, Receipt]) -> None:
+        """Shards are to be made; `receipts` is kept, and grows with them."""
+        self.goal, self.receipts, self.shards = goal, receipts, len(todo)
+        self._progress.watch(self.shards, node_cpus)
+        store = self.request.store.rstrip("/").rpartition("/")[2]
+        self._metrics = build_metrics(store, goal.version)
+        if self._metrics is not None:
+            self._metrics.plan(self.shards)
+
+    def add(self, receipt: Receipt) -> None:
+        """A shard is made."""
+        self.made.append(receipt)
+        self._progress.count(receipt)
+        if self._metrics is not None:
+            self._metrics.add(receipt)

@@ -1,0 +1,107 @@
+"""A few samples decoded before a build begins: row shapes, and how much will be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from precache.codecs import encoder
+from precache.errors import FetchError, PipelineError, SampleError
+from precache.layout import RowShape, rows_per_chunk
+from precache.pipeline import DTYPES, ImageCodec, Pipeline
+from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """A few samples to learn row shapes and compressed sizes from."""
+
+    job: Job
+    keys: Sequence[str]
+    sizes: Sequence[int]
+    memory: int = BASE_MEMORY
+
+    def retried(self) -> Self:
+        return self
+
+    def without(self, barred: Collection[str]) -> ProbeTask:
+        """The same, but for samples that must not be decoded."""
+        both = [each for each in zip(self.keys, self.sizes, strict=True) if each[0] not in barred]
+        return replace(self, keys=[key for key, _ in both], sizes=[size for _, size in both])
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a few samples told: shapes by field, and mean stored bytes of a row over all fields."""
+
+    shapes: Mapping[str, RowShape]
+    stored_per_row: float
+
+
+def run_probe(task: ProbeTask) -> Probe:
+    """Learn row shapes from the first sample that decodes, and stored bytes from all given.
+
+    Raises
+    ------
+    SampleError
+        None of them decodes.
+    """
+    recipes = recipes_of(task.job)
+    shapes: dict[str, RowShape] = {}
+    stored = np.zeros(0)
+    reasons = []
+    with one_thread():
+        for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes):
+            if isinstance(sample, FetchError):
+                reasons.append(str(sample))
+                continue
+            try:
+                rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
+            except Exception as error:  # the build itself will say which samples are holes
+                reasons.append(f"{key}: {error}")
+                continue
+            if not shapes:
+                _check_dtypes(rows)
+                shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
+                _check_declared(task.job.pipeline, shapes)
+            stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
+    if not shapes:
+        why = reasons[0] if reasons else "each kills the worker that decodes it"
+        raise SampleError(f"none of the first {len(task.keys)} samples has a row: {why}")
+    return Probe(shapes, float(stored.mean()))
+
+
+def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
+    for name, row in rows.items():
+        if row.dtype.name not in DTYPES:
+            kind = "str" if row.dtype.kind == "U" else row.dtype.name
+            raise PipelineError(
+                f"the ops of {name} make values of type {kind}; a store holds {', '.join(DTYPES)}"
+            )
+
+
+def _check_declared(pipeline: Pipeline, shapes: Mapping[str, RowShape]) -> None:
+    """Refuse rows that are not what the pipeline declares, or that its codec cannot store."""
+    for name, row in shapes.items():
+        field = pipeline.fields[name]
+        declared = (field.dtype or row.dtype, field.shape or row.shape)
+        image = row.dtype == "uint8" and len(row.shape) == 3
+        storable = image or not isinstance(field.stored_as, ImageCodec)
+        if declared != (row.dtype, row.shape) or not storable:
+            raise PipelineError(
+                f"the ops of {name} make {row.dtype} {row.shape}, and it is declared as "
+                f"{declared[0]} {declared[1]} with codec {field.stored_as.name}; declare the "
+                "function's dtype and shape, and a codec that stores them: zstd or raw"
+            )
+
+
+def _stored_nbytes(job: Job, name: str, row: np.ndarray) -> float:
+    codec = job.pipeline.fields[name].stored_as
+    rows = rows_per_chunk(row.nbytes)
+    chunk = np.repeat(np.ascontiguousarray(row)[None], rows, axis=0)
+    if isinstance(codec, ImageCodec) or rows == 1:
+        return len(encoder(codec, row.dtype.name)(chunk[:1])) + 16.0
+    return float(row.nbytes + 16)

@@ -1,0 +1,68 @@
+"""Which samples kill the process that decodes them, found by halving and trying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from precache.errors import CrashError, PrecacheError
+from workers.cluster import Run
+from workers.dispatch import Patience
+from workers.shard_task import BASE_MEMORY, Job, try_samples
+
+PARTS = 8
+"""A run of samples that kills is split into so many, which are tried side by side."""
+
+PATIENCE = Patience(crashes=2)
+"""A worker may be killed from outside once; that it happens twice to the same few is no chance."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Samples to be decoded for nothing but to see who survives it."""
+
+    job: Job
+    keys: Sequence[str]
+    sizes: Sequence[int]
+    memory: int = BASE_MEMORY
+
+    def retried(self) -> Self:
+        return self
+
+    def run(self) -> None:
+        try_samples(self.job, self.keys, self.sizes)
+
+    def parts(self) -> list[Trial]:
+        """The same samples in several trials, or in none where there is but one."""
+        step = -(-len(self.keys) // PARTS)
+        starts = range(0, len(self.keys) if len(self.keys) > 1 else 0, step)
+        return [
+            replace(self, keys=self.keys[at : at + step], sizes=self.sizes[at : at + step])
+            for at in starts
+        ]
+
+
+def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
+    """Key -> why, of the samples that kill their worker even when decoded alone.
+
+    Parameters
+    ----------
+    run
+        Where to try them: on a cluster, whose workers may die.
+    trials
+        Of what killed its worker.
+    """
+    killers: dict[str, str] = {}
+    suspects = [part for trial in trials for part in trial.parts() or [trial]]
+    while suspects:
+        found: list[Trial] = []
+        for trial, outcome in run(Trial.run, suspects, PATIENCE):
+            if isinstance(outcome, CrashError):
+                found += trial.parts()
+                if len(trial.keys) == 1:
+                    killers[trial.keys[0]] = f"decoding it kills the worker: {outcome}"
+            elif isinstance(outcome, PrecacheError):
+                raise outcome
+        suspects = found
+    return killers
