@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from precache.jobs import build, submit
     from precache.loader import Loader
+    from precache.mixture import Mixture, mix
     from precache.pipeline import (
         CenterCrop,
         Decode,
@@ -55,6 +56,7 @@ _HOMES = {
     ],
     "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
+    "precache.mixture": ["Mixture", "mix"],
     "precache.pipeline": [
         "CenterCrop",
         "Decode",
@@ -85,6 +87,7 @@ __all__ = [
     "Function",
     "HorizontalFlip",
     "Loader",
+    "Mixture",
     "Pipeline",
     "PipelineError",
     "PrecacheError",
@@ -97,6 +100,7 @@ __all__ = [
     "UsageError",
     "Version",
     "build",
+    "mix",
     "open",
     "pull",
     "submit",
