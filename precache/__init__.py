@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from precache.jobs import build
     from precache.loader import Loader
+    from precache.metering import Meter, meter
     from precache.pipeline import (
         CenterCrop,
         Decode,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
+    from precache.stalls import StallReport
     from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
@@ -55,6 +57,7 @@ _HOMES = {
     ],
     "precache.jobs": ["build"],
     "precache.loader": ["Loader"],
+    "precache.metering": ["Meter", "meter"],
     "precache.pipeline": [
         "CenterCrop",
         "Decode",
@@ -66,6 +69,7 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
+    "precache.stalls": ["StallReport"],
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
@@ -85,18 +89,21 @@ __all__ = [
     "Function",
     "HorizontalFlip",
     "Loader",
+    "Meter",
     "Pipeline",
     "PipelineError",
     "PrecacheError",
     "RandomResizedCrop",
     "Resize",
     "SourceError",
+    "StallReport",
     "StorageError",
     "StoreError",
     "ToDType",
     "UsageError",
     "Version",
     "build",
+    "meter",
     "open",
     "pull",
     "verify",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -18,11 +17,11 @@ from precache import resident as residence
 from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
-from precache.meter import LoaderStats, StallClock
+from precache.eventclock import stall_clock
 from precache.ranks import find_rank
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
-from precache.slots import record_event, seconds_between
+from precache.stallclock import LoaderStats
 from precache.storage import StorageOptions
 from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
@@ -176,11 +175,12 @@ class Loader:
         self._stream = stream or BatchStream(
             self._columns, batch_size, self.device, threads, ahead, decompress
         )
-        self._clock = _stall_clock(self.device)
+        self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self._closed = False
         self._position = (0, 0)
         self._next = (0, 0)
+        self._last = (0, 0)
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
             self._columns.cached.claim(self._columns.cached.most(shards))
@@ -244,6 +244,15 @@ class Loader:
         numbers = rows.tolist() if isinstance(rows, torch.Tensor | np.ndarray) else list(rows)
         return [self.version.keys[row] for row in numbers]
 
+    @property
+    def last_batch(self) -> tuple[int, int]:
+        """Epoch and number of the batch that was handed out last."""
+        return self._last
+
+    def rows(self, epoch: int, batch: int) -> np.ndarray:
+        """(n,) int64 rows of a batch of an epoch, whether it was read or not."""
+        return next(self._order.epoch(epoch, batch))
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
         if epoch != self._next[0]:
@@ -271,6 +280,7 @@ class Loader:
                 output = self._finish(batch, epoch, number - 1)
                 del batch
                 self._clock.arrived(rows, nbytes, ready)
+                self._last = (epoch, number - 1)
                 self._position = (epoch, number) if number < len(self) else (epoch + 1, 0)
                 yield output
                 del output  # what the caller dropped must not live on here
@@ -382,12 +392,6 @@ def _made_resident(
         held = residence.load(columns, torch.device("cpu"))
         columns.adopt({name: values.numpy() for name, values in held.items()})
     return None
-
-
-def _stall_clock(device: torch.device) -> StallClock[Any]:
-    if device.type == "cuda":
-        return StallClock(lambda: record_event(device), seconds_between)
-    return StallClock(time.perf_counter, lambda start, end: end - start)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

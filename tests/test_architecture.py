@@ -17,10 +17,12 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk filesystems
+    errors pipeline attributes layout codecs zarr_codec sampler stallclock eventclock machine stalls
+    folder localdisk filesystems
     retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store shardwriter
     objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp stream
-    transforms ranks selection dataset report resident loader bench verification transfer jobs
+    transforms ranks rankstore outputs selection dataset report resident loader stallrecorder
+    metering lightning bench verification transfer jobs
     cli __main__
 """
 WORKERS = """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.meter import WINDOW, StallClock, ThreadTime, Times
+from precache.stallclock import WINDOW, StallClock, ThreadTime, Times
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
 
