@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-EXTRAS := workers,gcs,s3,azure,test
+EXTRAS := workers,gcs,s3,azure,meter,test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
