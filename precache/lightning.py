@@ -10,7 +10,8 @@ import torch
 
 from precache import outputs
 from precache.outputs import Output
-from precache.stallrecorder import Settings, StallRecorder, keys_in_batch
+from precache.stallpublisher import Settings
+from precache.stallrecorder import StallRecorder, keys_in_batch
 from precache.stalls import StallReport
 
 try:

@@ -249,8 +249,16 @@ class Loader:
         """Epoch and number of the batch that was handed out last."""
         return self._last
 
-    def rows(self, epoch: int, batch: int) -> np.ndarray:
-        """(n,) int64 rows of a batch of an epoch, whether it was read or not."""
+    def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
+        """(n,) int64 rows of a batch of an epoch, whether it was read or not.
+
+        Raises
+        ------
+        UsageError
+            An epoch has no such batch.
+        """
+        if not 0 <= batch < len(self):
+            raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
         return next(self._order.epoch(epoch, batch))
 
     def set_epoch(self, epoch: int) -> None:

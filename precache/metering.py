@@ -11,7 +11,8 @@ from precache import outputs
 from precache.dataset import CachedDataset
 from precache.loader import Loader
 from precache.outputs import Output
-from precache.stallrecorder import Keys, Settings, StallRecorder, keys_in_batch
+from precache.stallpublisher import Keys, Settings
+from precache.stallrecorder import StallRecorder, keys_in_batch
 from precache.stalls import StallReport
 
 Batch = TypeVar("Batch")
@@ -59,7 +60,7 @@ class Meter(Generic[Batch]):
         loader = self.loader
         if isinstance(loader, Loader):
             where = loader.last_batch
-            return lambda: tuple(loader.keys(loader.rows(*where)))
+            return lambda: tuple(loader.keys(loader.rows_of_batch(*where)))
         found = keys_in_batch(batch)
         dataset = getattr(loader, "dataset", None)
         if isinstance(dataset, CachedDataset):
@@ -92,7 +93,7 @@ def meter(
         Callables that take a `StallReport`, such as those of `precache.outputs`; by default one
         line in the log (level INFO).
     threshold
-        Stall ratio above which a rank other than 0 reports, and rare slow samples are named.
+        Stall ratio above which a rank other than 0 speaks, and rare slow samples are named.
     device
         Whose time counts: ``"cpu"`` for the host's; by default the current CUDA device's where
         CUDA is in use when an iteration begins.
@@ -128,8 +129,10 @@ def meter(
 
     **Ranks** tell each other figures through the key-value store at ``MASTER_ADDR``, by which
     `torch.distributed` found them, from a thread that no step waits for; there is no collective.
-    Rank 0 reports, and names the rank with the highest stall ratio; another rank reports only when
-    its own is above `threshold`. Where there is no such store, every rank reports for itself.
+    Rank 0 reports, and names the rank with the highest stall ratio; another rank's report is
+    `quiet` unless its own is above `threshold`, and then only a callable of your own and
+    `precache.outputs.prometheus` take it. Where there is no such store, every rank speaks for
+    itself.
 
     **Beside it**, once a report and where it can be read: CPU time of the process tree (psutil),
     GPU utilisation (nvidia-ml-py), I/O wait (Linux). ``pip install "precache[meter]"`` brings the

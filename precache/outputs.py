@@ -1,7 +1,8 @@
 """Where a stall meter's reports go; each of these makes a callable that takes a report.
 
 Any callable that takes a `StallReport` is an output: these are for what is in common use. They are
-called on the meter's own thread, on rank 0, and on another rank where it stalls.
+called on the meter's own thread, on every rank; all but `prometheus` pass over reports that are
+`quiet`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,19 @@ from precache.stalls import StallReport
 Output = Callable[[StallReport], None]
 
 
+def _unless_quiet(output: Output) -> Output:
+    @functools.wraps(output)
+    def write(report: StallReport) -> None:
+        if not report.quiet:
+            output(report)
+
+    return write
+
+
 def log(logger: logging.Logger | None = None, level: int = logging.INFO) -> Output:
     """One line a report; by default to the logger ``precache.meter``."""
     chosen = logger or logging.getLogger("precache.meter")
-    return lambda report: chosen.log(level, "%s", report)
+    return _unless_quiet(lambda report: chosen.log(level, "%s", report))
 
 
 def jsonl(path: str | os.PathLike[str]) -> Output:
@@ -42,7 +52,7 @@ def jsonl(path: str | os.PathLike[str]) -> Output:
         with file.open("ab", buffering=0) as opened:  # a line is one write, and so stays whole
             opened.write(json.dumps(report.as_dict()).encode() + b"\n")
 
-    return write
+    return _unless_quiet(write)
 
 
 def tensorboard(writer: Any) -> Output:
@@ -58,7 +68,7 @@ def tensorboard(writer: Any) -> Output:
         for name, value in report.figures().items():
             writer.add_scalar(f"{report.name}/{name}", value, report.step)
 
-    return write
+    return _unless_quiet(write)
 
 
 def wandb(run: Any) -> Output:
@@ -72,7 +82,7 @@ def wandb(run: Any) -> Output:
         figures = {**report.figures(), "step": report.step}
         run.log({f"{report.name}/{name}": value for name, value in figures.items()}, commit=False)
 
-    return write
+    return _unless_quiet(write)
 
 
 def prometheus(registry: Any = None) -> Output:

@@ -84,6 +84,8 @@ class StallReport:
         What it did meanwhile.
     time
         Seconds since 1970.
+    quiet
+        Rank 0 speaks for this rank, which does not stall.
     """
 
     name: str
@@ -99,6 +101,7 @@ class StallReport:
     ranks: tuple[RankStalls, ...]
     machine: Machine
     time: float
+    quiet: bool = False
 
     @property
     def worst(self) -> RankStalls:

@@ -21,8 +21,8 @@ PRECACHE = """
     folder localdisk filesystems
     retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store shardwriter
     objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp stream
-    transforms ranks rankstore outputs selection dataset report resident loader stallrecorder
-    metering lightning bench verification transfer jobs
+    transforms ranks rankstore outputs selection dataset report resident loader stallpublisher
+    stallrecorder metering lightning bench verification transfer jobs
     cli __main__
 """
 WORKERS = """

@@ -40,6 +40,15 @@ def test_json_lines_are_appended(tmp_path: Path) -> None:
     assert found[0] == json.loads(json.dumps(REPORT.as_dict()))
 
 
+def test_a_quiet_report_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    quiet = dataclasses.replace(REPORT, quiet=True)
+    with caplog.at_level("INFO"):
+        outputs.log()(quiet)
+    outputs.jsonl(tmp_path / "stalls.jsonl")(quiet)
+    assert not caplog.records
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none is no folder; make it before stalls\.jsonl is"):
         outputs.jsonl(tmp_path / "none" / "stalls.jsonl")

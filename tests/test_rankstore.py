@@ -117,11 +117,14 @@ def batches():
             time.sleep(0.02)
         yield number
 
+quiet = []
 to = [outputs.log(), outputs.jsonl(f"{folder}/{rank}.jsonl")]
+to.append(lambda report: quiet.append(report.quiet))
 for epoch in range(2):
     for batch in precache.meter(batches(), every=40, to=to, threshold=0.3):
         time.sleep(0.005)
         dist.all_reduce(torch.ones(1))
+assert quiet == [rank == 1] * 6, quiet
 dist.barrier()
 dist.destroy_process_group()
 """
