@@ -37,9 +37,14 @@ class Machine:
 
 
 class MachineReader:
-    """Reads counters, and tells what they gained since it did so last; safe on any thread."""
+    """Reads counters, and tells what they gained since it did so last; safe on any thread.
+
+    The GPU is the current device of the thread that makes it: each thread has one of its own.
+    """
 
     def __init__(self) -> None:
+        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._device = torch.cuda.current_device() if on_cuda else None
         self._lock = threading.Lock()
         self._last: tuple[float, float | None, float | None] | None = None
 
@@ -48,7 +53,7 @@ class MachineReader:
         with self._lock:
             last, now = self._last, (time.monotonic(), _tree_cpu_seconds(), _io_wait_seconds())
             self._last = now
-        gpu = _gpu_utilization()
+        gpu = None if self._device is None else _gpu_utilization(self._device)
         if last is None or now[0] <= last[0]:
             return Machine(gpu_utilization=gpu)
         wall = now[0] - last[0]
@@ -76,11 +81,9 @@ def _tree_cpu_seconds() -> float | None:
     return seconds
 
 
-def _gpu_utilization() -> float | None:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
+def _gpu_utilization(device: int) -> float | None:
     try:
-        return torch.cuda.utilization() / 100
+        return torch.cuda.utilization(device) / 100
     except Exception:
         # No library for it, or a driver that does not tell: each fails in a way of its own.
         return None

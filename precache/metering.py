@@ -131,8 +131,8 @@ def meter(
     `torch.distributed` found them, from a thread that no step waits for; there is no collective.
     Rank 0 reports, and names the rank with the highest stall ratio; another rank's report is
     `quiet` unless its own is above `threshold`, and then only a callable of your own and
-    `precache.outputs.prometheus` take it. Where there is no such store, every rank speaks for
-    itself.
+    `precache.outputs.prometheus` take it. At the end of an iteration rank 0 waits for the others'
+    last figures, a second at most. Where there is no such store, every rank speaks for itself.
 
     **Beside it**, once a report and where it can be read: CPU time of the process tree (psutil),
     GPU utilisation (nvidia-ml-py), I/O wait (Linux). ``pip install "precache[meter]"`` brings the

@@ -142,7 +142,9 @@ class Publisher:
         self._store = RankStore.connect(self._settings.name, self._rank, self._world_size)
 
     def publish(self, window: Window) -> None:
-        """Have the thread do it."""
+        """Have the thread do it; not where the loop is collected, which must take no lock."""
+        if collected():
+            return
         # Where the interpreter is ending, a loop that it ends has nobody to report to.
         with contextlib.suppress(RuntimeError):
             self._last = self._threads.submit(self._publish, window)

@@ -16,6 +16,7 @@ from precache import nvcomp
 from precache import transforms as T
 from precache.codecs import filter_image, undo_image
 from precache.errors import DamageError
+from precache.machine import MachineReader
 from precache.slots import undo_image_tensor
 from tests.conftest import BuiltStore
 
@@ -181,6 +182,14 @@ def _slept_on_device(seconds: float) -> Callable[[], None]:
     end.synchronize()
     wanted = int(cycles * seconds * 1e3 / start.elapsed_time(end))
     return lambda: torch.cuda._sleep(wanted)  # type: ignore[no-untyped-call]
+
+
+def test_the_machines_gpu_is_the_one_in_use() -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    torch.zeros(1, device="cuda")
+    found = MachineReader().read().gpu_utilization
+    assert found is not None
+    assert 0 <= found <= 1
 
 
 METERED = {

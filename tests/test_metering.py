@@ -225,6 +225,17 @@ def test_the_loops_exception_reports_its_whole_steps_and_ends_the_thread() -> No
     assert not _threads()
 
 
+def test_an_iterator_that_is_collected_ends_the_thread() -> None:
+    held: list[Any] = [iter(precache.meter(range(9), every=2, to=[]))]
+    held.append(held)
+    assert [next(held[0]) for _ in range(4)] == [0, 1, 2, 3]
+    [thread] = [each for each in threading.enumerate() if each.name.startswith("precache-meter")]
+    del held
+    gc.collect()
+    thread.join(60)
+    assert not _threads()
+
+
 def test_the_loaders_exception_is_the_loops() -> None:
     def loader() -> Iterator[int]:
         yield from range(3)
