@@ -10,8 +10,9 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ class Settings:
         name: str,
         every: int | str,
         threshold: float,
-        to: Sequence[Output],
+        to: Any,  # whatever a user gave
         device: str | torch.device | None,
     ) -> Settings:
         """Raise `UsageError` for what cannot be."""
@@ -66,9 +67,9 @@ class Settings:
             raise UsageError(f"every is {every!r}; give steps, as 100, or seconds, as '30s'")
         if not 0 <= threshold <= 1:
             raise UsageError(f"threshold is {threshold!r}; give a share from 0 to 1, as 0.01")
-        for each in to:
-            if not callable(each):
-                raise UsageError(f"to has {each!r}; give callables, as those of precache.outputs")
+        wrong = [to] if callable(to) else [each for each in to if not callable(each)]
+        if wrong:
+            raise UsageError(f"to has {wrong[0]!r}; give a list of callables, as [outputs.log()]")
         try:
             chosen = None if device is None else torch.device(device)
         except RuntimeError as error:

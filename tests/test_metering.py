@@ -297,7 +297,8 @@ def test_reports_by_seconds() -> None:
         ({"every": "0s"}, "every is '0s'"),
         ({"every": None}, "every is None"),
         ({"threshold": 2}, "threshold is 2; give a share from 0 to 1"),
-        ({"to": ["stalls.jsonl"]}, "to has 'stalls.jsonl'; give callables"),
+        ({"to": ["stalls.jsonl"]}, "to has 'stalls.jsonl'; give a list of callables"),
+        ({"to": print}, "to has <built-in function print>; give a list"),
         ({"device": "abacus"}, "device 'abacus' is not one torch knows"),
     ],
 )
