@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-EXTRAS := workers,report,cluster,gcs,s3,azure,test
+EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

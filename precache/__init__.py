@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from precache.jobs import build, submit
     from precache.loader import Loader
+    from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
     from precache.pipeline import (
         CenterCrop,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
+    from precache.stalls import StallReport
     from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
@@ -57,6 +59,7 @@ _HOMES = {
     "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
     "precache.mixture": ["Mixture", "mix"],
+    "precache.metering": ["Meter", "meter"],
     "precache.pipeline": [
         "CenterCrop",
         "Decode",
@@ -68,6 +71,7 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
+    "precache.stalls": ["StallReport"],
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
@@ -88,12 +92,14 @@ __all__ = [
     "HorizontalFlip",
     "Loader",
     "Mixture",
+    "Meter",
     "Pipeline",
     "PipelineError",
     "PrecacheError",
     "RandomResizedCrop",
     "Resize",
     "SourceError",
+    "StallReport",
     "StorageError",
     "StoreError",
     "ToDType",
@@ -101,6 +107,7 @@ __all__ = [
     "Version",
     "build",
     "mix",
+    "meter",
     "open",
     "pull",
     "submit",

@@ -19,9 +19,9 @@ import xxhash
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
 from precache.errors import DamageError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
-from precache.meter import Fetched
 from precache.objects import MappedObjects
 from precache.prefetch import collected
+from precache.stallclock import Fetched
 from precache.store import Version
 
 log = logging.getLogger(__name__)

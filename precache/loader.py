@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -18,11 +17,11 @@ from precache import resident as residence
 from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
-from precache.meter import LoaderStats, StallClock
+from precache.eventclock import stall_clock
 from precache.ranks import find_rank, require_rank
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
-from precache.slots import record_event, seconds_between
+from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
 from precache.store import Version
@@ -182,6 +181,7 @@ class Loader:
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self._closed = False
         self._place = Place(len(self))
+        self._last = (0, 0)
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
             self._columns.cached.claim(self._columns.cached.most(shards))
@@ -254,6 +254,23 @@ class Loader:
         numbers = rows.tolist() if isinstance(rows, torch.Tensor | np.ndarray) else list(rows)
         return [self.version.keys[row] for row in numbers]
 
+    @property
+    def last_batch(self) -> tuple[int, int]:
+        """Epoch and number of the batch that was handed out last."""
+        return self._last
+
+    def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
+        """(n,) int64 rows of a batch of an epoch, whether it was read or not.
+
+        Raises
+        ------
+        UsageError
+            An epoch has no such batch.
+        """
+        if not 0 <= batch < len(self):
+            raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
+        return next(self._order.epoch(epoch, batch))
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
         self._place.choose(epoch)
@@ -285,6 +302,7 @@ class Loader:
                 output = self._finish(batch, epoch, number - 1)
                 del batch
                 self._clock.arrived(rows, nbytes, ready)
+                self._last = (epoch, number - 1)
                 self._place.received(epoch, number)
                 yield output
                 del output  # what the caller dropped must not live on here
@@ -384,13 +402,6 @@ def _made_resident(
         held = residence.load(columns, torch.device("cpu"))
         columns.adopt({name: values.numpy() for name, values in held.items()})
     return None
-
-
-def stall_clock(device: torch.device) -> StallClock[Any]:
-    """Marks by events on a CUDA device's stream, else by the time of day."""
-    if device.type == "cuda":
-        return StallClock(lambda: record_event(device), seconds_between)
-    return StallClock(time.perf_counter, lambda start, end: end - start)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from precache.errors import UsageError
-from precache.loader import Loader, stall_clock
-from precache.meter import Fetched, LoaderStats
+from precache.eventclock import stall_clock
+from precache.loader import Loader
 from precache.slots import SlotPool
+from precache.stallclock import Fetched, LoaderStats
 from precache.states import Place, require_same
 from precache.turns import Turns, shares_of
 

@@ -16,11 +16,11 @@ import torch
 from precache import nvcomp
 from precache.columns import Columns
 from precache.feed import ShardFeed
-from precache.meter import ThreadTime
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
 from precache.shards import ArrayReader
 from precache.slots import Batch, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.stallclock import ThreadTime
 from precache.store import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)

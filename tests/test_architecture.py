@@ -17,11 +17,12 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors states pipeline attributes layout codecs zarr_codec sampler meter folder localdisk
-    filesystems retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store
-    status shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns
-    nvcomp stream transforms ranks selection dataset report resident loader turns mixture bench
-    verification transfer jobs build_options job_commands cli __main__
+    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock machine
+    stalls folder localdisk filesystems retries s3reads blobs storage diskcache metadata rowtable
+    receipts smallarrays store status shardwriter objects ranges decoded shards slots prefetch
+    readahead fetchers feed columns nvcomp stream transforms ranks rankstore outputs selection
+    dataset report resident loader turns mixture stallpublisher stallrecorder metering lightning
+    bench verification transfer jobs build_options job_commands cli __main__
 """
 WORKERS = """
     usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
