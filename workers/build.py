@@ -49,6 +49,8 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
     from workers.shard_task import Job, ShardTask
 
 PROBE_SAMPLES = 24
+LARGEST_SHARD_BYTES = 512 << 20
+"""Raw, of one field: above, rows are laid into shards anew."""
 ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
@@ -99,6 +101,7 @@ class _Build:
         self.barred: dict[str, str] = {}
         self.code: Mapping[str, str] = {}
         self.timings: dict[str, float] = {}
+        self.inherited: int | None = None
 
     def run(self) -> BuildResult:
         recipe = self._list()
@@ -142,11 +145,10 @@ class _Build:
                 )
             frozen = sources.read_classes(request.classes, request.storage_options)
             table = sources.freeze_classes(table, frozen, request.classes)
-        table, changed = place_rows(
-            self.store, table, request.keep_order, request.compact, self._may_have
-        )
-        if changed:
-            self.progress.say(changed)
+        placed = place_rows(self.store, table, request.keep_order, request.compact, self._may_have)
+        table, self.inherited = placed.table, placed.rows_per_shard
+        if placed.changed:
+            self.progress.say(placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {self.ignored} not images by suffix" if self.ignored else ""
         self.progress.say(f"{len(table):,} samples{classes} in {request.source}{ignored}")
@@ -165,22 +167,26 @@ class _Build:
     def _goal(self, run: Run, recipe: Recipe, origin: Origin | None) -> Goal:
         """The version to be made; one that descends from another keeps its rows a shard."""
         shapes = origin.shapes(recipe.pipeline) if origin else None
-        if (
-            origin is None
-            or shapes is None
-            or not self._may_have(origin.rows_per_shard, origin.own_shapes)
-        ):
-            return self._probe(run, recipe, origin)
+        if origin is None or shapes is None:
+            return self._probe(run, recipe)
         added = 1 - origin.same.sum() / len(recipe.table)
         self._check_space(int(added * sum(each[:, 0].sum() for each in origin.objects.values())))
-        return Goal.of(self.store, recipe, origin.rows_per_shard, shapes)
+        return Goal.of(self.store, recipe, self._per_shard(recipe, shapes), shapes)
+
+    def _per_shard(self, recipe: Recipe, shapes: Mapping[str, RowShape]) -> int:
+        """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
+        nbytes = [row.nbytes for row in shapes.values()]
+        if self.inherited and self.inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
+            return self.inherited
+        return rows_per_shard(len(recipe.table), nbytes, self.request.shard_samples)
 
     def _may_have(self, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
+        """Whether shards of an earlier version hold as many rows as are asked for."""
         wanted = self.request.shard_samples
         nbytes = [row.nbytes for row in shapes.values()]
-        return wanted is None or rows_per_shard(0, nbytes, wanted) == per_shard
+        return wanted is None or wanted <= per_shard <= rows_per_shard(0, nbytes, wanted)
 
-    def _probe(self, run: Run, recipe: Recipe, origin: Origin | None) -> Goal:
+    def _probe(self, run: Run, recipe: Recipe) -> Goal:
         """Learn row shapes from a few samples, and refuse a disk that is too small."""
         from workers.probe import ProbeTask, run_probe
 
@@ -197,12 +203,8 @@ class _Build:
             raise SourceError(f"{self.request.source}: {probe}") from None
         if isinstance(probe, PrecacheError):
             raise probe
-        nbytes = [row.nbytes for row in probe.shapes.values()]
-        per_shard = rows_per_shard(len(table), nbytes, self.request.shard_samples)
-        if origin is not None and self._may_have(origin.rows_per_shard, origin.own_shapes):
-            per_shard = origin.rows_per_shard
         self._check_space(int(probe.stored_per_row * len(table)))
-        return Goal.of(self.store, recipe, per_shard, probe.shapes)
+        return Goal.of(self.store, recipe, self._per_shard(recipe, probe.shapes), probe.shapes)
 
     def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
         from workers.suspects import Trial, find_killers

@@ -180,13 +180,30 @@ def committed(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
             continue  # removed, damaged, or of a newer release
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A listing in rows.
+
+    Attributes
+    ----------
+    rows_per_shard
+        Of the version whose rows they are; None where they begin anew.
+    changed
+        What changed since that version, in words.
+    """
+
+    table: RowTable
+    rows_per_shard: int | None = None
+    changed: str = ""
+
+
 def place_rows(
     store: Folder,
     listing: RowTable,
     keep_order: bool,
     compact: bool,
     may_have: Callable[[int, Mapping[str, RowShape]], bool],
-) -> tuple[RowTable, str]:
+) -> Placed:
     """The listing in rows: those that its samples have in the current version, where it has them.
 
     Parameters
@@ -195,29 +212,27 @@ def place_rows(
         Begin anew, without the rows of samples that are no more.
     may_have
         Whether rows of these shapes may come in shards of so many.
-
-    Returns
-    -------
-    tuple[RowTable, str]
-        With what changed since that version, in words; empty where the rows are not its.
     """
     fresh = order_rows(listing, keep_order)
     current = None if compact else next(committed(store), None)
-    if current is None or current[1].rows_digest == fresh.digest():
-        return fresh, ""
+    if current is None:
+        return Placed(fresh)
     folder, attributes = current
     shapes = {name: RowShape(each.shape, each.dtype) for name, each in attributes.fields.items()}
     if not may_have(attributes.rows_per_shard, shapes):
-        return fresh, ""
+        return Placed(fresh)
+    if attributes.rows_digest == fresh.digest():
+        return Placed(fresh, attributes.rows_per_shard)
     try:
         open_own(folder).small_checks()[ROW_TABLE]()
         parent = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
     except (DamageError, StorageError, StoreError):
-        return fresh, ""
+        return Placed(fresh)
     placed = descend(parent, listing)
     if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
-        return fresh, ""
-    return placed, f"Since version {folder.name[:8]}: {changes(parent, placed)}"
+        return Placed(fresh)
+    changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
+    return Placed(placed, attributes.rows_per_shard, changed)
 
 
 def _read(
