@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
+    from precache.simulation import Simulation, simulate
     from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
@@ -66,6 +67,7 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
+    "precache.simulation": ["Simulation", "simulate"],
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
@@ -90,6 +92,7 @@ __all__ = [
     "PrecacheError",
     "RandomResizedCrop",
     "Resize",
+    "Simulation",
     "SourceError",
     "StorageError",
     "StoreError",
@@ -99,6 +102,7 @@ __all__ = [
     "build",
     "open",
     "pull",
+    "simulate",
     "verify",
 ]
 

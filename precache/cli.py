@@ -1,4 +1,4 @@
-"""The command line: ``precache build | info | verify | bench | pull | push``."""
+"""The command line: ``precache build | info | verify | bench | pull | push | simulate``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from precache.report import (
     print_transferred,
     print_verified,
 )
+from precache.simulate_command import add_simulate
 
 if TYPE_CHECKING:
     from workers.request import BuildResult
@@ -37,6 +38,7 @@ examples:
   precache verify photos.store@3f2a
   precache bench photos.store --json
   precache pull gs://bucket/photos.store --to photos.store
+  precache simulate --load-ms 2000 --loaders 7 --step-ms 100
 
 exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
 """
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (info, verify, bench):
         _add_storage_option(command)
     _add_transfer(commands)
+    add_simulate(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
