@@ -11,6 +11,7 @@ from rich.console import Console
 
 from precache import simulation_text
 from precache.durations import ORDERS, SPREADS, read_times
+from precache.pictures import write_page, write_png
 from precache.simulation import Simulation, simulate
 
 _DESCRIPTION = """\
@@ -121,6 +122,10 @@ def _simulate(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(found.to_dict()) + "\n")
     else:
         _print(found)
+    if options.html is not None:
+        write_page(found, options.html)
+    if options.png is not None:
+        write_png(found, options.png)
     return 0
 
 

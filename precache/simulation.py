@@ -22,7 +22,7 @@ from precache.errors import UsageError
 MOST_BATCHES = 1_000_000
 MOST_LOADERS = 10_000
 _NS = 1_000_000_000
-_NEVER = np.iinfo(np.int64).max
+NEVER = np.iinfo(np.int64).max
 
 Times = npt.NDArray[np.int64]
 
@@ -73,7 +73,7 @@ class _Batches:
         self.begun.append(now)
         self.ready.append(ready)
         for times in (self.queued, self.taken, self.done):
-            times.append(_NEVER)
+            times.append(NEVER)
         return len(self.loader) - 1
 
 

@@ -21,7 +21,7 @@ PRECACHE = """
     retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store shardwriter
     objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp stream
     transforms ranks selection dataset report resident loader bench verification transfer jobs
-    durations simulation simulation_text simulate_command cli __main__
+    durations simulation simulation_text pictures simulate_command cli __main__
 """
 WORKERS = """
     usercode sources plan goal standing reuse ops timing shard_task probe takeover commit tally
