@@ -177,14 +177,14 @@ def _draw_lanes(axes: Axes, found: Simulation, until: int) -> None:
 
 
 def _bars(axes: Axes, begin: Times, end: Times, lane: int, colour: str, hatch: str = "") -> None:
-    spans = np.column_stack([begin, end - begin])[end > begin] / 1e9
-    face = "none" if hatch else colour
-    edge = colour if hatch else "white"
+    spans = np.column_stack([begin, end - begin])[end > begin]
+    # A white line around each bar tells it from the next, where it would not cover it.
+    wide = len(spans) > 0 and np.median(spans[:, 1]) > end.max() / 200
     axes.broken_barh(
-        list(map(tuple, spans.tolist())),
+        list(map(tuple, (spans / 1e9).tolist())),
         (lane - 0.4, 0.8),
-        facecolor=face,
-        edgecolor=edge,
+        facecolor="none" if hatch else colour,
+        edgecolor="white" if wide and not hatch else colour,
         linewidth=0.4,
         hatch=hatch,
     )
