@@ -22,8 +22,11 @@ PLAYED = 20_000
 """Batches that a page plays, about a megabyte of it."""
 LANES = 24
 """Loaders with a lane of their own in a picture."""
+BARS = 2_000
+"""Batches whose waits the PNG shows."""
 _LOADING, _BLOCKED, _STEP, _WAITING = "#1f6fb8", "#b35900", "#1a7f4b", "#b3261e"
 _SOFT, _LINE = "#57606a", "#d0d7de"
+_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 9, "color": _SOFT}
 
 
 def page(found: Simulation) -> str:
@@ -163,17 +166,13 @@ def _draw_lanes(axes: Axes, found: Simulation, until: int) -> None:
     _bars(axes, taken, done, lanes, _STEP)
     _bars(axes, free, wanted, lanes, _WAITING, hatch="////")
     names = [*(f"loader {n + 1}" for n in range(lanes)), "training"]
-    axes.set_yticks(range(lanes + 1), names)
+    axes.set_yticks(range(lanes + 1), names, fontsize=10 if lanes < 12 else 7)
     axes.set_ylim(lanes + 0.6, -0.6)
     axes.set_xlim(0, until / 1e9)
-    shown = f"the first {until / 1e9:.3g} s: " if until < found.end else ""
-    axes.set_title(
-        f"{shown}loading (blue), blocked by a full queue (orange, hatched), training step (green), "
-        "waiting for data (red, hatched)",
-        loc="left",
-        fontsize=9,
-        color=_SOFT,
-    )
+    shown = [f"{lanes} of {found.setting.loaders} loaders"] if lanes < found.setting.loaders else []
+    shown += [f"the first {until / 1e9:.3g} s"] if until < found.end else []
+    key = "loading blue, blocked by a full queue orange, step green, waiting for data red"
+    axes.set_title(f"{', '.join(shown)}: {key}" if shown else key, **_TITLE)
 
 
 def _bars(axes: Axes, begin: Times, end: Times, lane: int, colour: str, hatch: str = "") -> None:
@@ -191,27 +190,30 @@ def _bars(axes: Axes, begin: Times, end: Times, lane: int, colour: str, hatch: s
 
 
 def _draw_queue(axes: Axes, found: Simulation, until: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     times, depth = found.queue_depth
+    shown = times <= until
+    times, depth = np.append(times[shown], until), np.append(depth[shown], 0)
     axes.fill_between(times / 1e9, depth, step="post", color=_LOADING, linewidth=0)
     axes.set_xlim(0, until / 1e9)
     axes.set_ylim(0, max(1, depth.max()) * 1.05)
     axes.set_xlabel("time, s", color=_SOFT)
-    axes.set_title("batches in the queue", loc="left", fontsize=9, color=_SOFT)
+    axes.set_title("batches in the queue", **_TITLE)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.set_axisbelow(True)
     axes.grid(axis="x", color=_LINE)
 
 
 def _draw_waits(axes: Axes, found: Simulation) -> None:
-    waits = found.stalls_ms[1:]
-    numbers = np.arange(2, len(waits) + 2)
-    axes.vlines(
-        numbers, 0, waits, color=_WAITING, linewidth=max(0.3, min(3, 600 / (len(waits) + 1)))
-    )
+    waits = found.stalls_ms[1:BARS]
+    width = max(0.3, min(3, 600 / (len(waits) + 1)))
+    axes.vlines(np.arange(2, len(waits) + 2), 0, waits, color=_WAITING, linewidth=width)
     axes.set_xlim(1, max(3, len(waits) + 2))
     axes.set_ylim(0, max(1.0, float(waits.max(initial=0))) * 1.05)
     axes.set_xlabel("batch", color=_SOFT)
-    axes.set_title(
-        f"wait before each batch, ms, start-up left out: {found.stall_share:.1%} of the time",
-        loc="left",
-        fontsize=9,
-        color=_SOFT,
-    )
+    if not waits.any():
+        axes.set_yticks([0])
+    which = f"the first {BARS:,} batches" if len(found.stalls_ms) > BARS else "each batch"
+    share = f"{found.stall_share:.1%} of the time"
+    axes.set_title(f"wait before {which}, ms, start-up left out: {share}", **_TITLE)

@@ -114,11 +114,11 @@ def verdict(found: Simulation) -> str:
     longest = f"the longest wait is {number(float(waits.max()))} ms"
     if loaders == 1 or len(waits) < 2 * loaders:
         return f"The consumer waits for {np.mean(waits > 0):.0%} of its batches; {longest}."
-    share = f"{found.stall_at_one_place:.0%} of the waiting falls on one place in {loaders}"
+    share = f"{_share(found.stall_at_one_place)} of the waiting falls on one place in {loaders}"
     if found.stall_at_one_place > (1 + 1 / loaders) / 2:
         return f"Spikes: {share}, as loaders that begin together deliver together; {longest}."
     return (
-        f"Spread: {share} (even would be {1 / loaders:.0%}). No spikes does not mean no stall: "
+        f"Spread: {share} (even would be {_share(1 / loaders)}). No spikes does not mean no stall: "
         f"the consumer waits {found.stall_share:.1%} of its time; {longest}."
     )
 
@@ -126,6 +126,10 @@ def verdict(found: Simulation) -> str:
 def number(value: float) -> str:
     """Milliseconds: whole from 10 on, else two digits."""
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
+
+
+def _share(of_one: float) -> str:
+    return f"{of_one:.0%}" if of_one >= 0.1 else f"{of_one:.1%}"
 
 
 def _count(number: int, what: str) -> str:

@@ -91,11 +91,12 @@ def test_the_picture_shows_loading_steps_and_waits(found: Simulation, tmp_path: 
     assert pixels.shape == (1200, 1600, 3)
 
     def has(colour: str) -> bool:
-        return bool((pixels == list(bytes.fromhex(colour))).all(axis=2).sum() > 50)
+        off = np.abs(pixels.astype(int) - list(bytes.fromhex(colour))).max(axis=2)
+        return bool((off < 20).sum() > 20)
 
     assert has("1f6fb8")
     assert has("1a7f4b") == (len(found.order) > 0)
-    assert has("b3261e") == (found.stall_share_with_startup > 0.01)
+    assert has("b3261e") == (found.stall_share_with_startup > 0)
 
 
 def test_without_matplotlib_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
