@@ -210,7 +210,7 @@ def _draw_waits(axes: Axes, found: Simulation) -> None:
     width = max(0.3, min(3, 600 / (len(waits) + 1)))
     axes.vlines(np.arange(2, len(waits) + 2), 0, waits, color=_WAITING, linewidth=width)
     axes.set_xlim(1, max(3, len(waits) + 2))
-    axes.set_ylim(0, max(1.0, float(waits.max(initial=0))) * 1.05)
+    axes.set_ylim(0, 1.05 * float(waits.max(initial=0)) or 1.0)
     axes.set_xlabel("batch", color=_SOFT)
     if not waits.any():
         axes.set_yticks([0])

@@ -12,6 +12,8 @@ from precache.simulation import Simulation
 
 WIDTH = 64
 """Characters of a row of bars."""
+NEGLIGIBLE = 0.005
+"""Share of the time below which waiting is not worth a pattern."""
 _BARS = "▁▂▃▄▅▆▇█"
 _NONE = "·"
 
@@ -60,7 +62,7 @@ def spoken(times: Durations, what: str) -> str:
 def summary(found: Simulation) -> Rows:
     """The figures: names and values."""
     more = found.with_one_more()
-    rate = f"{found.rate:.2f}/s from the first one's arrival on, at {found.startup_s:.3g} s"
+    rate = f"{found.rate:,.2f}/s from the first one's arrival on, at {found.startup_s:.3g} s"
     after, share = f"{found.stall_share:.1%}", f"{found.stall_share_with_startup:.1%}"
     gain = f"{more.batches - found.batches:+,}"
     return [
@@ -82,8 +84,8 @@ def limit(found: Simulation) -> str:
     loading, step = setting.loading_limit, setting.step_limit
     which = "loading" if loading < step else "the step" if step < loading else "both alike"
     return (
-        f"{setting.limit:.2f}/s, set by {which}: loaders / load time {loading:.2f}, "
-        f"1 / step time {step:.2f}"
+        f"{setting.limit:,.2f}/s, set by {which}: loaders / load time {loading:,.2f}, "
+        f"1 / step time {step:,.2f}"
     )
 
 
@@ -111,6 +113,8 @@ def verdict(found: Simulation) -> str:
     waits = found.stalls_ms[1:]
     if not waits.any():
         return "The consumer never waits once the first batch is there."
+    if found.stall_share < NEGLIGIBLE:
+        return f"The consumer hardly waits: for {(waits > 0).sum():,} of {len(waits):,} batches."
     longest = f"the longest wait is {number(float(waits.max()))} ms"
     if loaders == 1 or len(waits) < 2 * loaders:
         return f"The consumer waits for {np.mean(waits > 0):.0%} of its batches; {longest}."

@@ -66,12 +66,14 @@ def test_a_long_run_is_played_as_far_as_a_page_can_carry() -> None:
 
 
 def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
     for write in (pictures.write_page, pictures.write_png):
         with pytest.raises(StorageError, match="no/such"):
             write(STEADY, tmp_path / "no/such/file")
 
 
 def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
     page, picture = tmp_path / "a.html", tmp_path / "a.png"
     arguments = ["simulate", "--load-ms", "2000", "--loaders", "7", "--step-ms", "100", "--json"]
     assert cli.main([*arguments, "--html", str(page), "--png", str(picture)]) == 0
@@ -167,7 +169,8 @@ def test_it_plays_and_pauses(opened: Tab) -> None:
     assert opened.run("document.querySelector('#play').textContent") == "Play"
     stopped = _now(opened)
     assert stopped > 0
-    assert opened.run("new Promise(done => setTimeout(done, 150))") is None
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    opened.run(f"{frames}.then(() => 0)")
     assert _now(opened) == stopped
 
 

@@ -53,6 +53,8 @@ def test_it_says_so_where_there_is_no_stall_and_where_no_batch_came(run: Run) ->
     _, out, _ = run("--load-ms", 350, "--loaders", 7, "--step-ms", 100)
     assert "never waits once the first batch is there" in out
     assert "48.5% of their time, by a full queue" in out
+    _, out, _ = run("--load-ms", 1, "--load-cv", 0.5, "--loaders", 7, "--step-ms", 0.2)
+    assert "hardly waits: for 2 of" in out
     _, out, _ = run(*STEADY, "--seconds", 1)
     assert "No batch came in this time" in out
 

@@ -56,6 +56,13 @@ def test_seven_loaders_on_a_grid_make_what_was_published(load_ms: float, batches
     assert np.mean(made) == pytest.approx(batches, rel=0.02)
 
 
+@pytest.mark.parametrize(("cv", "queue", "lost"), [(0.1, 7, 0.4), (0.5, 7, 4), (0.1, 0, 22)])
+def test_what_variance_costs_at_the_balance_point(cv: float, queue: int, lost: float) -> None:
+    """As the command's help says."""
+    made = [simulate(700, 100, 7, load_cv=cv, queue=queue, seed=s).batches for s in range(100)]
+    assert 293 - np.mean(made) == pytest.approx(lost, abs=0.7)
+
+
 @given(
     load=st.integers(1, 500),
     step=st.integers(1, 500),
