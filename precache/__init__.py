@@ -20,8 +20,9 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from precache.jobs import build
+    from precache.jobs import build, submit
     from precache.loader import Loader
+    from precache.mixture import Mixture, mix
     from precache.pipeline import (
         CenterCrop,
         Decode,
@@ -54,8 +55,9 @@ _HOMES = {
         "StoreError",
         "UsageError",
     ],
-    "precache.jobs": ["build"],
+    "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
+    "precache.mixture": ["Mixture", "mix"],
     "precache.pipeline": [
         "CenterCrop",
         "Decode",
@@ -87,6 +89,7 @@ __all__ = [
     "Function",
     "HorizontalFlip",
     "Loader",
+    "Mixture",
     "Pipeline",
     "PipelineError",
     "PrecacheError",
@@ -100,9 +103,11 @@ __all__ = [
     "UsageError",
     "Version",
     "build",
+    "mix",
     "open",
     "pull",
     "simulate",
+    "submit",
     "verify",
 ]
 

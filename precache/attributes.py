@@ -79,13 +79,18 @@ class FieldAttributes(RowAttributes):
 
 
 class Identity(_Document):
-    """What tells a version from others; `_build/build.json` while it is being made."""
+    """What tells a version from others; `_build/build.json` while it is being made.
+
+    That file also has the version's rows, and when (seconds since 1970) a build last began it.
+    """
 
     version: VersionId
     fingerprint: str
     rows_digest: str
     rows_per_shard: PositiveInt
     fields: Mapping[FieldName, RowAttributes]
+    rows: PositiveInt | None = None
+    begun: float | None = None
 
 
 class Attributes(_Document):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -16,6 +17,7 @@ from precache.storage import StorageOptions
 
 if TYPE_CHECKING:
     from workers.request import BuildResult
+    from workers.submission import ClusterJob
 
 
 def build(
@@ -138,6 +140,68 @@ def build(
     return run_build(request, progress)
 
 
+def submit(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    *,
+    address: str | None = None,
+    code: Sequence[str | os.PathLike[str]] = (),
+    storage_options: StorageOptions = None,
+    **options: Any,
+) -> ClusterJob:
+    """Have a cluster build, and return at once: the job goes on without this process.
+
+    The same build submitted while it is under way is joined, not run twice.
+
+    Parameters
+    ----------
+    source, store
+        As `build` takes them; paths are those of the cluster's nodes.
+    pipeline
+        Travels as text.
+    address
+        Of the cluster's job server, ``http://head:8265``; by default as RAY_API_SERVER_ADDRESS or
+        RAY_ADDRESS say, else of a Ray that runs on this machine.
+    code
+        Modules and packages of your own, or folders of them, that the job can import. Hidden
+        files, caches, virtual environments and stores in them stay here.
+    storage_options
+        As `build` takes them; Ray lists them nowhere.
+    options
+        The others of `build`. `labels` and `classes` travel where they are files here; `progress`
+        is on unless it is false.
+
+    Returns
+    -------
+    ClusterJob
+        With ``id``, ``status()``, ``wait()`` and ``cancel()``.
+
+    Raises
+    ------
+    UsageError
+        The request cannot be met, or another build into the store is under way; nothing was sent.
+    BuildError
+        The cluster cannot be reached.
+    """
+    from workers.parcel import pack
+    from workers.submission import submit_build
+
+    known = inspect.signature(build).parameters
+    unknown = options.keys() - known.keys()
+    if unknown:
+        raise TypeError(f"submit() got an unexpected keyword argument {min(unknown)!r}")
+    defaults = {name: known[name].default for name in options} | {"progress": True}
+    given = {name: value for name, value in options.items() if value != defaults[name]}
+    recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
+    return submit_build(parcel, address, storage_options or {})
+
+
+def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:
+    return Pipeline.image() if path is None else Pipeline.from_toml(os.fspath(path))
+
+
 def _bytes(size: int | str) -> int:
     try:
         return int(TypeAdapter(ByteSize).validate_python(size))
@@ -145,7 +209,3 @@ def _bytes(size: int | str) -> int:
         raise UsageError(
             f"memory_per_task is {size!r}; give bytes, or a size such as '2GB'"
         ) from None
-
-
-def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:
-    return Pipeline.image() if path is None else Pipeline.from_toml(os.fspath(path))

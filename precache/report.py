@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,9 +20,11 @@ from precache.store import FieldInfo, Version
 
 if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost
+    from precache.status import StoreStatus
     from precache.transfer import Transferred
     from precache.verification import Verified
     from workers.request import BuildResult
+    from workers.submission import JobStatus
 
 SHOWN = 10
 """Holes, keys and classes listed before the rest is only counted."""
@@ -56,6 +63,20 @@ def _numbers(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
 
 
+def show(as_json: bool, data: Mapping[str, Any], print_text: Callable[[], None]) -> None:
+    """A result as one line of JSON where that was asked for, else as text."""
+    if as_json:
+        sys.stdout.write(json.dumps(data) + "\n")
+    else:
+        print_text()
+
+
+def build_json(result: BuildResult) -> dict[str, Any]:
+    """What ``precache build --json`` prints."""
+    fields = dataclasses.asdict(result)
+    return {**fields, "ratio": result.ratio}
+
+
 def print_build(result: BuildResult) -> None:
     """The summary at the end of a build."""
     made = result.shards - result.shards_skipped - result.shards_reused
@@ -77,6 +98,46 @@ def print_build(result: BuildResult) -> None:
         _print(f"hole: {key}: {reason}")
     if len(result.holes) > SHOWN:
         _print(f"… and {len(result.holes) - SHOWN} more holes")
+
+
+def print_job(found: JobStatus) -> None:
+    """What a cluster says of a build, and what to do next."""
+    ended = found.ended or time.time()
+    rows = [("job", found.job), ("store", found.store), ("state", found.state.lower())]
+    if found.started is not None:
+        rows.append(("since", _time(found.started)))
+        rows.append(("took" if found.ended else "for", _duration(ended - found.started)))
+    if found.state in ("PENDING", "RUNNING"):
+        rows.append(("last said", found.progress))
+    if found.state == "FAILED":
+        rows.append(("why", found.reason))
+    if found.state in ("FAILED", "STOPPED"):
+        rows.append(("next", "what is done is kept; submit the same build again to continue it"))
+    _print_rows(rows)
+
+
+def print_store_status(found: StoreStatus) -> None:
+    """The current version of a store, and the builds that have begun."""
+    current = "none yet"
+    if found.version is not None and found.committed is not None:
+        current = f"{found.version}, committed {_time(found.committed)}"
+    rows = [("store", found.store), ("current version", current)]
+    for each in found.building:
+        shards = "?" if each.shards is None else f"{each.shards:,}"
+        of_rows = "" if each.rows is None else f", {each.rows:,} rows in all"
+        idle = "" if each.idle_seconds is None else f"; idle for {_duration(each.idle_seconds)}"
+        rows.append(
+            (f"building {each.version[:8]}", f"{each.done:,} of {shards} shards{of_rows}{idle}")
+        )
+    _print_rows(rows)
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]]) -> Rows:

@@ -264,6 +264,29 @@ class Version:
             found.append(rows[key])
         return np.array(found, np.int64)
 
+    def rows_where(self, predicate: Callable[..., np.ndarray]) -> np.ndarray:
+        """Row numbers (int64) where a function of small fields is true, holes included.
+
+        Parameters
+        ----------
+        predicate
+            Called once. Its parameters name what it takes: fields of at most 64 bytes a row
+            (``label`` as int64), each as (rows, ...), and ``key`` as (rows,) str. It gives (rows,)
+            bool.
+
+        Raises
+        ------
+        UsageError
+            There is no such field, or it is a large one; or what came back is not (rows,) bool.
+
+        Examples
+        --------
+        >>> version.rows_where(lambda label: label % 10 == 3)  # doctest: +SKIP
+        """
+        from precache.selection import rows_where
+
+        return rows_where(self, predicate)
+
     def shard_table(self, field: str) -> np.ndarray | None:
         """(shards, 2) uint64 sizes and XXH3-64 of a field's objects; None for a foreign array."""
         if self.foreign:

@@ -17,16 +17,17 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk filesystems
-    retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store shardwriter
-    objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp stream
-    transforms ranks selection dataset report resident loader bench verification transfer jobs
-    durations simulation simulation_text pictures simulate_command cli __main__
+    errors states pipeline attributes layout codecs zarr_codec sampler meter folder localdisk
+    filesystems retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store
+    status shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns
+    nvcomp stream transforms ranks selection dataset report resident loader durations
+    simulation simulation_text pictures turns mixture bench verification transfer jobs build_options
+    job_commands simulate_command cli __main__
 """
 WORKERS = """
     usercode sources plan goal standing reuse ops timing shard_task probe takeover commit tally
-    nodeview progress metrics dispatch placement cluster sharing suspects request results account
-    buildreport reportpage build
+    nodeview progress metrics dispatch placement cluster sharing suspects request parcel jobserver
+    submission results account buildreport reportpage build
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
@@ -98,13 +99,14 @@ def test_the_package_itself_imports_none_of_its_modules() -> None:
         assert not any(name.startswith(("precache", "workers")) for name in names)
 
 
-def test_only_one_file_imports_ray_and_one_its_metrics() -> None:
-    """Running tasks and telling figures are two subjects; the latter sees nothing else of Ray."""
+def test_only_two_files_import_ray_and_one_its_metrics() -> None:
+    """Tasks, jobs and figures are three subjects; the last sees nothing else of Ray."""
     files = [path for package in ("precache", "workers") for path in (ROOT / package).glob("*.py")]
-    assert {p.name for p in files if "ray" in _everywhere(p)} == {"cluster.py", "metrics.py"}
+    found = {p.name for p in files if "ray" in _everywhere(p)}
+    assert found == {"cluster.py", "jobserver.py", "metrics.py"}
     tree = ast.parse((ROOT / "workers/metrics.py").read_text("utf-8"))
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
-    names = {name for node in found for name in _names(node) if name.startswith("ray")}
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    names = {name for node in nodes for name in _names(node) if name.startswith("ray")}
     assert names == {"ray.util.metrics"}
 
 

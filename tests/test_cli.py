@@ -20,6 +20,7 @@ from precache import cli as command_line
 from tests.building import cli, command, environment, poll, running, write, write_jpegs
 from tests.conftest import BuiltStore
 from tests.servers import web_server
+from workers import progress
 
 BUILD_KEYS = {
     "version",
@@ -79,7 +80,19 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["build"], ["info"], ["verify"], ["bench"], ["pull"], ["push"]]
+    "arguments",
+    [
+        [],
+        ["build"],
+        ["submit"],
+        ["status"],
+        ["cancel"],
+        ["info"],
+        ["verify"],
+        ["bench"],
+        ["pull"],
+        ["push"],
+    ],
 )
 def test_help_of_every_command(run: Run, arguments: list[str]) -> None:
     ran = run(*arguments, "--help")
@@ -275,6 +288,17 @@ def test_a_terminal_shows_how_many_files_were_found_while_others_are_listed(
     assert b"2,500 samples in 1 classes" in shown
 
 
+def test_a_log_gets_a_line_of_progress_now_and_then(
+    run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = r"(\d) of 9 images, [\d,]+/s, 0:00:00 left\n"
+    assert not re.search(line, run("build", source, tmp_path / "first", *SMALL).err)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0)
+    ran = run("build", source, tmp_path / "second", *SMALL, "--shard-samples", "4")
+    assert re.findall(line, ran.err)[-1] == "9"
+    assert progress.progress_line(1200, 5000, 345.4) == "1,200 of 5,000 images, 345/s, 0:00:11 left"
+
+
 def test_quiet_is_quiet(run: Run, source: Path, tmp_path: Path) -> None:
     assert run("build", source, tmp_path / "out", *SMALL, "--quiet").err == ""
 
@@ -335,6 +359,16 @@ def test_flags_and_a_file_give_the_same_version(run: Run, source: Path, tmp_path
     assert by_file["version"] == by_flags["version"]
     pipeline = precache.Pipeline.image(resize=24, crop=20)
     assert precache.build(source, out, pipeline, address="serial").version == by_flags["version"]
+
+
+def test_a_recipe_as_text(run: Run, source: Path, tmp_path: Path) -> None:
+    text = json.dumps(precache.Pipeline.image(resize=24, crop=20).to_dict())
+    line = ("build", source, tmp_path / "out", "--address", "serial", "--json", "--pipeline")
+    made = run("build", source, tmp_path / "out", *SMALL, "--json").json
+    assert run(*line, text).json["version"] == made["version"]
+    ran = run(*line, text[:-1])
+    assert ran.status == 2
+    assert "--pipeline is neither a TOML file nor JSON: " in ran.err
 
 
 def test_every_flag_of_the_recipe_arrives(run: Run, source: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def free_port() -> int:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("prometheus_client") is None,
-    reason="Ray exports metrics where ray[default] is installed: pip install '.[metrics]'",
+    reason="Ray exports metrics where ray[default] is installed: pip install '.[cluster]'",
 )
 def test_a_builds_figures_can_be_scraped(tmp_path: Path) -> None:
     from prometheus_client.parser import text_string_to_metric_families

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,8 @@ class Goal:
         """Freeze the row table and the description, unless they are there."""
         if self.folder.size(ROW_TABLE) is None:
             self.folder.put(ROW_TABLE, [self.table.to_parquet()], scratch=SCRATCH)
-        self.folder.put(DESCRIPTION, [json.dumps(self.describe()).encode()], scratch=SCRATCH)
+        begun = {**self.describe(), "rows": len(self.table), "begun": time.time()}
+        self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
 
 
 def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:

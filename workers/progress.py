@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +22,9 @@ from rich.text import Text
 from precache.receipts import Receipt
 from workers.nodeview import Cpus, NodeProgress
 
+LINE_EVERY = 10.0
+"""Seconds at least between two lines of a log, where there is no terminal to redraw."""
+
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -31,6 +36,8 @@ class BuildProgress:
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
+        self._logged = time.monotonic()
+        self._began = (0, self._logged)
         self._progress = NodeProgress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -74,6 +81,7 @@ class BuildProgress:
 
     def listed(self, found: int) -> None:
         self._progress.update(self._task, completed=found)
+        self._log(f"{found:,} listed")
 
     def phase(self, name: str) -> None:
         """What goes on, where it cannot be counted."""
@@ -84,6 +92,7 @@ class BuildProgress:
         self._progress.reset(
             self._task, description="Building", completed=done, total=total, start=True
         )
+        self._began = (done, time.monotonic())
 
     def watch(self, shards: int, cpus: Cpus) -> None:
         """So many shards are to be made; `cpus` tells what each node of a cluster has."""
@@ -96,3 +105,25 @@ class BuildProgress:
     def advance(self, images: int, failed: int) -> None:
         note = f"{failed} failed" if failed else ""
         self._progress.update(self._task, advance=images, note=note)
+        bar, (before, since) = self._progress.tasks[self._task], self._began
+        rate = (bar.completed - before) / max(1e-3, time.monotonic() - since)
+        self._log(progress_line(int(bar.completed), int(bar.total or 0), rate))
+
+    def _log(self, line: str) -> None:
+        """A line for a log, now and then; a terminal has the bar."""
+        terminal, clock = self._progress.console.is_terminal, time.monotonic()
+        if not terminal and clock - self._logged >= LINE_EVERY:
+            self._logged = clock
+            self.say(line)
+
+
+def progress_line(done: int, total: int, rate: float) -> str:
+    """How far a build is, in one line.
+
+    Parameters
+    ----------
+    rate
+        Images a second, above 0.
+    """
+    left = timedelta(seconds=round((total - done) / rate))
+    return f"{done:,} of {total:,} images, {rate:,.0f}/s, {left} left"

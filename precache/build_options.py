@@ -1,0 +1,218 @@
+"""What a build takes on the command line, whether it runs here or on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from precache.errors import UsageError
+from precache.pipeline import Pipeline
+
+_PIPELINE_FLAGS = ("resize", "crop", "interpolation", "mode", "codec", "seed")
+
+
+def add_build_options(build: argparse.ArgumentParser, address: str | None, where: str) -> Any:
+    """What a build takes, here or on a cluster; returns the group of how it runs.
+
+    Parameters
+    ----------
+    address, where
+        Default and help of ``--address``.
+    """
+    build.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder of images (path or URL), one sub-folder a class; or python:module:factory "
+        "for a torch Dataset",
+    )
+    build.add_argument("store", metavar="STORE", help="folder of the store (path or URL)")
+    recipe = build.add_argument_group("recipe")
+    recipe.add_argument(
+        "--pipeline", metavar="FILE", help="TOML file or JSON text, in place of this group's flags"
+    )
+    recipe.add_argument(
+        "--resize", type=_size, metavar="N|HxW", help="shorter side, or exact height and width"
+    )
+    recipe.add_argument("--crop", type=_size, metavar="N|HxW", help="centre crop after the resize")
+    recipe.add_argument(
+        "--interpolation", choices=("bilinear", "bicubic"), help="default bilinear; antialiased"
+    )
+    recipe.add_argument("--mode", choices=("RGB", "L", "RGBA"), help="colours; default RGB")
+    recipe.add_argument(
+        "--codec",
+        choices=("image", "raw", "zstd"),
+        help="image (lossless, smallest; default), raw (fastest, largest), zstd (any reader)",
+    )
+    recipe.add_argument("--seed", type=int, help="of random ops; part of the recipe; default 0")
+    rows = build.add_argument_group("rows")
+    rows.add_argument("--labels", metavar="CSV", help="key,label lines that override the folders")
+    rows.add_argument(
+        "--classes", metavar="FROM", help="store or file whose class map is used as it is"
+    )
+    rows.add_argument(
+        "--keep-order", action="store_true", help="rows in the listing's order, not shuffled"
+    )
+    rows.add_argument(
+        "--shard-samples",
+        type=int,
+        metavar="N",
+        help="rows a shard; default 128 MiB raw, 16 shards or more",
+    )
+    run = build.add_argument_group("running")
+    run.add_argument("--address", default=address, help=where)
+    run.add_argument("--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all")
+    run.add_argument(
+        "--on-error",
+        choices=("skip", "raise"),
+        default="skip",
+        help="what a sample that cannot be decoded does: leave a hole (default) or end the build",
+    )
+    run.add_argument(
+        "--max-failures", type=int, metavar="N", help="holes allowed; default 1%%, at least 5"
+    )
+    run.add_argument(
+        "--accept-missing", action="store_true", help="holes for samples that cannot be fetched"
+    )
+    run.add_argument(
+        "--no-space-check", action="store_true", help="begin though the disk seems too small"
+    )
+    run.add_argument(
+        "--report",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
+    )
+    _add_placement(build.add_argument_group("on a cluster that is joined"))
+    add_storage_option(run)
+    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    run.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return run
+
+
+def _add_placement(to: Any) -> None:
+    to.add_argument(
+        "--cpus-per-task", type=float, default=1, metavar="N", help="CPUs of each task; default 1"
+    )
+    to.add_argument(
+        "--memory-per-task",
+        metavar="SIZE",
+        help="memory of each task, such as 2GB; default 1 GiB and a whole raw shard",
+    )
+    to.add_argument(
+        "--resource",
+        dest="node_resources",
+        action="append",
+        default=[],
+        type=_amount,
+        metavar="NAME=AMOUNT",
+        help="custom resource that each task takes, such as spare=1; repeatable",
+    )
+    to.add_argument(
+        "--label",
+        dest="node_labels",
+        action="append",
+        default=[],
+        type=_label,
+        metavar="KEY=VALUE",
+        help="label that a node must have, such as tier=spot; repeatable",
+    )
+    to.add_argument(
+        "--nice",
+        type=int,
+        default=10,
+        metavar="N",
+        help="niceness of the workers, 0 to 19; default 10: other work on their nodes comes first",
+    )
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _amount(text: str) -> tuple[str, float]:
+    name, amount = _label(text)
+    try:
+        return name, float(amount)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=AMOUNT, such as spare=1") from None
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    height, by, width = text.lower().partition("x")
+    try:
+        return (int(height), int(width)) if by else int(height)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor HxW") from None
+
+
+def add_storage_option(to: Any) -> None:
+    """``--storage-option KEY=VALUE``, repeatable."""
+    to.add_argument(
+        "--storage-option",
+        dest="storage_options",
+        action="append",
+        default=[],
+        type=_storage_option,
+        metavar="KEY=VALUE",
+        help="of a URL's fsspec file system, such as endpoint_url=http://host:9000; repeatable",
+    )
+
+
+def _storage_option(text: str) -> tuple[str, Any]:
+    """The value as JSON where it is JSON, else as text."""
+    key, value = _label(text)
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """What `precache.build` is given besides source, store and pipeline."""
+    return {
+        "address": options.address,
+        "labels": options.labels,
+        "classes": options.classes,
+        "keep_order": options.keep_order,
+        "shard_samples": options.shard_samples,
+        "on_error": options.on_error,
+        "max_failures": options.max_failures,
+        "accept_missing": options.accept_missing,
+        "check_space": not options.no_space_check,
+        "cpus": options.cpus,
+        "cpus_per_task": options.cpus_per_task,
+        "memory_per_task": options.memory_per_task,
+        "node_resources": dict(options.node_resources),
+        "node_labels": dict(options.node_labels),
+        "nice": options.nice,
+        "progress": not options.quiet,
+        "storage_options": dict(options.storage_options),
+        "report": options.report,
+    }
+
+
+def read_pipeline(options: argparse.Namespace) -> Pipeline:
+    """The recipe that the flags, or a file, say."""
+    given = {n: getattr(options, n) for n in _PIPELINE_FLAGS if getattr(options, n) is not None}
+    if "interpolation" in given and "resize" not in given and options.pipeline is None:
+        raise UsageError("--interpolation says how to resize; give --resize with it")
+    if options.pipeline is None:
+        return Pipeline.image(**given)
+    if given:
+        flags = ", ".join(f"--{name}" for name in given)
+        raise UsageError(f"--pipeline {options.pipeline} and {flags} both say what to do; drop one")
+    if options.pipeline.lstrip().startswith("{"):
+        return _pipeline_of_json(options.pipeline)
+    return Pipeline.from_toml(options.pipeline)
+
+
+def _pipeline_of_json(text: str) -> Pipeline:
+    try:
+        return Pipeline.from_dict(json.loads(text))
+    except ValueError as error:
+        raise UsageError(f"--pipeline is neither a TOML file nor JSON: {error}") from None

@@ -1,0 +1,90 @@
+"""How far a store is: its current version, and builds that have begun and not committed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+
+from precache.attributes import Identity
+from precache.errors import StorageError, StoreError
+from precache.folder import FileInfo, Folder
+from precache.storage import StorageOptions, open_folder
+from precache.store import BUILD, read_commits
+
+
+@dataclass(frozen=True)
+class BuildStatus:
+    """A version that is being made, or was left unfinished.
+
+    Attributes
+    ----------
+    rows, shards
+        Of the whole version; None where a build of an earlier release began it.
+    done
+        Shards that have a receipt.
+    idle_seconds
+        Since the last receipt came, or the build began: small while a build lives.
+    """
+
+    version: str
+    rows: int | None
+    shards: int | None
+    done: int
+    idle_seconds: float | None
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """The current version, seconds since 1970 of its commit, and builds that have begun."""
+
+    store: str
+    version: str | None
+    committed: float | None
+    building: tuple[BuildStatus, ...]
+
+
+def read_status(
+    store: str | os.PathLike[str], storage_options: StorageOptions = None
+) -> StoreStatus:
+    """What lies in a store; reads and lists, and asks no cluster.
+
+    Raises
+    ------
+    StoreError
+        There is nothing of ours.
+    """
+    folder = open_folder(store, storage_options)
+    log = read_commits(folder)
+    found = [_read_build(folder.folder(name)) for name in folder.names() if name != "commits"]
+    building = tuple(each for each in found if each is not None)
+    if not log and not building:
+        raise StoreError(f"there is no store at {folder}, and no build has begun there")
+    current = log[-1] if log else None
+    return StoreStatus(
+        str(folder),
+        None if current is None else current.version,
+        None if current is None else current.time,
+        tuple(sorted(building, key=lambda each: (each.idle_seconds or 0, each.version))),
+    )
+
+
+def _read_build(version: Folder) -> BuildStatus | None:
+    place = f"{BUILD}/build.json"
+    data = version.get(place)
+    if data is None:
+        return None
+    identity = Identity.read(data, version.path(place))
+    receipts: list[FileInfo] = []
+    with contextlib.suppress(StorageError):  # none yet, or committed at this moment
+        receipts = list(version.folder(f"{BUILD}/receipts").walk())
+    last = max([identity.begun or 0.0, *(file.mtime_ns / 1e9 for file in receipts)])
+    rows = identity.rows
+    return BuildStatus(
+        identity.version,
+        rows,
+        None if rows is None else -(-rows // identity.rows_per_shard),
+        len(receipts),
+        max(0.0, time.time() - last) if last > 0 else None,
+    )
