@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
+    from precache.simulation import Simulation, simulate
     from precache.stalls import StallReport
     from precache.store import Version
     from precache.store import open_version as open
@@ -58,8 +59,8 @@ _HOMES = {
     ],
     "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
-    "precache.mixture": ["Mixture", "mix"],
     "precache.metering": ["Meter", "meter"],
+    "precache.mixture": ["Mixture", "mix"],
     "precache.pipeline": [
         "CenterCrop",
         "Decode",
@@ -72,6 +73,7 @@ _HOMES = {
         "ToDType",
     ],
     "precache.stalls": ["StallReport"],
+    "precache.simulation": ["Simulation", "simulate"],
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
@@ -91,13 +93,14 @@ __all__ = [
     "Function",
     "HorizontalFlip",
     "Loader",
-    "Mixture",
     "Meter",
+    "Mixture",
     "Pipeline",
     "PipelineError",
     "PrecacheError",
     "RandomResizedCrop",
     "Resize",
+    "Simulation",
     "SourceError",
     "StallReport",
     "StorageError",
@@ -106,10 +109,11 @@ __all__ = [
     "UsageError",
     "Version",
     "build",
-    "mix",
     "meter",
+    "mix",
     "open",
     "pull",
+    "simulate",
     "submit",
     "verify",
 ]

@@ -21,8 +21,9 @@ PRECACHE = """
     stalls folder localdisk filesystems retries s3reads blobs storage diskcache metadata rowtable
     receipts smallarrays store status shardwriter objects ranges decoded shards slots prefetch
     readahead fetchers feed columns nvcomp stream transforms ranks rankstore outputs selection
-    dataset report resident loader turns mixture stallpublisher stallrecorder metering lightning
-    bench verification transfer jobs build_options job_commands cli __main__
+    dataset report resident loader durations simulation simulation_text pictures turns mixture
+    stallpublisher stallrecorder metering lightning bench verification transfer jobs build_options
+    job_commands simulate_command cli __main__
 """
 WORKERS = """
     usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
