@@ -9,16 +9,22 @@ from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
 from threading import Thread
 
+Queue = SimpleQueue[tuple[int, Future[None]] | None]
+
 
 class Fetchers:
     """Threads that fetch. At its end the process does not wait for them, as for an executor's: a
-    request to a server that does not answer can take minutes to fail."""
+    request to a server that does not answer can take minutes to fail.
+
+    What `work` holds is let go of when the last thread ends.
+    """
 
     def __init__(self, count: int, work: Callable[[int], None]) -> None:
-        self._work = work
-        self._queue: SimpleQueue[tuple[int, Future[None]] | None] = SimpleQueue()
-        names = [f"precache-fetch_{number}" for number in range(count)]
-        self._threads = [Thread(target=self._run, name=name, daemon=True) for name in names]
+        self._queue: Queue = SimpleQueue()
+        self._threads = [
+            Thread(target=_run, name=f"precache-fetch_{n}", args=(self._queue, work), daemon=True)
+            for n in range(count)
+        ]
 
     def submit(self, number: int, there: Future[None]) -> None:
         """Have a thread work on a shard, and say when it is there."""
@@ -26,18 +32,6 @@ class Fetchers:
             if thread.ident is None:
                 thread.start()
         self._queue.put((number, there))
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            number, there = item
-            try:
-                if not there.done():
-                    self._work(number)
-            except BaseException as error:
-                settle(there, error)
-            else:
-                settle(there, None)
-            del there, item
 
     def stop(self) -> None:
         """Let the threads end, once they have gone through what was submitted."""
@@ -51,6 +45,19 @@ class Fetchers:
             if thread.ident is not None:
                 thread.join(max(0.0, limit - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+
+def _run(queue: Queue, work: Callable[[int], None]) -> None:
+    while (item := queue.get()) is not None:
+        number, there = item
+        try:
+            if not there.done():
+                work(number)
+        except BaseException as error:
+            settle(there, error)
+        else:
+            settle(there, None)
+        del there, item
 
 
 def settle(there: Future[None], error: BaseException | None) -> None:
