@@ -18,10 +18,10 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk filesystems
-    retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store shardwriter
-    objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp stream
-    transforms ranks selection dataset report resident loader bench verification transfer jobs
-    cli __main__
+    retries s3reads blobs storage locks diskcache metadata rowtable receipts smallarrays store
+    shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp
+    stream transforms ranks selection dataset report resident loader bench verification transfer
+    jobs cli __main__
 """
 WORKERS = """
     usercode sources plan goal standing reuse ops shard_task takeover commit progress cluster
