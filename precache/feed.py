@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections import deque
@@ -21,10 +20,7 @@ from precache.errors import DamageError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
 from precache.meter import Fetched
 from precache.objects import MappedObjects
-from precache.prefetch import collected
 from precache.store import Version
-
-log = logging.getLogger(__name__)
 
 FETCHES = 4
 """Shards under way at a time."""
@@ -34,9 +30,6 @@ PIECE = 32 << 20
 
 LOOKAHEAD = 1 << 20
 """Rows whose shards are looked for; what they need may be less than the cache holds."""
-
-GRACE = 5.0
-"""Seconds that an iterator's end waits for requests under way."""
 
 TRIES = 3
 """Times that a shard is fetched whose bytes do not arrive as they were written."""
@@ -215,7 +208,7 @@ class ShardFeed:
         self._taken = 0
         self._lock = threading.Lock()
         self._stopped = False
-        self._fetchers = Fetchers(FETCHES, self._bring)
+        self._fetchers = Fetchers(FETCHES, shards.where)
 
     def around(
         self, batches: Generator[np.ndarray, None, None]
@@ -252,7 +245,7 @@ class ShardFeed:
             number = self._queued.popleft()
             self._taken += 1
             self._open[number].begun = True
-            self._fetchers.submit(number, self._open[number].there)
+            self._fetchers.submit(partial(self._bring, number), self._open[number].there)
 
     @contextlib.contextmanager
     def present(self, rows: np.ndarray) -> Iterator[None]:
@@ -336,11 +329,7 @@ class ShardFeed:
         or nobody may wait for them here.
         """
         self.stop()
-        if collected() or not self._fetchers.join(GRACE):
-            if not collected():
-                log.warning(
-                    "a request to %s is left behind: it is not answered", self._shards.where
-                )
+        if not self._fetchers.join():
             for number in list(self._open):
                 for each in self._shards.fields.values():
                     each.forget(number)

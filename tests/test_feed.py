@@ -25,7 +25,7 @@ import pytest
 import torch.utils.data
 
 import precache
-from precache import feed
+from precache import feed, fetchers
 from precache.diskcache import OVERHEAD, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
@@ -298,7 +298,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(feed, "GRACE", 0.05)
+    monkeypatch.setattr(fetchers, "GRACE", 0.05)
     asked, answer = threading.Event(), threading.Event()
 
     def hang(method: str, path: str) -> None:
@@ -311,7 +311,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
         for _ in loader:
             assert asked.wait(60)
             break
-        assert [r.message for r in caplog.records if r.name == "precache.feed"] == [
+        assert [r.message for r in caplog.records if r.name == "precache.fetchers"] == [
             f"a request to {loader.version.path} is left behind: it is not answered"
         ]
         answer.set()
