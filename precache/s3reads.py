@@ -38,6 +38,10 @@ _processes: set[int] = set()
 them for ever."""
 
 
+class _NoCredentialsError(Exception):
+    """s3fs finds none."""
+
+
 class S3Reads:
     """Reads of one s3fs file system."""
 
@@ -53,12 +57,19 @@ class S3Reads:
         """Whether it is worth asking."""
         return self._succeeded or self._failures < TRUST
 
-    def cat(self, parts: Sequence[Part]) -> list[Any]:
-        """The bytes of each of one or more, or the exception that says why there are none."""
+    def cat(self, parts: Sequence[Part]) -> list[Any] | None:
+        """The bytes of each of one or more, or the exception that says why there are none.
+
+        None where s3fs is to say what it does without credentials.
+        """
         from fsspec.asyn import sync
 
         _processes.add(os.getpid())
-        found: list[Any] = sync(self._fs.loop, self._cat_all, parts)
+        try:
+            found: list[Any] = sync(self._fs.loop, self._cat_all, parts)
+        except _NoCredentialsError:
+            self._failures = TRUST
+            return None
         if any(isinstance(each, bytes | FileNotFoundError) for each in found):
             self._succeeded = True
         else:
@@ -75,6 +86,8 @@ class S3Reads:
             async with limit:
                 try:
                     return await self._cat(*part)
+                except _NoCredentialsError:
+                    raise
                 except Exception as error:
                     return _plain(error)
 
@@ -114,6 +127,8 @@ class S3Reads:
             config["secret_access_key"] = self._fs.secret
             if self._fs.token:
                 config["session_token"] = self._fs.token
+        elif await self._fs.session.get_credentials() is None:
+            raise _NoCredentialsError
         else:
             config["credential_provider"] = self._credentials
         self._stores[bucket] = S3Store(

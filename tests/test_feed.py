@@ -25,7 +25,7 @@ import pytest
 import torch.utils.data
 
 import precache
-from precache import feed, fetchers
+from precache import feed, fetchers, objects
 from precache.diskcache import OVERHEAD, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
@@ -510,6 +510,20 @@ def test_a_copy_that_went_bad_is_named_with_the_way_out(
     copy.unlink()
     with _cached(url, s3.options(), tmp_path) as loader:
         assert_whole(epoch(loader), large)
+
+
+def test_a_copy_that_cannot_be_mapped_is_named(
+    url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> np.ndarray:
+        raise OSError("it cannot be mapped: no more maps")
+
+    monkeypatch.setattr(objects, "map_file", refused)
+    with (
+        _cached(url, s3.options(), tmp_path) as loader,
+        pytest.raises(StorageError, match=rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),
+    ):
+        epoch(loader)
 
 
 def test_a_full_disk_ends_the_epoch_and_not_the_cache(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 
-from precache import s3reads
+from precache import retries, s3reads
 from precache.errors import StorageError
 from precache.storage import open_folder
 from tests.servers import FaultProxy, S3Server, status
@@ -95,6 +97,20 @@ def test_nobody_needs_credentials_for_what_is_public(s3: S3Server, proxy: FaultP
     options = {"endpoint_url": f"http://127.0.0.1:{proxy.port}", "anon": True}
     open_folder("s3://bucket/x", options).read_many(["02"], [100])
     assert _agents(proxy) == {"object_store"}
+
+
+def test_without_credentials_s3fs_says_so_at_once(
+    s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(retries, "attempts", lambda: iter([retries.Attempt(0, last=True)]))
+    options = {"endpoint_url": f"http://127.0.0.1:{proxy.port}"}
+    [found] = open_folder("s3://bucket/x", options).read_many(["02"], [100])
+    assert "Unable to locate credentials" in str(found)
+    assert _reads(options) is None
 
 
 def test_options_that_only_s3fs_understands_leave_it_to_that(s3: S3Server) -> None:
