@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from precache import retries
+
 log = logging.getLogger(__name__)
 
 Part = tuple[str, int, int | None]
@@ -109,6 +111,8 @@ class S3Reads:
         from obstore.store import S3Store
 
         client = await self._fs.set_session()
+        # botocore tries again by itself, and does not look at when the server wishes it.
+        client.meta.events.register_first("needs-retry.s3", _wait_as_wished, "precache")
         endpoint = str(client.meta.endpoint_url)
         config: dict[str, Any] = {"region": client.meta.region_name}
         if endpoint.endswith(".amazonaws.com"):
@@ -148,6 +152,11 @@ class S3Reads:
             "token": frozen.token,
             "expires_at": datetime.now(UTC) + CREDENTIALS_LAST,
         }
+
+
+async def _wait_as_wished(response: tuple[Any, Any] | None = None, **others: Any) -> None:
+    if response is not None:
+        await retries.wait_as_wished(response[0].status_code, response[0].headers)
 
 
 _made: dict[int, S3Reads] = {}

@@ -17,8 +17,8 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk filesystems
-    retries s3reads blobs storage locks diskcache metadata rowtable receipts smallarrays store
+    errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk retries
+    filesystems s3reads blobs storage locks diskcache metadata rowtable receipts smallarrays store
     shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed columns nvcomp
     stream transforms ranks selection dataset report resident loader bench verification transfer
     jobs cli __main__

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +60,17 @@ def test_what_fails_is_asked_for_again_by_s3fs(s3: S3Server, proxy: FaultProxy) 
     assert folder.read_many(["06", "07"], [100, 100]) == [b"06" * 50, b"07" * 50]
     assert _agents(proxy) == {"object_store", "aiobotocore"}
     assert _reads(s3.options(proxy.port)) is not None
+
+
+def test_s3fs_waits_as_long_as_the_server_wishes(s3: S3Server, proxy: FaultProxy) -> None:
+    """obstore, which asks first, does not tell what the server wishes."""
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/07"] = [status(503), status(429, 2), status(503, 2)]
+    asked = list[float]()
+    proxy.before = lambda method, path: asked.append(time.monotonic())
+    assert folder.read_many(["07"], [100]) == [b"07" * 50]
+    _, *later = asked
+    assert [second - first >= 2 for first, second in itertools.pairwise(later)] == [True, True]
 
 
 def test_what_never_works_is_not_tried_for_ever(s3: S3Server, proxy: FaultProxy) -> None:
@@ -125,7 +138,11 @@ def test_whoever_may_not_look_at_a_bucket_reads_its_objects() -> None:
         said = {"HTTPStatusCode": 403, "HTTPHeaders": {"x-amz-bucket-region": "eu-north-1"}}
         raise ClientError({"Error": {"Code": "403"}, "ResponseMetadata": said}, "HeadBucket")
 
-    meta = SimpleNamespace(endpoint_url="https://s3.amazonaws.com", region_name="us-east-1")
+    meta = SimpleNamespace(
+        endpoint_url="https://s3.amazonaws.com",
+        region_name="us-east-1",
+        events=SimpleNamespace(register_first=lambda *arguments: None),
+    )
     client = SimpleNamespace(meta=meta, head_bucket=head_bucket)
 
     async def set_session() -> SimpleNamespace:
