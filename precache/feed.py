@@ -241,7 +241,7 @@ class ShardFeed:
             self._fetch_queued()
 
     def _fetch_queued(self) -> None:
-        while self._queued and self._taken < self._room:
+        while self._queued and self._taken < self._room and not self._stopped:
             number = self._queued.popleft()
             self._taken += 1
             self._open[number].begun = True
