@@ -184,7 +184,7 @@ class Loader:
         self._last = (0, 0)
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
-            self._columns.cached.claim(self._columns.cached.most(shards))
+            self._columns.cached.claim(shards)
 
     def _make_order(
         self,

@@ -18,9 +18,9 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock machine
-    stalls folder localdisk filesystems retries s3reads blobs storage diskcache metadata rowtable
-    receipts smallarrays store status shardwriter objects ranges decoded shards slots prefetch
-    readahead fetchers feed columns nvcomp stream transforms ranks rankstore outputs selection
+    stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache metadata
+    rowtable receipts smallarrays store status shardwriter prefetch fetchers objects ranges decoded
+    shards slots readahead feed columns nvcomp stream transforms ranks rankstore outputs selection
     dataset report resident loader durations simulation simulation_text pictures turns mixture
     stallpublisher stallrecorder metering lightning bench verification transfer jobs build_options
     job_commands simulate_command cli __main__
