@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     )
     from precache.jobs import build, submit
     from precache.loader import Loader
+    from precache.metering import Meter, meter
+    from precache.mixture import Mixture, mix
     from precache.pipeline import (
         CenterCrop,
         Decode,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
+    from precache.simulation import Simulation, simulate
+    from precache.stalls import StallReport
     from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
@@ -55,6 +59,8 @@ _HOMES = {
     ],
     "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
+    "precache.metering": ["Meter", "meter"],
+    "precache.mixture": ["Mixture", "mix"],
     "precache.pipeline": [
         "CenterCrop",
         "Decode",
@@ -66,6 +72,8 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
+    "precache.stalls": ["StallReport"],
+    "precache.simulation": ["Simulation", "simulate"],
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
@@ -85,20 +93,27 @@ __all__ = [
     "Function",
     "HorizontalFlip",
     "Loader",
+    "Meter",
+    "Mixture",
     "Pipeline",
     "PipelineError",
     "PrecacheError",
     "RandomResizedCrop",
     "Resize",
+    "Simulation",
     "SourceError",
+    "StallReport",
     "StorageError",
     "StoreError",
     "ToDType",
     "UsageError",
     "Version",
     "build",
+    "meter",
+    "mix",
     "open",
     "pull",
+    "simulate",
     "submit",
     "verify",
 ]

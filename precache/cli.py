@@ -31,6 +31,7 @@ from precache.report import (
     print_verified,
     show,
 )
+from precache.simulate_command import add_simulate
 
 _EPILOG = """\
 examples:
@@ -43,6 +44,7 @@ examples:
   precache bench photos.store --json
   precache view photos.store --source photos/
   precache pull gs://bucket/photos.store --to photos.store
+  precache simulate --load-ms 2000 --loaders 7 --step-ms 100
 
 exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
 """
@@ -73,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (info, verify, bench):
         add_storage_option(command)
     _add_transfer(commands)
+    add_simulate(commands)
     _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
