@@ -6,7 +6,7 @@ import functools
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -258,7 +258,8 @@ class _Build:
         from workers.takeover import make_shard
 
         made: list[Receipt] = []
-        self._check_failures(goal, receipts)
+        failed = _failed(goal, receipts.values())
+        self._judge(failed, len(goal.table))
         task_of = functools.partial(self._task, goal, lost, earlier, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
@@ -274,8 +275,9 @@ class _Build:
                 else:
                     receipts[task.shard] = outcome
                     made.append(outcome)
-                    failed = self._check_failures(goal, receipts)
-                    self.progress.advance(len(goal.rows_of(task.shard)), failed)
+                    failed += _failed(goal, [outcome])
+                    self._judge(failed, len(goal.table))
+                    self.progress.advance(len(goal.rows_of(task.shard)), len(failed))
             if not errors:
                 return made
             todo = sorted(errors)
@@ -327,12 +329,6 @@ class _Build:
         require_shared(self.request.placement, goal.folder, name)
         return name
 
-    def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
-        """How many samples failed; raises where that is more than allowed."""
-        reasons = holes(list(receipts.values()))
-        self._judge([(goal.table.keys[row], why) for row, why in reasons.items()], len(goal.table))
-        return len(reasons)
-
     def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
         """Raise where more samples failed than allowed."""
         skip, limit = self.request.on_error == "skip", self.request.max_failures
@@ -351,7 +347,7 @@ class _Build:
         self, goal: Goal, receipts: Mapping[int, Receipt], made: Sequence[Receipt], skipped: int
     ) -> BuildResult:
         ordered = list(receipts.values())
-        failed = [(goal.table.keys[row], why) for row, why in holes(ordered).items()]
+        failed = _failed(goal, ordered)
         objects = [made for receipt in ordered for made in receipt.objects.values()]
         stages: Counter[str] = Counter()
         for receipt in made:
@@ -375,6 +371,11 @@ class _Build:
             mean=mean,
             std=std,
         )
+
+
+def _failed(goal: Goal, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
+    """Key and reason of every hole, in row order."""
+    return [(goal.table.keys[row], why) for row, why in holes(receipts).items()]
 
 
 def _committed_result(goal: Goal, ignored: int) -> BuildResult:
