@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import fsspec
-import ray.cloudpickle
 import xxhash
 
 import precache
@@ -58,6 +57,9 @@ class _Engine:
     """Answers every task at once; pickles it all the same."""
 
     def __init__(self) -> None:
+        from ray import cloudpickle  # not above: Ray reads its settings when it is imported
+
+        self._pickle = cloudpickle.dumps
         self._ended: list[tuple[Hashable, Done | Lost]] = []
         self.tasks = self.bytes = 0
         self.first = 0.0
@@ -71,7 +73,7 @@ class _Engine:
         else:
             self.first = self.first or time.perf_counter()
             self.tasks += 1
-            self.bytes += len(ray.cloudpickle.dumps(item))
+            self.bytes += len(self._pickle(item))
             answer = _receipt(item)
         name = object()
         self._ended.append((name, Done(answer)))
