@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -289,7 +289,8 @@ class _Build:
 
         made: list[Receipt] = []
         self.account.begin(goal, todo, receipts)
-        self._check_failures(goal, receipts)
+        failed = _failed(goal, receipts.values())
+        self._judge(failed, len(goal.table))
         task_of = functools.partial(self._task, goal, lost, origin, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
@@ -306,8 +307,9 @@ class _Build:
                     receipts[task.shard] = outcome
                     made.append(outcome)
                     self.account.add(outcome)
-                    failed = self._check_failures(goal, receipts)
-                    self.progress.advance(len(goal.rows_of(task.shard)), failed)
+                    failed += _failed(goal, [outcome])
+                    self._judge(failed, len(goal.table))
+                    self.progress.advance(len(goal.rows_of(task.shard)), len(failed))
             if not errors:
                 return made
             todo = sorted(errors)
@@ -364,12 +366,6 @@ class _Build:
         require_shared(self.request.placement, goal.folder, name)
         return name
 
-    def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
-        """How many samples failed; raises where that is more than allowed."""
-        reasons = failures(list(receipts.values()))
-        self._judge([(goal.table.keys[row], why) for row, why in reasons.items()], len(goal.table))
-        return len(reasons)
-
     def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
         """Raise where more samples failed than allowed."""
         skip, limit = self.request.on_error == "skip", self.request.max_failures
@@ -383,3 +379,8 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _failed(goal: Goal, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
+    """Key and reason of every sample that failed, in row order."""
+    return [(goal.table.keys[row], why) for row, why in failures(receipts).items()]
