@@ -18,13 +18,15 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk filesystems
-    retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store status
+    retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays commits store
+    status places inventory garbage difference
     shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp
     stream transforms ranks selection dataset report resident loader bench verification transfer
     jobs build_options job_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan goal standing reuse ops timing shard_task probe takeover commit tally
+    usercode sources plan goal heartbeat standing reuse ops timing shard_task probe takeover
+    commit tally
     nodeview progress metrics dispatch placement cluster sharing suspects request parcel jobserver
     submission results account buildreport reportpage build
 """
