@@ -182,19 +182,19 @@ def plan_gc(
         if log and name == log[-1].version:
             kept.append(Kept(name, "current"))
         elif idle < ALIVE_SECONDS:
-            kept.append(Kept(name, f"somebody was at work on it {_ago(idle)}"))
+            kept.append(Kept(name, f"somebody was at work on it {ago(idle)}"))
         elif name in newest:
             kept.append(Kept(name, f"among the newest {keep}"))
         elif name in complete and replaced is not None:
-            why = f"replaced {_ago(now - replaced)}"
+            why = f"replaced {ago(now - replaced)}"
             if now - replaced < least:
                 kept.append(Kept(name, why))
             else:
                 going[name] = why
         elif idle < least:
-            kept.append(Kept(name, f"unfinished, left {_ago(idle)}"))
+            kept.append(Kept(name, f"unfinished, left {ago(idle)}"))
         else:
-            going[name] = f"unfinished, left {_ago(idle)}" if place.objects else "empty"
+            going[name] = f"unfinished, left {ago(idle)}" if place.objects else "empty"
     return going, kept
 
 
@@ -214,7 +214,8 @@ def _removals(going: Mapping[str, str], places: Sequence[Place]) -> list[Removal
     return removals
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
+    """An age for people, in whole units of the largest kind of which there are two."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{int(seconds // unit)} {name} ago"

@@ -12,7 +12,7 @@ from precache.attributes import Attributes
 from precache.commits import BUILD, ROOT, Commit, append_commit, read_commits
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder
-from precache.pipeline import Pipeline
+from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus
 from precache.storage import StorageOptions, open_folder
@@ -193,15 +193,8 @@ def in_short(attributes: Attributes) -> str:
         return "a recipe of another release"
     fields = []
     for name, field in pipeline.fields.items():
-        ops = [op.model_dump(exclude_defaults=True) | {"op": op.op} for op in field.ops]
-        fields.append(f"{name}: {' → '.join(map(op_text, ops))}, {field.stored_as.name}")
+        fields.append(f"{name}: {' → '.join(op_texts(field))}, {field.stored_as.name}")
     return "; ".join(fields)
-
-
-def op_text(parameters: dict[str, object]) -> str:
-    """An op as a call, such as ``resize(size=256)``."""
-    inside = ", ".join(f"{key}={value}" for key, value in parameters.items() if key != "op")
-    return f"{parameters['op']}({inside})" if inside else str(parameters["op"])
 
 
 # --- changing which is current ------------------------------------------------------------------

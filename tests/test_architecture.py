@@ -22,7 +22,7 @@ PRECACHE = """
     status places inventory garbage difference
     shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp
     stream transforms ranks selection dataset report resident loader bench verification transfer
-    jobs build_options job_commands cli __main__
+    jobs build_options job_commands version_text version_commands cli __main__
 """
 WORKERS = """
     usercode sources plan goal heartbeat standing reuse ops timing shard_task probe takeover
