@@ -211,7 +211,6 @@ def _layout(attributes: Attributes) -> dict[str, Any]:
     for name, field in attributes.fields.items():
         found[f"{name} shape"] = list(field.shape)
         found[f"{name} dtype"] = field.dtype
-        found[f"{name} codec"] = field.codec
         found[f"{name} bytes stored"] = field.stored
     return found
 

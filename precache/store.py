@@ -352,6 +352,10 @@ def _pick(store: Folder, base: str, prefix: str | None) -> str:
     if prefix is None:
         return known[0]
     found = [v for v in known if prefix and v.startswith(prefix)]
+    if len(found) != 1:  # some may have been removed
+        there = set(store.names())
+        known = [v for v in known if v in there]
+        found = [v for v in known if prefix and v.startswith(prefix)]
     if len(found) != 1:
         what = "fits more than one version" if found else "fits no version"
         raise StoreError(f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known))

@@ -21,8 +21,8 @@ PRECACHE = """
     retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays commits store
     status places inventory garbage difference
     shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp
-    stream transforms ranks selection dataset report resident loader bench verification transfer
-    jobs build_options job_commands version_text version_commands cli __main__
+    stream transforms ranks selection dataset report resident refresh loader bench verification
+    transfer jobs build_options job_commands version_text version_commands cli __main__
 """
 WORKERS = """
     usercode sources plan goal heartbeat standing reuse ops timing shard_task probe takeover
