@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import precache
 from precache.cli import main
-from precache.difference import Change, Origin, Samples, compare_samples
+from precache.difference import Change, Difference, Origin, Samples, compare_samples
 from precache.errors import StoreError
 from tests.building import build_here, cut, encoded, write, write_jpegs
 
@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> Path:
     return write_jpegs(tmp_path / "in", 12)
 
 
-def two(source: Path, one: precache.Pipeline, other: precache.Pipeline) -> precache.difference.Any:
+def two(source: Path, one: precache.Pipeline, other: precache.Pipeline) -> Difference:
     stores = [source.parent / "one", source.parent / "other"]
     for store, pipeline in zip(stores, (one, other), strict=True):
         build_here(source, store, pipeline)
