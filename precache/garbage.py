@@ -219,7 +219,7 @@ def ago(seconds: float) -> str:
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{int(seconds // unit)} {name} ago"
-    return f"{int(max(0, seconds))} seconds ago"
+    return "just now" if seconds < 2 else f"{int(seconds)} seconds ago"
 
 
 # --- how it goes --------------------------------------------------------------------------------
