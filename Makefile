@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-EXTRAS := workers,report,cluster,gcs,s3,azure,test
+EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -20,7 +21,7 @@ demo: $(STAMP)  ## build a store from real photos, and train from it and from th
 test: lint  ## check style and types, run the tests
 	$(BIN)/python -m pytest
 
-test-all: lint  ## the same, with the tests that take minutes
+test-all: lint $(FRAMEWORKS)  ## the same, with the tests that take minutes
 	$(BIN)/python -m pytest -m ""
 
 lint: $(STAMP)  ## check style and types
@@ -52,4 +53,8 @@ $(STAMP): pyproject.toml constraints.txt
 	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }
 	@$(PIP_INSTALL) --editable '.[$(EXTRAS)]' --constraint constraints.txt
+	@touch $@
+
+$(FRAMEWORKS): $(STAMP)
+	@$(PIP_INSTALL) --editable '.[$(EXTRAS),frameworks]' --constraint constraints.txt
 	@touch $@

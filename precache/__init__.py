@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from precache.inventory import use, versions
     from precache.jobs import build, submit
     from precache.loader import Loader
+    from precache.metering import Meter, meter
+    from precache.mixture import Mixture, mix
     from precache.pipeline import (
         CenterCrop,
         Decode,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
+    from precache.simulation import Simulation, simulate
+    from precache.stalls import StallReport
     from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
@@ -61,6 +65,8 @@ _HOMES = {
     "precache.inventory": ["use", "versions"],
     "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
+    "precache.metering": ["Meter", "meter"],
+    "precache.mixture": ["Mixture", "mix"],
     "precache.pipeline": [
         "CenterCrop",
         "Decode",
@@ -72,6 +78,8 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
+    "precache.stalls": ["StallReport"],
+    "precache.simulation": ["Simulation", "simulate"],
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
@@ -91,12 +99,16 @@ __all__ = [
     "Function",
     "HorizontalFlip",
     "Loader",
+    "Meter",
+    "Mixture",
     "Pipeline",
     "PipelineError",
     "PrecacheError",
     "RandomResizedCrop",
     "Resize",
+    "Simulation",
     "SourceError",
+    "StallReport",
     "StorageError",
     "StoreError",
     "ToDType",
@@ -105,8 +117,11 @@ __all__ = [
     "build",
     "diff",
     "gc",
+    "meter",
+    "mix",
     "open",
     "pull",
+    "simulate",
     "submit",
     "use",
     "verify",

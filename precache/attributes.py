@@ -71,11 +71,12 @@ class RowAttributes(_Document):
 
 
 class FieldAttributes(RowAttributes):
-    """A field of a committed version, with its codec and bytes of all rows."""
+    """A field of a committed version, with its codec, bytes of all rows, and what made them."""
 
     codec: str
     raw: NonNegativeInt
     stored: NonNegativeInt
+    recipe: str = ""
 
 
 class Identity(_Document):

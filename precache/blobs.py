@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from precache import retries
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
-from precache.folder import Buffer, FileInfo, Range, is_missing
+from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -146,7 +146,9 @@ class RemoteFolder:
         paths = [self._at(name) for name, _, _ in parts]
         fast = first and EXTRAS.get(self.protocol) == "s3" and reads_of(self._fs, self.options)
         if fast:
-            return fast.cat([(path, *part[1:]) for path, part in zip(paths, parts, strict=True)])
+            named = [(path, *part[1:]) for path, part in zip(paths, parts, strict=True)]
+            if (found := fast.cat(named)) is not None:
+                return found
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
@@ -238,6 +240,14 @@ class RemoteFolder:
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
         self._write(name, lambda path: self._fs.pipe_file(path, data))
+
+    def copy(self, name: str, origin: Folder, source: str, scratch: str | None = None) -> None:
+        same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
+        if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
+            there = origin._at(source)
+            self._write(name, lambda path: self._fs.cp_file(there, path))
+        else:
+            self.put(name, [origin.read(source)])
 
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
         try:

@@ -59,6 +59,14 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         metavar="N",
         help="rows a shard; default 128 MiB raw, 16 shards or more",
     )
+    rows.add_argument(
+        "--compact",
+        action="store_true",
+        help="lay all rows down anew, without the holes of samples that are no more",
+    )
+    rows.add_argument(
+        "--recompute", action="store_true", help="take nothing over from earlier versions"
+    )
     run = build.add_argument_group("running")
     run.add_argument("--address", default=address, help=where)
     run.add_argument("--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all")
@@ -185,6 +193,8 @@ def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "accept_missing": options.accept_missing,
         "check_space": not options.no_space_check,
         "cpus": options.cpus,
+        "compact": options.compact,
+        "recompute": options.recompute,
         "cpus_per_task": options.cpus_per_task,
         "memory_per_task": options.memory_per_task,
         "node_resources": dict(options.node_resources),

@@ -31,6 +31,7 @@ from precache.report import (
     print_verified,
     show,
 )
+from precache.simulate_command import add_simulate
 from precache.version_commands import add_version_commands
 
 _EPILOG = """\
@@ -45,6 +46,7 @@ examples:
   precache pull gs://bucket/photos.store --to photos.store
   precache diff photos.store@3f2a photos.store
   precache gc photos.store --keep 2 --older-than 7d --dry-run
+  precache simulate --load-ms 2000 --loaders 7 --step-ms 100
 
 exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
 """
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         add_storage_option(command)
     _add_transfer(commands)
     add_version_commands(commands)
+    add_simulate(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")

@@ -14,7 +14,7 @@ from precache.ranges import RangedObjects
 from precache.sampler import ValidRows
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
-from precache.store import SMALL_ROW_NBYTES, open_version
+from precache.store import SMALL_ROW_NBYTES, Version, open_version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
@@ -64,7 +64,7 @@ class Columns:
         for name in names:
             _, array = self.version.arrays[name]
             if array.row_nbytes <= SMALL_ROW_NBYTES:
-                self.small[name] = self._load(name, verify)
+                self.small[name] = read_whole(self.version, name, self._objects(name), verify)
             else:
                 objects = self.cached.objects(name) if self.cached else self._objects(name)
                 self.readers[name] = ArrayReader(self.version, name, verify, objects)
@@ -85,15 +85,6 @@ class Columns:
                 )
         return names
 
-    def _load(self, name: str, verify: str) -> np.ndarray:
-        if name == "label" and not self.version.foreign:
-            return self.version.labels.astype(np.int64)
-        reader = ArrayReader(self.version, name, verify, self._objects(name))
-        values = np.empty((self.version.rows, *reader.array.row_shape), reader.array.dtype)
-        reader.read(np.arange(self.version.rows), values)
-        whole = name == "label" and values.dtype.kind in "iu"
-        return values.astype(np.int64) if whole else values
-
     @property
     def plain(self) -> bool:
         """Whether every large field is mapped as it is, so that reading is copying."""
@@ -113,3 +104,25 @@ class Columns:
         for name, values in self.small.items():
             np.take(values, rows, axis=0, out=out[name], mode="clip")
         out["row"][:] = rows
+
+
+def read_whole(
+    version: Version, name: str, objects: Objects | None = None, verify: str = "first"
+) -> np.ndarray:
+    """(rows, ...) of a small field; labels as int64.
+
+    Parameters
+    ----------
+    objects
+        Of the field; by default mapped on a local disk, else read from afar.
+    """
+    if name == "label" and not version.foreign:
+        return version.labels.astype(np.int64)
+    if objects is None:
+        local = version.folder.local("") is not None
+        objects = (MappedObjects if local else RangedObjects)(version, name)
+    reader = ArrayReader(version, name, verify, objects)
+    values = np.empty((version.rows, *reader.array.row_shape), reader.array.dtype)
+    reader.read(np.arange(version.rows), values)
+    whole = name == "label" and values.dtype.kind in "iu"
+    return values.astype(np.int64) if whole else values

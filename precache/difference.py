@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from precache.attributes import Attributes
 from precache.errors import StoreError, UsageError
 from precache.pipeline import Field, Pipeline, op_texts
-from precache.rowtable import RowTable, kept_contents
+from precache.rowtable import REMOVED, RowTable, kept_contents
 from precache.storage import StorageOptions
 from precache.store import ROW_TABLE, Version, open_version
 
@@ -108,10 +108,12 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A version's samples in row order.
+    """A version's samples in row order, without those that the source had no more.
 
     Attributes
     ----------
+    rows
+        Where each lies.
     labels
         Class names; numbers where there are none, and empty for no label.
     valid
@@ -121,6 +123,7 @@ class Samples:
     """
 
     keys: Sequence[str]
+    rows: Sequence[int]
     labels: Sequence[str]
     valid: Sequence[bool]
     origins: Sequence[Origin] | None = None
@@ -158,15 +161,23 @@ def _own(version: Version) -> Attributes:
 
 def _samples(version: Version, *, with_origins: bool) -> Samples:
     names = dict(enumerate(version.classes)) | {-1: ""}
-    labels = [names.get(number, str(number)) for number in version.labels.tolist()]
+    gone = {row for row, (_, why) in version.holes.items() if why == REMOVED}
+    rows = [row for row in range(version.rows) if row not in gone]
+    keys, labels, valid = list(version.keys), version.labels.tolist(), version.valid.tolist()
     origins = _origins(version) if with_origins else None
-    return Samples(list(version.keys), labels, version.valid.tolist(), origins)
+    return Samples(
+        [keys[row] for row in rows],
+        rows,
+        [names.get(labels[row], str(labels[row])) for row in rows],
+        [valid[row] for row in rows],
+        None if origins is None else [origins[row] for row in rows],
+    )
 
 
 def _origins(version: Version) -> list[Origin]:
     data, where = version.folder.read(ROW_TABLE), version.folder.path(ROW_TABLE)
     try:
-        table, (_, _, content) = RowTable.from_parquet(data, where), kept_contents(data, where)
+        table, content = RowTable.from_parquet(data, where), kept_contents(data, where)
     except ModuleNotFoundError as error:
         raise UsageError(
             f"comparing samples needs {error.name}: pip install 'precache[workers]'"
@@ -258,10 +269,10 @@ def _ops(field: str, one: Field, other: Field) -> Iterator[Change]:
 
 def compare_samples(before: Samples, after: Samples) -> SampleChanges:
     """What became of the samples; each kind in row order."""
-    rows = {key: row for row, key in enumerate(before.keys)}
+    places = {key: place for place, key in enumerate(before.keys)}
     found: dict[str, list[str]] = {field.name: [] for field in fields(SampleChanges)}
     for new, key in enumerate(after.keys):
-        old = rows.pop(key, None)
+        old = places.pop(key, None)
         if old is None:
             found["added"].append(key)
             continue
@@ -275,9 +286,9 @@ def compare_samples(before: Samples, after: Samples) -> SampleChanges:
             )
         if before.valid[old] != after.valid[new]:
             found["mended" if after.valid[new] else "failed"].append(key)
-        if old != new:
+        if before.rows[old] != after.rows[new]:
             found["moved"].append(key)
-    found["removed"] = list(rows)
+    found["removed"] = list(places)
     return SampleChanges(
         **{kind: Some(len(keys), tuple(keys[:EXAMPLES])) for kind, keys in found.items()}
     )

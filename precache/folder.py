@@ -111,6 +111,12 @@ class Folder(Protocol):
             own by default.
         """
 
+    def copy(self, name: str, origin: Folder, source: str, scratch: str | None = None) -> None:
+        """Put an object that another folder has, without its bytes passing through here if it can.
+
+        On one local disk both are names of the same bytes; a service copies by itself.
+        """
+
     def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
         """Write an object that must not exist yet; False where it does."""
 

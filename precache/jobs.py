@@ -35,6 +35,8 @@ def build(
     accept_missing: bool = False,
     check_space: bool = True,
     cpus: int | None = None,
+    compact: bool = False,
+    recompute: bool = False,
     cpus_per_task: float = 1,
     memory_per_task: int | str | None = None,
     node_resources: Mapping[str, float] | None = None,
@@ -77,6 +79,11 @@ def build(
         Refuse to begin where the disk is too small by estimate.
     cpus
         CPUs that a local Ray may use; by default all.
+    compact
+        Lay all rows down anew. By default they keep the places that they have in the current
+        version, and samples that the source has no more leave holes.
+    recompute
+        Take nothing over from earlier versions.
     cpus_per_task, memory_per_task
         What each task takes of its node, on a cluster that is joined; memory in bytes or as
         ``"2GB"``, by default 1 GiB and what its shard may need.
@@ -116,26 +123,28 @@ def build(
         os.fspath(source),
         os.fspath(store),
         recipe,
-        address,
-        None if labels is None else os.fspath(labels),
-        None if classes is None else os.fspath(classes),
-        keep_order,
-        shard_samples,
-        on_error,
-        max_failures,
-        accept_missing,
-        check_space,
-        cpus,
-        tuple(path or str(Path.cwd()) for path in sys.path),
-        Placement(
+        address=address,
+        labels=None if labels is None else os.fspath(labels),
+        classes=None if classes is None else os.fspath(classes),
+        keep_order=keep_order,
+        shard_samples=shard_samples,
+        on_error=on_error,
+        max_failures=max_failures,
+        accept_missing=accept_missing,
+        check_space=check_space,
+        cpus=cpus,
+        compact=compact,
+        recompute=recompute,
+        import_path=tuple(path or str(Path.cwd()) for path in sys.path),
+        placement=Placement(
             cpus_per_task,
             None if memory_per_task is None else _bytes(memory_per_task),
             node_resources or {},
             node_labels or {},
             nice,
         ),
-        storage_options,
-        tuple(os.fspath(path) for path in reports),
+        storage_options=storage_options,
+        reports=tuple(os.fspath(path) for path in reports),
     )
     return run_build(request, progress)
 

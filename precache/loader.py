@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -18,12 +17,13 @@ from precache import resident as residence
 from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
-from precache.meter import LoaderStats, StallClock
-from precache.ranks import find_rank
+from precache.eventclock import stall_clock
+from precache.ranks import find_rank, require_rank
 from precache.refresh import Refresh
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
-from precache.slots import record_event, seconds_between
+from precache.stallclock import LoaderStats
+from precache.states import Place, require_same
 from precache.storage import StorageOptions
 from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
@@ -112,8 +112,8 @@ class Loader:
     Notes
     -----
     Images are (N, C, H, W) uint8 unless `transform` changes them. On the CPU a batch's memory is
-    used again once its last tensor is gone. Each ``iter(loader)`` is the next epoch, unless
-    `set_epoch` says which.
+    used again once its last tensor is gone. Each iterator is the next epoch, unless `set_epoch`
+    says which; it is decided when its first batch is asked for.
 
     Examples
     --------
@@ -181,6 +181,7 @@ class Loader:
         shuffled = _shuffle(shuffle, self._columns, window or widest, num_canonical_nodes)
         self._selection = Selection.of(self._columns, rows, weights)
         ranks = find_rank(rank, world_size)
+        self._told_rank = rank is not None
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
         self._sorted_by = order
         self._transform = transform
@@ -189,14 +190,14 @@ class Loader:
         self._stream = stream or BatchStream(
             self._columns, batch_size, self.device, threads, ahead, decompress
         )
-        self._clock = _stall_clock(self.device)
+        self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self._closed = False
-        self._position = (0, 0)
-        self._next = (0, 0)
+        self._place = Place(len(self))
+        self._last = (0, 0)
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
-            self._columns.cached.claim(self._columns.cached.most(shards))
+            self._columns.cached.claim(shards)
 
     def _make_order(
         self,
@@ -248,6 +249,20 @@ class Loader:
         """The version being read."""
         return self._columns.version
 
+    @property
+    def rank(self) -> int:
+        """Which of `world_size` ranks this process is."""
+        return self._order.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._order.world_size
+
+    @property
+    def follows(self) -> bool:
+        """Whether its epochs read newer versions of the store, as `refresh` says."""
+        return self._refresh is not None
+
     def __len__(self) -> int:
         """Batches of an epoch."""
         return self._order.batches
@@ -257,20 +272,37 @@ class Loader:
         numbers = rows.tolist() if isinstance(rows, torch.Tensor | np.ndarray) else list(rows)
         return [self.version.keys[row] for row in numbers]
 
+    @property
+    def last_batch(self) -> tuple[int, int]:
+        """Epoch and number of the batch that was handed out last."""
+        return self._last
+
+    def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
+        """(n,) int64 rows of a batch of an epoch, whether it was read or not.
+
+        Raises
+        ------
+        UsageError
+            An epoch has no such batch.
+        """
+        if not 0 <= batch < len(self):
+            raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
+        return next(self._order.epoch(epoch, batch))
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
-        if epoch != self._next[0]:
-            self._next = (int(epoch), 0)
-        self._position = self._next
+        self._place.choose(epoch)
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Choose the epoch that the next iterator runs, and the batch that it begins with."""
+        self._place.seek(epoch, batch)
 
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise UsageError("this loader is closed; make a new one")
-        if self._refresh and self._next[1] == 0:
-            self._follow(self._refresh)
-        self._position = epoch, batch = self._next
-        self._next = (epoch + 1, 0)
-        iterator = self._run(epoch, batch)
+        if not self._told_rank:
+            require_rank(self.rank, self.world_size)
+        iterator = self._run()
         self._iterators.add(iterator)
         return iterator
 
@@ -300,8 +332,13 @@ class Loader:
         self._stream.close()
         self._columns, self._selection = other._columns, other._selection
         self._order, self._stream = other._order, other._stream
+        self._place.measure(len(self))
 
-    def _run(self, epoch: int, start: int) -> Generator[Any, None, None]:
+    def _run(self) -> Generator[Any, None, None]:
+        # With its first batch, not when it is made: some trainers make one that they never use.
+        epoch, start = self._place.begin()
+        if self._refresh and start == 0:
+            self._follow(self._refresh)
         batches = self._stream.batches(self._order.epoch(epoch, start))
         with contextlib.closing(batches):
             self._clock.begin()
@@ -313,7 +350,8 @@ class Loader:
                 output = self._finish(batch, epoch, number - 1)
                 del batch
                 self._clock.arrived(rows, nbytes, ready)
-                self._position = (epoch, number) if number < len(self) else (epoch + 1, 0)
+                self._last = (epoch, number - 1)
+                self._place.received(epoch, number)
                 yield output
                 del output  # what the caller dropped must not live on here
                 self._clock.asked()
@@ -333,10 +371,10 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: what it has received, not what is being read ahead."""
-        epoch, batch = self._position
-        return {**self._identity(), "epoch": epoch, "batch": batch}
+        return {**self.identity(), **self._place.saved()}
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches of each step: a state holds it, and is refused elsewhere."""
         order = self._order
         return {
             "format": STATE_FORMAT,
@@ -361,20 +399,8 @@ class Loader:
         version = state.get("version")
         if self._refresh and isinstance(version, str) and version != self.version.id:
             self._adopt(self._at(self._refresh.uri_of(version)))
-        for name, own in self._identity().items():
-            if name not in state or state[name] != own:
-                raise UsageError(
-                    f"the saved state has {name}={state.get(name)!r} and this loader has {own!r}; "
-                    "open the same version with the same settings, or start a new epoch"
-                )
-        epoch: Any = state.get("epoch")
-        batch: Any = state.get("batch")
-        whole = isinstance(epoch, int) and isinstance(batch, int)
-        if not whole or not 0 <= batch < len(self):
-            raise UsageError(
-                f"the saved state is at epoch {epoch!r}, batch {batch!r}; an epoch has {len(self)}"
-            )
-        self._position = self._next = (epoch, batch)
+        require_same(self.identity(), state, "this loader")
+        self._place.load(state)
 
     def close(self) -> None:
         """End running iterators and their threads, and let go of their memory.
@@ -430,12 +456,6 @@ def _made_resident(
         held = residence.load(columns, torch.device("cpu"))
         columns.adopt({name: values.numpy() for name, values in held.items()})
     return None
-
-
-def _stall_clock(device: torch.device) -> StallClock[Any]:
-    if device.type == "cuda":
-        return StallClock(lambda: record_event(device), seconds_between)
-    return StallClock(time.perf_counter, lambda start, end: end - start)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from precache.errors import StorageError
-from precache.folder import Buffer, FileInfo, Range
+from precache.folder import Buffer, FileInfo, Folder, Range
 
 Result = TypeVar("Result")
 
@@ -149,6 +149,27 @@ class LocalFolder:
         def write() -> None:
             with self._temporary(target, scratch) as temporary:
                 _write_durably(temporary, whole)
+                temporary.replace(target)
+
+        with _translated(target, "write"):
+            _again_if_swept(write)
+            _sync_folder(target.parent)
+
+    def copy(self, name: str, origin: Folder, source: str, scratch: str | None = None) -> None:
+        """Put an object that another folder has: a hard link where both are on one disk."""
+        target, there = self.local(name), origin.local(source)
+        if there is None:
+            self.put(name, [origin.read(source)], scratch)
+            return
+
+        def write() -> None:
+            with self._temporary(target, scratch) as temporary:
+                try:
+                    os.link(there, temporary)
+                except FileNotFoundError:
+                    raise
+                except OSError:  # another disk, or one that knows no links
+                    _write_durably(temporary, [there.read_bytes()])
                 temporary.replace(target)
 
         with _translated(target, "write"):

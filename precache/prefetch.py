@@ -52,9 +52,14 @@ class Threads:
         """Have a thread do it."""
         return self._pool.submit(work, *arguments)
 
+    @property
+    def here(self) -> bool:
+        """False in a process that was forked since."""
+        return os.getpid() == self._process
+
     def require_here(self) -> None:
         """Raise `UsageError` in a process that was forked since."""
-        if os.getpid() != self._process:
+        if not self.here:
             raise UsageError(
                 "this iterator was begun before the process forked; begin another one in the child"
             )
@@ -68,7 +73,7 @@ class Threads:
 
         Where the iterator is `collected`, the threads end by themselves.
         """
-        if os.getpid() != self._process:
+        if not self.here:
             return
 
         def done(future: Future[Result]) -> None:

@@ -38,6 +38,23 @@ def find_rank(
     return rank, world_size
 
 
+def require_rank(rank: int, world_size: int) -> None:
+    """Refuse a rank found before the launcher or `torch.distributed` told another.
+
+    Raises
+    ------
+    UsageError
+        With both.
+    """
+    found = find_rank()
+    if found != (rank, world_size):
+        raise UsageError(
+            f"this loader was made for rank {rank} of {world_size}, and this process became rank "
+            f"{found[0]} of {found[1]} since; make loaders once torch.distributed is initialised "
+            "(with Lightning, in train_dataloader), or give rank and world_size"
+        )
+
+
 def _found(environment: Mapping[str, str]) -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()

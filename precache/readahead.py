@@ -15,9 +15,9 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from precache.meter import ThreadTime
 from precache.prefetch import Threads
 from precache.shards import ArrayReader
+from precache.stallclock import ThreadTime
 
 QUIET_BATCHES = 8
 """Batches without disk reads after which advice stops, until there are some again."""

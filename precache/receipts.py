@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
@@ -28,6 +29,16 @@ class ChannelSums:
     count: int
     total: list[float]
     squares: list[float]
+
+    def flat(self) -> list[float]:
+        """Count, totals and squares in one list."""
+        return [self.count, *self.total, *self.squares]
+
+    @classmethod
+    def of(cls, flat: Sequence[float]) -> ChannelSums:
+        """What `flat` made a list of."""
+        channels = (len(flat) - 1) // 2
+        return cls(int(flat[0]), list(flat[1 : 1 + channels]), list(flat[1 + channels :]))
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,8 @@ class Receipt:
         In row order, where the source tells a label only with the sample.
     reused
         Whether its objects are those of an earlier version.
+    rows_reused
+        Rows that were taken over from it, holes among them.
     sums
         For each image field.
     seconds
@@ -83,6 +96,7 @@ class Receipt:
     import_seconds: float = 0.0
     labels: list[int] | None = field(default=None)
     reused: bool = False
+    rows_reused: int = 0
     host: str = ""
     began: float = 0.0
     fetched: int = 0

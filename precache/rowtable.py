@@ -14,6 +14,9 @@ import numpy as np
 
 from precache.errors import StoreError
 
+REMOVED = "removed from the source"
+"""Why a row is a hole whose sample is no more."""
+
 
 @dataclass(frozen=True)
 class RowTable:
@@ -31,6 +34,8 @@ class RowTable:
         Class numbers, -1 for none; int64.
     classes
         Class names by number.
+    removed
+        Rows whose sample the source has no more: holes, which keep their keys.
     """
 
     keys: Sequence[str]
@@ -39,13 +44,19 @@ class RowTable:
     etags: Sequence[str]
     labels: np.ndarray
     classes: tuple[str, ...]
+    removed: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.keys)
 
+    def present_keys(self) -> Iterator[str]:
+        """Keys of the samples that the source has."""
+        return (key for row, key in enumerate(self.keys) if row not in self.removed)
+
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
         """The table of the given rows, in that order."""
         rows = np.asarray(rows)
+        gone = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
         return RowTable(
             [self.keys[i] for i in rows.tolist()],
             self.sizes[rows],
@@ -53,6 +64,7 @@ class RowTable:
             [self.etags[i] for i in rows.tolist()],
             self.labels[rows],
             self.classes,
+            gone,
         )
 
     def digest(self) -> str:
@@ -63,6 +75,8 @@ class RowTable:
             part = slice(start, start + 4096)
             rows = zip(self.keys[part], self.etags[part], *(c[part] for c in columns), strict=True)
             digest.update(json.dumps(list(rows)).encode())
+        if self.removed:
+            digest.update(json.dumps(sorted(self.removed)).encode())
         return digest.hexdigest()
 
     def to_parquet(
@@ -92,6 +106,8 @@ class RowTable:
         if reasons is not None and content is not None:
             columns["hole"] = pa.array(reasons, pa.string())
             columns["content"] = pa.array(content, pa.string())
+        if self.removed:
+            columns["removed"] = pa.array(np.isin(np.arange(len(self)), list(self.removed)))
         table = pa.table(columns).replace_schema_metadata({"classes": json.dumps(self.classes)})
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd")
@@ -109,14 +125,21 @@ class RowTable:
                 table["etag"].to_pylist(),
                 table["label"].to_numpy(),
                 tuple(json.loads(table.schema.metadata[b"classes"])),
+                _removed(table),
             )
 
 
-def kept_contents(data: bytes, where: str) -> tuple[list[str], np.ndarray, list[str]]:
-    """Keys, sizes and content hashes that a committed version's table keeps, row by row."""
+def kept_contents(data: bytes, where: str) -> list[str]:
+    """Content hashes that a committed version's table keeps, row by row."""
     with _reading(where):
-        table = _read(data, ["key", "size", "content"])
-        return table["key"].to_pylist(), table["size"].to_numpy(), table["content"].to_pylist()
+        contents: list[str] = _read(data, ["content"])["content"].to_pylist()
+        return contents
+
+
+def _removed(table: Any) -> frozenset[int]:
+    if "removed" not in table.column_names:
+        return frozenset()
+    return frozenset(np.flatnonzero(table["removed"].to_numpy()).tolist())
 
 
 def _read(data: bytes, columns: list[str] | None = None) -> Any:

@@ -344,7 +344,8 @@ class Order:
         permute = self._permutation(epoch)
         together = max(1, WINDOW // self.batch_size)
         for first in range(start, self.batches, together):
-            batches = [self._own(n, self._size(n)) for n in range(first, first + together)]
+            last = min(first + together, self.batches)
+            batches = [self._own(n, self._size(n)) for n in range(first, last)]
             ranks = self._wrapped(np.concatenate(batches), permute)
             rows = self.valid(ranks) if self.sequence is None else self.sequence[ranks]
             for offset in range(0, len(rows), self.batch_size):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
-from precache.columns import Columns
+from precache.columns import Columns, read_whole
 from precache.errors import UsageError
 from precache.sampler import ChosenRows, ValidRows
+from precache.store import SMALL_ROW_NBYTES, Version
 
 
 @dataclass(frozen=True)
@@ -87,3 +89,26 @@ def _weights(columns: Columns, weights: np.ndarray) -> np.ndarray:
     if len(wrong):
         raise UsageError(f"the weight of row {wrong[0]} is {weights[wrong[0]]}; give 0 or more")
     return weights
+
+
+def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.ndarray:
+    """As `Version.rows_where`."""
+    small = [n for n, (_, array) in version.arrays.items() if array.row_nbytes <= SMALL_ROW_NBYTES]
+    known = small if version.foreign else [*small, "key"]
+    values = []
+    for name in inspect.signature(predicate).parameters:
+        if name not in known:
+            why = "it is too large a field" if name in version.arrays else "there is no such field"
+            raise UsageError(
+                f"the predicate takes {name!r}, and {why}; its parameters may be "
+                f"{', '.join(known)} of {version.path}"
+            )
+        keys = name == "key" and name not in small
+        values.append(np.array(list(version.keys)) if keys else read_whole(version, name))
+    found = np.asarray(predicate(*values))
+    if found.dtype != np.bool_ or found.shape != (version.rows,):
+        raise UsageError(
+            f"the predicate gives {found.dtype} {found.shape}; it takes whole arrays and must "
+            f"give bool ({version.rows},), such as lambda label: label < 10"
+        )
+    return np.flatnonzero(found)

@@ -28,7 +28,7 @@ class ShardWriter:
         self._chunk = np.zeros(chunk_shape, np.dtype(dtype).newbyteorder("<"))
         self._filled = 0
         self._encode = encode
-        self._parts: list[bytes] = []
+        self._parts: list[Buffer] = []
         self._chunks = chunks
 
     @property
@@ -42,6 +42,10 @@ class ShardWriter:
         self._filled += 1
         if self._filled == len(self._chunk):
             self._flush()
+
+    def put_chunk(self, encoded: Buffer) -> None:
+        """A whole chunk that is encoded already, where the next one begins."""
+        self._parts.append(encoded)
 
     def _flush(self) -> None:
         self._chunk[self._filled :] = 0

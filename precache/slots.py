@@ -194,20 +194,6 @@ class DeviceCopier:
         return batch
 
 
-def record_event(device: torch.device) -> torch.cuda.Event:
-    """A timed event at this point of the caller's current stream."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
-    """What the device spent from one event to another; None before it has passed both."""
-    if not end.query():  # type: ignore[no-untyped-call]
-        return None
-    return float(start.elapsed_time(end)) / 1e3
-
-
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:
     """`undo_image` as tensor operations: (N, C, H, W) uint8 on any device -> the same, new."""
     plain = torch.cumsum(rows, 2, dtype=torch.uint8)

@@ -35,6 +35,7 @@ __all__ = ["BUILD", "ROOT", "append_commit", "read_commits"]  # names of the log
 
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
+SUMS = "_sums"
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory whole."""
 
@@ -218,11 +219,43 @@ class Version:
             found.append(rows[key])
         return np.array(found, np.int64)
 
+    def rows_where(self, predicate: Callable[..., np.ndarray]) -> np.ndarray:
+        """Row numbers (int64) where a function of small fields is true, holes included.
+
+        Parameters
+        ----------
+        predicate
+            Called once. Its parameters name what it takes: fields of at most 64 bytes a row
+            (``label`` as int64), each as (rows, ...), and ``key`` as (rows,) str. It gives (rows,)
+            bool.
+
+        Raises
+        ------
+        UsageError
+            There is no such field, or it is a large one; or what came back is not (rows,) bool.
+
+        Examples
+        --------
+        >>> version.rows_where(lambda label: label % 10 == 3)  # doctest: +SKIP
+        """
+        from precache.selection import rows_where
+
+        return rows_where(self, predicate)
+
     def shard_table(self, field: str) -> np.ndarray | None:
         """(shards, 2) uint64 sizes and XXH3-64 of a field's objects; None for a foreign array."""
         if self.foreign:
             return None
         return self._small(f"shards/{field}", self._table_shape(field))
+
+    def shard_sums(self, field: str) -> np.ndarray | None:
+        """(shards, 1 + 2 C) float64 count, totals and squares of a field; None where not kept."""
+        try:
+            name = f"{SUMS}/{field}"
+            array = read_array_documents(self.folder, [name])[name]
+            return read_small(self.folder, {name: array})[name]
+        except (DamageError, StorageError, StoreError):
+            return None  # they only spare work
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:

@@ -17,18 +17,20 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk filesystems
-    retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays commits store
-    status places inventory garbage difference
-    shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp
-    stream transforms ranks selection dataset report resident refresh loader bench verification
-    transfer jobs build_options job_commands version_text version_commands cli __main__
+    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
+    machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
+    metadata rowtable receipts smallarrays commits store status places inventory garbage
+    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
+    columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
+    refresh loader durations simulation simulation_text pictures turns mixture stallpublisher
+    stallrecorder metering lightning bench verification transfer jobs build_options job_commands
+    simulate_command version_text version_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan goal heartbeat standing reuse ops timing shard_task probe takeover
-    commit tally
-    nodeview progress metrics dispatch placement cluster sharing suspects request parcel jobserver
-    submission results account buildreport reportpage build
+    usercode sources plan descent goal heartbeat standing reuse ops timing offered outputs shardrows
+    shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
+    sharing suspects request parcel jobserver submission results account buildreport
+    reportpage build
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

@@ -436,7 +436,7 @@ def test_only_missing_shards_are_made(tmp_path: Path, source: Path) -> None:
     options: dict[str, Any] = {"shard_samples": 2}
     undisturbed = build(source, tmp_path / "undisturbed", **options)
     total = ask(changes, source, tmp_path / "counted", LARGE, options)
-    process = start(build_until, total // 2, source, tmp_path / "store", LARGE, options)
+    process = start(build_until, total // 3, source, tmp_path / "store", LARGE, options)
     assert end(process) == -signal.SIGKILL
     receipts = sorted(path.stem for path in (tmp_path / "store").rglob("receipts/*.json"))
     there = {

@@ -191,4 +191,6 @@ def test_a_sample_removed_or_added_is_another_version(tmp_path: Path) -> None:
     (tmp_path / "in/cat/0000.jpg").unlink()
     ids.add(build_here(tmp_path / "in", tmp_path / "store", PIPELINE).version)
     assert len(ids) == 3
-    assert len(precache.open(tmp_path / "store").keys) == 4
+    version = precache.open(tmp_path / "store")
+    assert len(version.keys) == 5
+    assert dict(version.holes.values()) == {"cat/0000.jpg": "removed from the source"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,6 +16,7 @@ from precache import nvcomp
 from precache import transforms as T
 from precache.codecs import filter_image, undo_image
 from precache.errors import DamageError
+from precache.machine import MachineReader
 from precache.slots import undo_image_tensor
 from tests.conftest import BuiltStore
 
@@ -167,3 +169,68 @@ def test_page_locked_memory_does_not_grow_with_epochs(store: BuiltStore) -> None
                 if number == epoch % 4:
                     break
         assert held() <= before
+
+
+def _slept_on_device(seconds: float) -> Callable[[], None]:
+    """A step that keeps the device busy for so long, and the host not at all."""
+    cycles = 50_000_000
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # the first one starts it all
+    start.record()
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    end.record()
+    end.synchronize()
+    wanted = int(cycles * seconds * 1e3 / start.elapsed_time(end))
+    return lambda: torch.cuda._sleep(wanted)  # type: ignore[no-untyped-call]
+
+
+def test_the_machines_gpu_is_the_one_in_use() -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    torch.zeros(1, device="cuda")
+    found = MachineReader().read().gpu_utilization
+    assert found is not None
+    assert 0 <= found <= 1
+
+
+METERED = {
+    "steady, shorter than a step": [0.01] * 60,
+    "steady, longer than a step": [0.04] * 60,
+    "bursty": [0.2 if number % 10 == 9 else 0.0 for number in range(60)],
+    "long-tailed": [0.005 * (1 + number % 7) ** 1.5 for number in range(60)],
+}
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["queued", "waited for"])
+@pytest.mark.parametrize("delays", METERED.values(), ids=METERED)
+def test_the_meter_tells_how_long_the_device_had_nothing_to_do(
+    delays: list[float], waits: bool
+) -> None:
+    """The truth: all the device's time, less what it spent in steps by events around each."""
+
+    def event() -> torch.cuda.Event:
+        made = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        made.record()
+        return made
+
+    def loader() -> Iterator[int]:
+        for number, delay in enumerate(delays):
+            time.sleep(delay)
+            yield number
+
+    step = _slept_on_device(0.02)
+    steps = []
+    metered = precache.meter(loader(), every=1000, to=[])
+    first = event()
+    for number in metered:
+        before = event()
+        step()
+        steps.append((before, event()))
+        if waits:
+            steps[-1][1].synchronize()
+        if number == len(delays) - 1:
+            torch.cuda.synchronize()
+            report = metered.report()
+    # The last step was not over when the report was asked for.
+    busy = sum(before.elapsed_time(after) for before, after in steps[:-1])
+    truth = 1 - busy / first.elapsed_time(steps[-1][0])
+    assert report.stall_ratio == pytest.approx(truth, abs=0.02)

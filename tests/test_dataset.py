@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import precache
 from precache.errors import PrecacheError, StoreError, UsageError
@@ -147,6 +147,18 @@ def test_a_dataloader_reads_it_in_any_kind_of_worker(
         rows += batch["row"].tolist()
         np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
     assert sorted(rows) == np.flatnonzero(store.open().valid).tolist()
+
+
+def test_a_distributed_sampler_deals_it_out(tile_stores: dict[str, BuiltStore]) -> None:
+    dataset = precache.CachedDataset(tile_stores["raw"].path)
+    ranks = []
+    for rank in range(4):
+        sampler = DistributedSampler(dataset, 4, rank, seed=1)
+        sampler.set_epoch(2)
+        loader = DataLoader(dataset, 8, sampler=sampler, collate_fn=dataset.collate)
+        ranks.append([row for batch in loader for row in batch["row"].tolist()])
+    assert {len(rows) for rows in ranks} == {19}
+    assert {row for rows in ranks for row in rows} == {int(sample["row"]) for sample in dataset}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -108,6 +108,20 @@ def test_samples_and_classes(source: Path) -> None:
     assert Change("holes", 0, 1) in found.layout
 
 
+def test_a_sample_whose_row_is_kept_as_a_hole_is_removed(source: Path) -> None:
+    store = source.parent / "store"
+    first = build_here(source, store, PLAIN).version
+    (source / "cat/0003.jpg").unlink()
+    build_here(source, store, PLAIN)
+    assert len(precache.open(store).holes) == 1
+    samples = precache.diff(f"{store}@{first}", store).samples
+    assert samples.removed.examples == ("cat/0003.jpg",)
+    assert samples.failed.count == samples.moved.count == samples.changed.count == 0
+    back = precache.diff(store, f"{store}@{first}").samples
+    assert back.added.examples == ("cat/0003.jpg",)
+    assert back.mended.count == 0
+
+
 def test_labels_are_compared_by_name(source: Path) -> None:
     stores = [source.parent / "one", source.parent / "other"]
     build_here(source, stores[0], PLAIN)
@@ -156,7 +170,7 @@ SAMPLES = st.lists(
 
 def samples_of(rows: list[Any]) -> Samples:
     keys, labels, valid, origins = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Samples(keys, labels, valid, origins)
+    return Samples(keys, range(len(rows)), labels, valid, origins)
 
 
 @given(SAMPLES, SAMPLES)

@@ -31,10 +31,13 @@ from tests.building import (
     build_here,
     collect_until,
     contents,
+    cut,
+    encoded,
     end,
     pixels,
     poll,
     start,
+    write,
     write_jpegs,
 )
 from tests.servers import S3Server
@@ -328,6 +331,55 @@ def test_a_build_whose_shards_are_removed_notes_it(
     done = build_here(source, path, pipeline, {"shard_samples": 4})
     assert done.shards_skipped == 2
     assert precache.verify(path).ok
+
+
+def test_what_a_later_version_has_linked_stays(source: Path, tmp_path: Path) -> None:
+    photos, path = tmp_path / "in", tmp_path / "store"
+    shutil.copytree(source, photos)
+    options = {"shard_samples": 4, "keep_order": True}
+    first = build_here(photos, path, recipe(150), options).version
+    write(photos / "zoo/0001.jpg", encoded(cut(77)))
+    second = build_here(photos, path, recipe(150), options).version
+    before = pixels(path)
+    listed = precache.versions(path)
+    new, old = listed.versions
+    assert new.shared_nbytes == old.shared_nbytes > 50_000
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [first]
+    assert done.freed_nbytes == old.nbytes - old.shared_nbytes
+    assert precache.open(path).id == second
+    assert precache.verify(path).ok
+    after = pixels(path)
+    assert all(np.array_equal(after[key], before[key]) for key in before)
+    assert precache.versions(path).nbytes == listed.nbytes - done.freed_nbytes
+
+
+def test_a_build_goes_on_though_what_it_takes_over_is_removed(source: Path, tmp_path: Path) -> None:
+    photos, path = tmp_path / "in", tmp_path / "store"
+    shutil.copytree(source, photos)
+    params = {"folder": str(tmp_path / "held"), "store": str(path)}
+    (tmp_path / "held").mkdir()
+    hold = {"op": "function", "function": "tests.building:hold", "params": params}
+    plain = recipe(150).to_dict()["fields"]["image"]
+    held = precache.Pipeline.from_dict({"fields": {"image": {"ops": [*plain["ops"], hold]}}})
+    options = {"shard_samples": 4, "keep_order": True}
+    first = build_here(photos, path, held, options).version
+    second = build_here(photos, path, recipe(150), options).version
+    write(photos / "ant/0001.jpg", encoded(cut(77)))  # in the first shard: some go over, some not
+    write(photos / "zoo/0001.jpg", encoded(cut(78)))
+    process = start(build_here, photos, path, held, options, {"HOLD": "1"})
+    poll(lambda: list((tmp_path / "held").iterdir()), "a build that holds")
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [first]
+    assert why(done)[second] == "current"
+    (tmp_path / "held/go").touch()
+    assert end(process) == 0
+    assert precache.verify(path).ok
+    found = pixels(path)
+    build_here(photos, tmp_path / "anew", held, options)
+    right = pixels(tmp_path / "anew")
+    assert found.keys() == right.keys()
+    assert all(np.array_equal(found[key], right[key]) for key in right)
 
 
 # --- committers ---------------------------------------------------------------------------------

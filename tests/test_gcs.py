@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from tests.gcs_server import GCSServer
 from tests.servers import Fault, FaultProxy, passes, reset, status, truncated
 
 gcsfs = pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
+aiohttp = pytest.importorskip("aiohttp", reason="what gcsfs asks by")
 
 RECIPE = precache.Pipeline.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
@@ -131,6 +133,33 @@ def test_credentials_that_are_none_are_no_missing_store(
     with pytest.raises(UsageError, match=r"cannot use gs://: .*; check the credentials") as caught:
         precache.open("gs://bucket/x", None, {**gcs.options(), "token": str(token)})
     assert str(token) not in str(caught.value)
+
+
+def test_nothing_is_asked_for_sooner_than_the_server_wishes(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    faulty.put("a", [b"1"])
+    asked = list[float]()
+    proxy.before = lambda method, path: asked.append(time.monotonic())
+    proxy.faults["GET", "a"] = [status(429, 2), status(503, 1), status(503)]
+    assert faulty.read_many(["a"], [1]) == [b"1"]
+    waited = [second - first for first, second in itertools.pairwise(asked)]
+    assert len(waited) == 3
+    assert waited[0] >= 2
+    assert waited[1] >= 1
+
+
+def test_connections_of_the_users_own_making_are_kept(gcs: GCSServer) -> None:
+    seen = list[str]()
+
+    async def begun(session: Any, context: Any, found: Any) -> None:
+        seen.append(found.method)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begun)
+    options = {**gcs.options(), "session_kwargs": {"trace_configs": [trace]}}
+    open_folder("gs://bucket/own", options).put("a", [b"1"])
+    assert seen
 
 
 def test_listings_come_page_by_page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -183,6 +184,19 @@ def test_keys_of_rows_in_every_form(image_store: BuiltStore) -> None:
 # --- output and transforms ----------------------------------------------------------------------
 
 
+def test_the_rows_of_any_batch_can_be_told(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4, seed=3, device="cpu", output="tuple") as loader:
+        told = [loader.rows_of_batch(1, number).tolist() for number in range(len(loader))]
+        loader.set_epoch(1)
+        places = [loader.last_batch for _ in loader]
+        with pytest.raises(UsageError, match="batch is 6, and an epoch has 6"):
+            loader.rows_of_batch(0, 6)
+    assert places == [(1, number) for number in range(6)]
+    with precache.Loader(image_store.path, 4, seed=3, device="cpu") as loader:
+        loader.set_epoch(1)
+        assert [batch["row"].tolist() for batch in loader] == told
+
+
 def test_tuples_are_image_and_label(image_store: BuiltStore) -> None:
     with (
         precache.Loader(image_store.path, 4, seed=5) as dicts,
@@ -310,6 +324,9 @@ def test_setting_another_epoch_leaves_the_saved_position(image_store: BuiltStore
         ("shuffle", {"shuffle": "block"}),
         ("drop_last", {"drop_last": True}),
         ("order", {"shuffle": False, "order": "key"}),
+        ("rows", {"rows": range(20)}),
+        ("rows", {"weights": np.arange(23)}),
+        ("format", {}),
     ],
 )
 def test_a_state_of_another_order_is_refused_by_name(
@@ -317,12 +334,26 @@ def test_a_state_of_another_order_is_refused_by_name(
 ) -> None:
     base = {"batch_size": 4, "shuffle": name != "order"}
     with precache.Loader(image_store.path, **base) as loader:
-        state = loader.state_dict()
+        state = {**loader.state_dict(), **({"format": 0} if name == "format" else {})}
+    with precache.Loader(image_store.path, **{**base, **options}) as other:
+        said = f"the saved state has {name}={state[name]!r} and this loader has "
+        own = other.state_dict()
+        with pytest.raises(UsageError, match=re.escape(f"{said}{own[name]!r}; open the same")):
+            other.load_state_dict(state)
+        assert other.state_dict() == own
+
+
+@pytest.mark.parametrize("change", [{"window": 3}, {"num_canonical_nodes": 2}])
+def test_a_state_of_another_block_shuffle_is_refused(
+    image_store: BuiltStore, change: dict[str, Any]
+) -> None:
+    base: dict[str, Any] = {"batch_size": 4, "shuffle": "block", "window": 2}
     with (
-        precache.Loader(image_store.path, **{**base, **options}) as other,
-        pytest.raises(UsageError, match=f"the saved state has {name}="),
+        precache.Loader(image_store.path, **base) as loader,
+        precache.Loader(image_store.path, **{**base, **change}) as other,
+        pytest.raises(UsageError, match=r"the saved state has shuffle=.*'window': 2.*this loader"),
     ):
-        other.load_state_dict(state)
+        other.load_state_dict(loader.state_dict())
 
 
 def test_a_state_of_another_version_is_refused_by_name(stores: dict[str, BuiltStore]) -> None:
@@ -454,6 +485,13 @@ def test_two_iterators_of_a_loader_are_two_epochs(
         ]
     assert [a for a, _ in pairs] == _epoch(image_store, 0)
     assert [b for _, b in pairs] == _epoch(image_store, 1)
+
+
+def test_an_iterator_that_is_never_used_costs_no_epoch(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        _ = iter(loader), iter(loader)
+        assert loader.state_dict()["epoch"] == 0
+        assert _rows(loader) == _epoch(image_store, 0)
 
 
 def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltStore) -> None:

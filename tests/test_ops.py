@@ -22,11 +22,10 @@ from PIL import Image, ImageOps
 from precache.errors import PipelineError, SampleError
 from precache.layout import RowShape
 from precache.pipeline import Decode, Field, Pipeline, RandomResizedCrop, ToDType
-from precache.shardwriter import ShardWriter
 from tests.building import encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
 from workers.ops import FieldRecipe, Scratch, center_crop, decode, resize, resized_shape, to_dtype
-from workers.shard_task import _FieldOutput, make_row
+from workers.shardrows import ShardRows
 from workers.sources import Sample
 
 ORIENTATION = 0x0112
@@ -722,11 +721,13 @@ def test_postscript_is_not_run() -> None:
         decode(data, Decode())
 
 
-def outputs() -> list[_FieldOutput]:
-    field = Pipeline.image(resize=24, crop=20).fields["image"]
-    writer = ShardWriter((1, 3, 20, 20), "uint8", 1, lambda chunk: b"")
-    shape = RowShape((3, 20, 20), "uint8")
-    return [_FieldOutput(FieldRecipe("image", field, 0), shape, writer, None)]
+def reason(sample: Sample) -> str:
+    """Why a sample is a hole among rows of 20 x 20."""
+    pipeline = Pipeline.image(resize=24, crop=20)
+    recipes = {"image": FieldRecipe("image", pipeline.fields["image"], 0)}
+    shapes = {"image": RowShape((3, 20, 20), "uint8")}
+    rows = ShardRows(pipeline, recipes, shapes, 1, 1, frozenset(), None, 0)
+    return rows.make(0, "key", sample)
 
 
 SEED_JPEGS = [
@@ -772,9 +773,9 @@ def test_mutated_jpegs_are_rows_or_reasons(data: bytes) -> None:
 
 
 def assert_row_or_reason(data: bytes) -> None:
-    """`make_row` raises nothing, and calls a row only what decodes."""
-    reason = make_row(outputs(), Sample({"bytes": data}), "key")
-    failing = pytest.raises(Exception) if reason else contextlib.nullcontext()  # noqa: PT011
+    """Making a row raises nothing, and calls a row only what decodes."""
+    why = reason(Sample({"bytes": data}))
+    failing = pytest.raises(Exception) if why else contextlib.nullcontext()  # noqa: PT011
     with failing:
         row(data, {"op": "resize", "size": 24}, {"op": "center_crop", "size": 20})
 
@@ -786,11 +787,11 @@ def test_other_mutated_files_are_rows_or_reasons(data: bytes) -> None:
     assert_row_or_reason(data)
 
 
-def test_make_row_gives_a_reason_for_whatever_a_sample_does() -> None:
+def test_whatever_a_sample_does_there_is_a_reason() -> None:
     class Trap:
         def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
             raise RuntimeError("trap")
 
-    assert make_row(outputs(), Sample({"bytes": Trap()}), "key")
-    assert make_row(outputs(), Sample({}), "key")
-    assert make_row(outputs(), Sample({"bytes": encoded(photograph())}), "key") == ""
+    assert reason(Sample({"bytes": Trap()}))
+    assert reason(Sample({}))
+    assert reason(Sample({"bytes": encoded(photograph())})) == ""

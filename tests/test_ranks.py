@@ -46,35 +46,106 @@ def test_what_is_no_rank_is_refused(rank: int | None, world: int | None) -> None
         find_rank(rank, world, {})
 
 
+def test_a_loader_made_before_its_rank_was_known_is_refused(
+    stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lightning's own launcher does it; otherwise every rank would read everything."""
+    store = stores["raw"].path
+    with (
+        precache.Loader(store, 4, device="cpu") as early,
+        precache.Loader(store, 4, device="cpu", rank=0, world_size=1) as told,
+    ):
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(UsageError, match=r"made for rank 0 of 1, and .* became rank 1 of 2"):
+            iter(early)
+        assert len(list(told)) == 6
+        with precache.Loader(store, 4, device="cpu") as late:
+            assert (late.rank, late.world_size, len(list(late))) == (1, 2, 3)
+
+
 _TRAIN = """
 import json, sys
 from pathlib import Path
 import torch.distributed as dist
 import precache
+store, folder, global_batch, saved = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 dist.init_process_group("gloo")
-with precache.Loader(sys.argv[1], 4, device="cpu", seed=2) as loader:
-    steps = [batch["row"].tolist() for batch in loader]
-Path(sys.argv[2], f"{dist.get_rank()}.json").write_text(json.dumps(steps))
+rank, world = dist.get_rank(), dist.get_world_size()
+with precache.Loader(store, global_batch // world, device="cpu", seed=2) as loader:
+    if saved:
+        loader.load_state_dict(json.loads(Path(saved[0]).read_text()))
+    steps, states = [], []
+    for batch in loader:
+        steps.append(batch["row"].tolist())
+        states.append(loader.state_dict())
+(folder / f"{rank}.json").write_text(json.dumps([steps, states]))
 dist.destroy_process_group()
 """
 
+Ranks = list[list[list[int]]]
+"""Rows by rank and step."""
+
+
+def _torchrun(
+    processes: int, store: BuiltStore, folder: Path, global_batch: int, *state: Path
+) -> tuple[Ranks, list[dict[str, Any]]]:
+    """What each rank received, and the state after each step, which is the same on all."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(_TRAIN)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={processes}", script, store.path, folder, str(global_batch)),
+            *state,
+        ],
+        env=environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    assert all(states == said[0][1] for _, states in said)
+    return [steps for steps, _ in said], said[0][1]
+
+
+def _alone(store: BuiltStore, global_batch: int) -> list[list[int]]:
+    with precache.Loader(store.path, global_batch, device="cpu", seed=2) as loader:
+        return [sorted(batch["row"].tolist()) for batch in loader]
+
+
+def _together(ranks: Ranks) -> list[list[int]]:
+    """Rows of each step; every rank has as many steps, and as many rows in each."""
+    assert all(len({len(batch) for batch in step}) == 1 for step in zip(*ranks, strict=True))
+    return [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
+
 
 def test_ranks_of_torchrun_share_an_epoch(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(_TRAIN)
-    store = stores["raw"].path
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script), str(store), str(tmp_path)],
-        env=environment(), capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    with precache.Loader(store, 8, device="cpu", seed=2) as loader:
-        alone = [batch["row"].tolist() for batch in loader]
-    assert [sorted(a + b) for a, b in zip(said[0], said[1], strict=True)][:-1] == [
-        sorted(step) for step in alone[:-1]
-    ]
+    ranks, _ = _torchrun(2, stores["raw"], tmp_path / "two", 8)
+    assert _together(ranks)[:-1] == _alone(stores["raw"], 8)[:-1]
+
+
+@pytest.mark.heavy
+def test_eight_processes_read_as_one_does_and_two_go_on_where_they_stopped(
+    tile_stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
+    store = tile_stores["raw"]
+    whole, last = _alone(store, 16)[:-1], _alone(store, 16)[-1]
+    eight, states = _torchrun(8, store, tmp_path / "eight", 16)
+    assert _together(eight)[:-1] == whole
+    assert all(len(set(step)) == 16 for step in _together(eight)[:-1])
+    assert {row for step in _together(eight) for row in step} == {
+        row for step in [*whole, last] for row in step
+    }
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(states[1]))
+    for processes in (2, 4):
+        rest, _ = _torchrun(processes, store, tmp_path / str(processes), 16, state)
+        assert _together(rest)[:-1] == whole[2:]
+        assert set(_together(rest)[-1]) >= set(last)
 
 
 def _rows(store: BuiltStore, state: dict[str, Any] | None, take: int | None, **how: Any) -> Any:

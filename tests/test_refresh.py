@@ -157,7 +157,7 @@ def test_what_it_does_not_go_with(store: Path) -> None:
         precache.Loader(store, batch_size=2, refresh="epoch", rank=0, world_size=2) as loader,
         pytest.raises(UsageError, match=r"with 2 ranks needs torch\.distributed"),
     ):
-        iter(loader)
+        next(iter(loader))
 
 
 def rank_of_two(rank: int, store: Path, folder: Path) -> None:

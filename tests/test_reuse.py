@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -121,7 +122,8 @@ def test_a_build_says_what_it_took_over(source: Path, copy: Path, tmp_path: Path
     cli(*line, source, tmp_path / "store")
     ran = cli(*line, copy, tmp_path / "store")
     assert ran.returncode == 0
-    assert "4 of 4 shards reused from version" in ran.stderr
+    assert re.search(r"Since version \w{8}: 0 same, 30 changed", ran.stderr)
+    assert re.search(r"30 rows and 4 whole shards were taken over from version", ran.stderr)
     assert "4: 0 made, 4 reused, 0 there before" in ran.stdout
 
 
@@ -145,22 +147,22 @@ def test_a_shard_with_another_sample_is_made_anew(
     build(source, tmp_path / "store")
     OTHER[change](copy / key)
     second = build(copy, tmp_path / "store")
-    assert second.shards_reused == second.shards - 1
+    assert second.rows_reused == 29
+    still_a_hole = key == "dog/broken.jpg" and change == "no photo any more"
+    assert second.shards_reused == second.shards - 1 + still_a_hole
     assert_as_if_built_anew(second, copy)
 
 
-def test_where_the_first_sample_gives_another_shape_nothing_is_reused(
-    source: Path, copy: Path, tmp_path: Path
-) -> None:
+def test_rows_keep_their_shape(source: Path, tmp_path: Path) -> None:
+    """Though the sample that gave it has another: it is a hole then."""
     field = {"ops": [{"op": "decode"}], "codec": "image"}
     pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
-    options = {"pipeline": pipeline, "max_failures": 30}
-    build(source, tmp_path / "store", **options)
-    data = encoded(cut(1, (60, 48)), quality=60).ljust(8000, b"\0")
-    write(copy / "cat/001.jpg", data)
-    second = build(copy, tmp_path / "store", **options)
-    assert (second.shards_reused, second.failed) == (0, 29)
-    assert_as_if_built_anew(second, copy, **options)
+    first = build(source, tmp_path / "store", pipeline)
+    (source / "cat/001.jpg").write_bytes(encoded(cut(1, (60, 48)), quality=60))
+    second = build(source, tmp_path / "store", pipeline)
+    assert (first.failed, second.failed) == (1, 2)
+    assert "cat/001.jpg" in dict(second.holes)
+    assert second.rows_reused == 29
 
 
 def test_other_labels_are_no_other_samples(source: Path, tmp_path: Path) -> None:
@@ -182,11 +184,12 @@ def test_what_else_changed_is_made_anew(
     assert build(copy, tmp_path / "store", **options).shards_reused == 0
 
 
-def test_keys_that_changed_are_other_samples(source: Path, copy: Path, tmp_path: Path) -> None:
+def test_keys_that_changed_are_other_samples(source: Path, tmp_path: Path) -> None:
     """Random ops draw by key, and so the same bytes are other pixels."""
     build(source, tmp_path / "store")
-    (copy / "cat/001.jpg").rename(copy / "cat/000.jpg")
-    assert build(copy, tmp_path / "store").shards_reused == 0
+    (source / "cat/001.jpg").rename(source / "cat/000.jpg")
+    second = build(source, tmp_path / "store")
+    assert (second.rows_reused, second.removed, len(CALLS)) == (29, 1, 1)
 
 
 def test_a_damaged_or_missing_object_is_made_anew(source: Path, copy: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -323,3 +324,30 @@ def test_the_rows_that_fill_up_an_epoch_count_among_those_at_hand() -> None:
     [last] = order.epoch(284, order.batches - 1)
     assert len(np.unique(last // 100)) == 17
     assert order.blocks_at_once(100) == 17
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("holes", [0, 1_000_000])
+@pytest.mark.parametrize("shuffle", [Shuffle(), Shuffle("block", 1000, 8)])
+def test_an_order_of_a_billion_rows_takes_memory_for_holes_and_blocks_alone(
+    shuffle: Shuffle, holes: int
+) -> None:
+    """A list of its rows would take 8 GB."""
+    rows = 1_000_000_000
+    missing = np.arange(holes, dtype=np.int64) * 999
+    tracemalloc.start()
+    try:
+        order = Order(ValidRows(rows, missing), 256, shuffle, rank=3, world_size=8)
+        for start in (0, order.batches // 2, order.batches - 2):
+            batches = [batch for batch, _ in zip(order.epoch(7, start), range(2), strict=False)]
+            assert len(batches[0]) == 256
+            assert all(0 <= batch.min() <= batch.max() < rows for batch in batches)
+            found = np.concatenate(batches)
+            assert not ((found % 999 == 0) & (found // 999 < holes)).any()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    blocks = rows // shuffle.block if shuffle.kind == "block" else 0
+    assert peak < 32_000_000 + 64 * holes + 128 * blocks

@@ -317,7 +317,7 @@ def test_threads_end_with_the_task(tmp_path: Path) -> None:
     (tmp_path / "in/1.png").unlink()
     with pytest.raises(FetchError):
         run_shard(task)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_torch_gets_its_threads_back(tmp_path: Path) -> None:

@@ -18,29 +18,29 @@ from precache.errors import (
     SourceError,
     StorageError,
 )
-from precache.layout import rows_per_shard
+from precache.layout import RowShape, rows_per_shard
 from precache.receipts import Receipt
 from precache.report import size
+from precache.rowtable import REMOVED
 from precache.storage import open_folder
 from precache.store import BUILD, append_commit, open_own
 from workers import sources
 from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
-from workers.commit import commit, holes
+from workers.commit import commit, failures
 from workers.goal import SCRATCH, Goal, Recipe, find_goal
 from workers.plan import (
     deciding_versions,
     default_max_failures,
     function_hashes,
-    order_rows,
     sample_for_probe,
     shards_to_do,
 )
 from workers.progress import BuildProgress
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
-from workers.reuse import Earlier, find_earlier
+from workers.reuse import Offer, Origin, find_origin, place_rows
 from workers.sharing import require_shared
 from workers.standing import is_readable, is_whole, lost_objects, read_receipts
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
     from workers.shard_task import Job, ShardTask
 
 PROBE_SAMPLES = 24
+LARGEST_SHARD_BYTES = 512 << 20
+"""Raw, of one field: above, rows are laid into shards anew."""
 ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
@@ -99,29 +101,34 @@ class _Build:
         self.barred: dict[str, str] = {}
         self.code: Mapping[str, str] = {}
         self.timings: dict[str, float] = {}
+        self.inherited: int | None = None
 
     def run(self) -> BuildResult:
         recipe = self._list()
         goal = find_goal(self.store, recipe, self.request.shard_samples)
         if goal is not None and is_whole(goal):
-            self._judge(list(open_own(goal.folder).holes.values()), len(goal.table))
-            append_commit(self.store, goal.version)
-            goal.folder.remove(BUILD)
-            self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
-            return committed_result(goal, self.ignored)
+            return self._nothing_to_do(goal)
         began = time.perf_counter()
         self.progress.phase("Starting")
         request = self.request
         with executor(request.address, request.cpus, request.placement, self.progress.say) as run:
             self.timings["start"] = time.perf_counter() - began
             if self.joined and isinstance(self.source, sources.FolderSource):
-                require_shared(request.placement, self.source.folder, recipe.table.keys[0])
-            if goal is not None and is_readable(goal):
-                return self._repair(run, goal)
-            earlier = self._find_earlier(recipe, goal)
-            if goal is None and earlier is not None and self._starts_as(earlier):
-                goal = earlier.goal
-            return self._make(run, goal or self._probe(run, recipe), earlier)
+                first = next(recipe.table.present_keys())
+                require_shared(request.placement, self.source.folder, first)
+            origin = self._find_origin(recipe)
+            goal = goal or self._goal(run, recipe, origin)
+            if is_readable(goal):
+                return self._repair(run, goal) if lost_objects(goal) else self._nothing_to_do(goal)
+            return self._make(run, goal, origin)
+
+    def _nothing_to_do(self, goal: Goal) -> BuildResult:
+        failed = open_own(goal.folder).holes.values()
+        self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
+        append_commit(self.store, goal.version)
+        goal.folder.remove(BUILD)
+        self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
+        return committed_result(goal, self.ignored)
 
     def _list(self) -> Recipe:
         began = time.perf_counter()
@@ -138,7 +145,10 @@ class _Build:
                 )
             frozen = sources.read_classes(request.classes, request.storage_options)
             table = sources.freeze_classes(table, frozen, request.classes)
-        table = order_rows(table, request.keep_order)
+        placed = place_rows(self.store, table, request.keep_order, request.compact, self._may_have)
+        table, self.inherited = placed.table, placed.rows_per_shard
+        if placed.changed:
+            self.progress.say(placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {self.ignored} not images by suffix" if self.ignored else ""
         self.progress.say(f"{len(table):,} samples{classes} in {request.source}{ignored}")
@@ -148,22 +158,33 @@ class _Build:
         self.timings["list"] = time.perf_counter() - began
         return recipe
 
-    def _find_earlier(self, recipe: Recipe, goal: Goal | None) -> Earlier | None:
-        """A version that may have been made of the same samples, of a source like this one."""
-        if not self.source.content_decides:
+    def _find_origin(self, recipe: Recipe) -> Origin | None:
+        """A version whose rows may be taken over: samples that bring labels must be fetched."""
+        if self.request.recompute or self._job().fetch_labels:
             return None
-        wanted = self.request.shard_samples if goal is None else goal.rows_per_shard
-        return find_earlier(self.store, recipe, wanted)
+        return find_origin(self.store, recipe.pipeline, recipe.table)
 
-    def _starts_as(self, earlier: Earlier) -> bool:
-        """Whether the sample that gives rows their shape is the one that gave the earlier its."""
-        table = earlier.goal.table
-        row = sample_for_probe(table, 1)[0]
-        [sample] = self.source.fetch([table.keys[row]], [int(table.sizes[row])])
-        if isinstance(sample, FetchError) or not earlier.has(row, sample.content):
-            return False
-        self._check_space(earlier.stored_nbytes)
-        return True
+    def _goal(self, run: Run, recipe: Recipe, origin: Origin | None) -> Goal:
+        """The version to be made; one that descends from another keeps its rows a shard."""
+        shapes = origin.shapes(recipe.pipeline) if origin else None
+        if origin is None or shapes is None:
+            return self._probe(run, recipe)
+        added = 1 - origin.same.sum() / len(recipe.table)
+        self._check_space(int(added * sum(each[:, 0].sum() for each in origin.objects.values())))
+        return Goal.of(self.store, recipe, self._per_shard(recipe, shapes), shapes)
+
+    def _per_shard(self, recipe: Recipe, shapes: Mapping[str, RowShape]) -> int:
+        """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
+        nbytes = [row.nbytes for row in shapes.values()]
+        if self.inherited and self.inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
+            return self.inherited
+        return rows_per_shard(len(recipe.table), nbytes, self.request.shard_samples)
+
+    def _may_have(self, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
+        """Whether shards of an earlier version hold as many rows as are asked for."""
+        wanted = self.request.shard_samples
+        nbytes = [row.nbytes for row in shapes.values()]
+        return wanted is None or wanted <= per_shard <= rows_per_shard(0, nbytes, wanted)
 
     def _probe(self, run: Run, recipe: Recipe) -> Goal:
         """Learn row shapes from a few samples, and refuse a disk that is too small."""
@@ -182,10 +203,8 @@ class _Build:
             raise SourceError(f"{self.request.source}: {probe}") from None
         if isinstance(probe, PrecacheError):
             raise probe
-        nbytes = [row.nbytes for row in probe.shapes.values()]
-        per_shard = rows_per_shard(len(table), nbytes, self.request.shard_samples)
         self._check_space(int(probe.stored_per_row * len(table)))
-        return Goal.of(self.store, recipe, per_shard, probe.shapes)
+        return Goal.of(self.store, recipe, self._per_shard(recipe, probe.shapes), probe.shapes)
 
     def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
         from workers.suspects import Trial, find_killers
@@ -213,7 +232,7 @@ class _Build:
                 "--no-space-check"
             )
 
-    def _make(self, run: Run, goal: Goal, earlier: Earlier | None) -> BuildResult:
+    def _make(self, run: Run, goal: Goal, origin: Origin | None) -> BuildResult:
         goal.begin()
         receipts = read_receipts(goal)
         todo = shards_to_do(goal.shards, receipts, goal.sizes())
@@ -223,13 +242,13 @@ class _Build:
         self.progress.begin(done, len(goal.table))
         if skipped:
             self.progress.say(f"{skipped} of {goal.shards} shards are there already")
-        if earlier is not None and not earlier.fits(goal):
-            earlier = None
-        made = self._run_shards(run, goal, todo, receipts, earlier=earlier)
-        reused = sum(receipt.reused for receipt in receipts.values())
-        if reused and earlier is not None:
-            which = f"{earlier.folder.name[:8]}, which has the same samples"
-            self.progress.say(f"{reused} of {goal.shards} shards reused from version {which}")
+        made = self._run_shards(run, goal, todo, receipts, origin=origin)
+        rows = sum(receipt.rows_reused for receipt in made)
+        if rows and origin is not None:
+            self.progress.say(
+                f"{rows:,} rows and {sum(receipt.reused for receipt in made)} whole shards were "
+                f"taken over from version {origin.version.id[:8]}"
+            )
         self.progress.phase("Committing")
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
@@ -255,7 +274,7 @@ class _Build:
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[tuple[str, int], tuple[int, int]] | None = None,
-        earlier: Earlier | None = None,
+        origin: Origin | None = None,
     ) -> list[Receipt]:
         """Make shards until all are there; adds to `receipts` and returns the new ones.
 
@@ -263,15 +282,15 @@ class _Build:
         ----------
         lost
             (field, shard) -> size and XXH3-64, where only these are to be made, as they were.
-        earlier
-            A version whose shards are taken over where the samples are the same.
+        origin
+            A version whose rows are taken over where the samples are the same.
         """
         from workers.takeover import make_shard
 
         made: list[Receipt] = []
         self.account.begin(goal, todo, receipts)
         self._check_failures(goal, receipts)
-        task_of = functools.partial(self._task, goal, lost, earlier, self._permit(goal))
+        task_of = functools.partial(self._task, goal, lost, origin, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             crashed: list[ShardTask] = []
@@ -304,7 +323,7 @@ class _Build:
         self,
         goal: Goal,
         lost: Mapping[tuple[str, int], tuple[int, int]] | None,
-        earlier: Earlier | None,
+        origin: Origin | None,
         permit: str | None,
         shard: int,
         accept_missing: bool,
@@ -325,10 +344,15 @@ class _Build:
             goal.table.sizes[part].tolist(),
             accept_missing,
             {name: lost[name, shard] for name in names} if lost else {},
-            earlier.offer(shard) if earlier else None,
+            self._offer(goal, shard, origin),
             {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
+            frozenset(row - rows.start for row in goal.table.removed if row in rows),
             permit,
         )
+
+    def _offer(self, goal: Goal, shard: int, origin: Origin | None) -> Offer | None:
+        decides = self.source.content_decides
+        return None if origin is None else origin.offer(goal, shard, decides)
 
     def _permit(self, goal: Goal) -> str | None:
         """On a cluster, an object that is there while this build goes on: without it no task of
@@ -342,7 +366,7 @@ class _Build:
 
     def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
         """How many samples failed; raises where that is more than allowed."""
-        reasons = holes(list(receipts.values()))
+        reasons = failures(list(receipts.values()))
         self._judge([(goal.table.keys[row], why) for row, why in reasons.items()], len(goal.table))
         return len(reasons)
 

@@ -152,7 +152,8 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
     except (ConnectionError, TimeoutError) as error:
         raise BuildError(
             f"cannot reach the Ray cluster at {address}: {error}; start one with `ray start "
-            "--head`, or use --address local"
+            "--head`, or use --address local; one with tokens needs RAY_AUTH_MODE=token here, and "
+            "its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         ) from None
     # Ray prints that a worker died on standard output, whatever its own settings say.
     printing = ray._private.worker

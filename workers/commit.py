@@ -20,9 +20,11 @@ from precache.errors import BuildError
 from precache.folder import Folder
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
+from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
-from precache.store import BUILD, HOLES, ROW_TABLE
+from precache.store import BUILD, HOLES, ROW_TABLE, SUMS
 from workers.goal import SCRATCH, Goal
+from workers.plan import ops_digest
 
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
@@ -81,16 +83,25 @@ def holes(receipts: Sequence[Receipt]) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
+def failures(receipts: Sequence[Receipt]) -> dict[int, str]:
+    """Holes whose samples failed, in row order: not those that the source has no more."""
+    return {row: why for row, why in holes(receipts).items() if why != REMOVED}
+
+
 def _objects(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, bytes]:
     table, reasons = goal.table, holes(receipts)
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
-    objects = {"shards/zarr.json": _json(metadata.group_document({}))}
+    group = _json(metadata.group_document({}))
+    objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
     for name in goal.shapes:
         objects[f"{name}/zarr.json"] = _json(_field_document(goal, name))
         made = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
         sizes = small_array(np.array(made, np.uint64), ["shard", "size_xxh3"])
         _add(objects, f"shards/{name}", sizes)
+        if all(name in receipt.sums for receipt in receipts):
+            sums = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
+            _add(objects, f"{SUMS}/{name}", small_array(sums, ["shard", "count_total_squares"]))
     labels = narrow(_labels(goal, receipts))
     _add(objects, "label", small_array(labels, ["row"], fill_value=-1))
     _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
@@ -142,7 +153,9 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
     mean, std = channel_statistics(receipts)
     own = goal.describe()
     for name, described in own["fields"].items():
-        described["codec"] = goal.recipe.pipeline.fields[name].stored_as.name
+        field = goal.recipe.pipeline.fields[name]
+        described["codec"] = field.stored_as.name
+        described["recipe"] = ops_digest(goal.recipe.pipeline, name, len(field.ops))
         described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
         described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
     return {

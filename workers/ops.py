@@ -26,6 +26,7 @@ from precache.pipeline import (
     Resize,
     ToDType,
 )
+from workers.plan import shrink_to
 from workers.sources import Sample
 from workers.usercode import load_object
 
@@ -310,7 +311,7 @@ class FieldRecipe:
             for op in field.ops
             if isinstance(op, Function)
         }
-        self._shrink_to = _shrink_to(field)
+        self._shrink_to = shrink_to(field)
         # A user's function may keep what it was given; our own ops do not.
         self._scratch = None if self._functions else Scratch()
         decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]
@@ -324,8 +325,18 @@ class FieldRecipe:
         SampleError
             Saying why this sample has no row.
         """
-        value = self._input(sample)
-        for number, op in enumerate(self._field.ops):
+        return self._finish(self._input(sample), 0, key)
+
+    def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
+        """The row that comes of a stored one by the ops after the first `applied`."""
+        if applied == len(self._field.ops):
+            return row
+        if self._field.decodes and row.ndim == 3:
+            row = np.ascontiguousarray(row.transpose(1, 2, 0))
+        return self._finish(row, applied, key)
+
+    def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
+        for number, op in enumerate(self._field.ops[applied:], applied):
             value = self._apply(op, number, value, key)
         array = np.asarray(value)
         if self._field.decodes and array.ndim == 3:
@@ -372,11 +383,3 @@ class FieldRecipe:
         """A generator that depends on (pipeline seed, key, variant) and the op alone."""
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
-
-
-def _shrink_to(field: Field) -> int | None:
-    match field.ops[:2]:
-        case (Decode(scaled=True), Resize(size=size)):
-            return max(size) if isinstance(size, tuple) else size
-        case _:
-            return None

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from precache.pipeline import (
+    OPS_REVISION,
     Decode,
+    Field,
     Function,
+    HorizontalFlip,
     Pipeline,
     RandomResizedCrop,
     Resize,
@@ -57,6 +60,33 @@ def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
     return versions | given | function_hashes(pipeline)
 
 
+def ops_digest(pipeline: Pipeline, name: str, count: int) -> str:
+    """SHA-256 (hex) of all that decides what the first `count` ops of a field make of a sample."""
+    field = pipeline.fields[name]
+    ops = field.ops[:count]
+    part = pipeline.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
+    random = any(isinstance(op, RandomResizedCrop | HorizontalFlip) for op in ops)
+    meaning = {
+        "ops": [op.model_dump(mode="json") for op in ops],
+        "input": name if field.input is None else field.input,
+        "seed": pipeline.seed if random else None,
+        "shrunk": shrink_to(field) if count == 1 else None,
+        "decodes": field.decodes,
+        "revision": OPS_REVISION,
+        "versions": deciding_versions(part),
+    }
+    return hashlib.sha256(canonical_json(meaning)).hexdigest()
+
+
+def shrink_to(field: Field) -> int | None:
+    """Shorter side below which DCT-scaled decoding must not go; None where it is not asked for."""
+    match field.ops[:2]:
+        case (Decode(scaled=True), Resize(size=size)):
+            return max(size) if isinstance(size, tuple) else size
+        case _:
+            return None
+
+
 def function_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Hashes of the modules of custom functions that declare no version, by function."""
     ops = [op for field in pipeline.fields.values() for op in field.ops]
@@ -91,6 +121,7 @@ def default_max_failures(rows: int) -> int:
 
 def sample_for_probe(table: RowTable, count: int) -> list[int]:
     """Rows to learn shapes and sizes from: the listing's first by key, then an even spread."""
-    first = min(range(len(table)), key=table.keys.__getitem__)
-    spread = np.linspace(0, len(table) - 1, min(count, len(table))).astype(int).tolist()
-    return list(dict.fromkeys([first, *spread]))
+    rows = [row for row in range(len(table)) if row not in table.removed]
+    first = min(rows, key=table.keys.__getitem__)
+    spread = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int).tolist()
+    return list(dict.fromkeys([first, *(rows[number] for number in spread)]))

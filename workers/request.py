@@ -32,6 +32,8 @@ class Request:
     accept_missing: bool = False
     check_space: bool = True
     cpus: int | None = None
+    compact: bool = False
+    recompute: bool = False
     import_path: tuple[str, ...] = ()
     placement: Placement = field(default_factory=Placement)
     storage_options: StorageOptions = field(default=None, repr=False)
@@ -47,7 +49,11 @@ class BuildResult:
     version, path
         The version's id and folder.
     samples, failed, ignored
-        Rows; holes among them; files of the source that are not images by suffix.
+        Of the source; holes among them; files of the source that are not images by suffix.
+    removed
+        Rows, holes too, whose samples the source has no more.
+    rows_reused
+        Rows taken over from an earlier version, in whole shards or one by one.
     holes
         (key, why) of every hole.
     shards, shards_skipped, shards_reused
@@ -78,6 +84,8 @@ class BuildResult:
     holes: Sequence[tuple[str, str]] = ()
     ignored: int = 0
     shards_reused: int = 0
+    rows_reused: int = 0
+    removed: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     mean: Mapping[str, list[float]] = field(default_factory=dict)

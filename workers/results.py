@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from precache.receipts import Receipt
+from precache.rowtable import REMOVED
 from precache.store import open_own
-from workers.commit import channel_statistics, holes
+from workers.commit import channel_statistics, failures
 from workers.goal import Goal
 from workers.request import BuildResult
 
@@ -27,7 +28,7 @@ def result_of(
         Files of the source that are not images by suffix.
     """
     ordered = list(receipts.values())
-    failed = [(goal.table.keys[row], why) for row, why in holes(ordered).items()]
+    failed = [(goal.table.keys[row], why) for row, why in failures(ordered).items()]
     objects = [made for receipt in ordered for made in receipt.objects.values()]
     stages: Counter[str] = Counter()
     for receipt in made:
@@ -36,11 +37,13 @@ def result_of(
     return BuildResult(
         version=goal.version,
         path=str(goal.folder),
-        samples=len(goal.table),
+        samples=len(goal.table) - len(goal.table.removed),
         failed=len(failed),
+        removed=len(goal.table.removed),
         shards=goal.shards,
         shards_skipped=goal.shards - len(made),
         shards_reused=sum(receipt.reused for receipt in made),
+        rows_reused=sum(receipt.rows_reused for receipt in made),
         raw_bytes=sum(each.raw_nbytes for each in objects),
         stored_bytes=sum(each.size for each in objects),
         cpu_seconds=sum(receipt.cpu_seconds for receipt in made),
@@ -56,17 +59,20 @@ def result_of(
 def committed_result(goal: Goal, ignored: int) -> BuildResult:
     """Of a build that has nothing to do."""
     version = open_own(goal.folder)
+    failed = [version.holes[row] for row in sorted(version.holes)]
+    failed = [each for each in failed if each[1] != REMOVED]
     fields = version.fields.values()
     return BuildResult(
         version=goal.version,
         path=version.path,
-        samples=version.rows,
-        failed=len(version.holes),
+        samples=version.rows - len(goal.table.removed),
+        failed=len(failed),
+        removed=len(goal.table.removed),
         shards=goal.shards,
         shards_skipped=goal.shards,
         raw_bytes=sum(each.raw_nbytes for each in fields),
         stored_bytes=sum(each.stored_nbytes for each in fields),
-        holes=[version.holes[row] for row in sorted(version.holes)],
+        holes=failed,
         ignored=ignored,
         classes=version.classes,
         mean=version.mean,

@@ -1,106 +1,176 @@
-"""Earlier versions of the same keys: what a build may take over where the samples are the same.
-
-A source that was copied has other times and other entity tags, so that its row table is another
-and its version too; the content hashes kept in the earlier one tell that the samples are not.
-"""
+"""Earlier versions whose rows a build may take over: which, of which fields, and how far made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from precache.attributes import Attributes
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
+from precache.layout import RowShape
+from precache.pipeline import Pipeline
+from precache.receipts import ChannelSums
 from precache.rowtable import RowTable, kept_contents
 from precache.store import ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
-from workers.goal import Goal, Recipe, goal_of, has_shards_of
+from workers.descent import changes, descend, same_identity
+from workers.goal import Goal
+from workers.plan import ops_digest, order_rows
+
+
+@dataclass(frozen=True)
+class Made:
+    """How far an earlier version has made a field.
+
+    Attributes
+    ----------
+    applied
+        Ops of the field that made its rows.
+    shape
+        Of its rows.
+    encoded
+        Whether its codec is the field's, and all ops are applied: chunks can be copied.
+    """
+
+    applied: int
+    shape: RowShape
+    encoded: bool
+
+
+@dataclass(frozen=True)
+class OfferedField:
+    """One object of an earlier version: its size and XXH3-64, and the sums of its rows."""
+
+    made: Made
+    object_name: str
+    size: int
+    xxh3: int
+    sums: ChannelSums | None
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A shard of an earlier version, to be taken over if the samples prove to be the same.
+    """A shard of an earlier version, row for row the beginning of the one to be made.
 
     Attributes
     ----------
     folder
         Of the earlier version.
-    objects
-        Field -> size and XXH3-64 of the object.
+    same
+        Whether each row's sample has the identity that it had.
     content
-        XXH3-128 (hex) of each raw sample in row order, empty where it could not be fetched.
+        XXH3-128 (hex) of each raw sample, empty where there was none.
     holes
         Row number -> why.
+    content_decides
+        Whether a sample of another identity but the same content is the same.
     """
 
     folder: Folder
-    objects: Mapping[str, tuple[int, int]]
+    fields: Mapping[str, OfferedField]
+    same: Sequence[bool]
     content: Sequence[str]
     holes: Mapping[int, str]
+    content_decides: bool
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """A committed version of the same recipe and keys as the version to be made, `goal`."""
+class Origin:
+    """A committed version whose rows are those of the table to be built, as far as it goes."""
 
-    goal: Goal
-    folder: Folder
-    sizes: np.ndarray
+    version: Version
+    fields: Mapping[str, Made]
+    rows_per_shard: int
+    same: np.ndarray
     content: Sequence[str]
     holes: Mapping[int, str]
     objects: Mapping[str, np.ndarray]
+    sums: Mapping[str, np.ndarray | None]
 
     @property
-    def stored_nbytes(self) -> int:
-        """Of all its large fields."""
-        return sum(int(each[:, 0].sum()) for each in self.objects.values())
+    def own_shapes(self) -> dict[str, RowShape]:
+        """Row shapes of all fields of that version."""
+        fields = self.version.fields.items()
+        return {name: RowShape(each.shape, each.dtype) for name, each in fields}
 
-    def fits(self, goal: Goal) -> bool:
-        """Whether that version has the same rows in the same shards."""
-        return (goal.version, goal.shapes) == (self.goal.version, self.goal.shapes)
-
-    def has(self, row: int, content: str) -> bool:
-        """Whether a row was made of a sample with this content hash, and is no hole."""
-        return bool(content) and self.content[row] == content and row not in self.holes
-
-    def offer(self, shard: int) -> Offer | None:
-        """A shard whose samples have the sizes that are listed now; None where one differs."""
-        rows = self.goal.rows_of(shard)
-        part = slice(rows.start, rows.stop)
-        before, now = self.sizes[part], self.goal.table.sizes[part]
-        if ((before != now) & (before >= 0) & (now >= 0)).any():
+    def shapes(self, pipeline: Pipeline) -> dict[str, RowShape] | None:
+        """Row shapes of all fields; None where one has ops yet to be applied."""
+        if any(self._left(name, pipeline) for name in pipeline.fields):
             return None
-        tables = {name: each[shard].tolist() for name, each in self.objects.items()}
-        objects = {name: (size, xxh3) for name, (size, xxh3) in tables.items()}
+        return {name: self.fields[name].shape for name in pipeline.fields}
+
+    def _left(self, name: str, pipeline: Pipeline) -> bool:
+        made = self.fields.get(name)
+        return made is None or made.applied < len(pipeline.fields[name].ops)
+
+    def offer(self, goal: Goal, shard: int, content_decides: bool) -> Offer | None:
+        """What it has of a shard; None where it has nothing."""
+        if goal.rows_per_shard != self.rows_per_shard:
+            return None
+        rows = goal.rows_of(shard)
+        part = slice(rows.start, min(rows.stop, len(self.content)))
+        if part.start >= part.stop:
+            return None
+        fields = {name: self._field(name, shard) for name in self.fields}
         holes = {row: self.holes[row] for row in rows if row in self.holes}
-        return Offer(self.folder, objects, self.content[part], holes)
+        same = self.same[part].tolist()
+        return Offer(self.version.folder, fields, same, self.content[part], holes, content_decides)
+
+    def _field(self, name: str, shard: int) -> OfferedField:
+        size, xxh3 = self.objects[name][shard].tolist()
+        sums = self.sums[name]
+        made = self.fields[name]
+        object_name = f"{name}/c/{shard}" + "/0" * len(made.shape.shape)
+        known = None if sums is None else ChannelSums.of(sums[shard].tolist())
+        return OfferedField(made, object_name, size, xxh3, known)
 
 
-def find_earlier(store: Folder, recipe: Recipe, wanted: int | None) -> Earlier | None:
-    """The latest committed version of the same recipe and the same keys in the same rows.
-
-    Parameters
-    ----------
-    wanted
-        Rows a shard, as the user gave them; any will do by default.
-    """
-    for folder, attributes in _committed(store):
-        if (attributes.fingerprint, attributes.rows) != (recipe.fingerprint, len(recipe.table)):
+def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
+    """Fields of a pipeline of which an earlier version has rows, made all the way or part of it."""
+    try:
+        before = Pipeline.from_dict(attributes.pipeline).fields
+    except PipelineError:
+        return {}
+    found = {}
+    for name, field in pipeline.fields.items():
+        old = attributes.fields.get(name)
+        if old is None or not old.recipe or name not in before:
             continue
-        goal = goal_of(store, attributes, recipe)
-        if goal.version != attributes.version and has_shards_of(goal, wanted):
-            try:
-                found = _read(open_own(folder), goal)
-            except (DamageError, StorageError, StoreError):
-                continue  # it offers nothing, and `verify` says why
-            if found is not None:
-                return found
+        for applied in range(len(field.ops), -1, -1):
+            if ops_digest(pipeline, name, applied) == old.recipe:
+                whole = applied == len(field.ops) and field.stored_as == before[name].stored_as
+                found[name] = Made(applied, RowShape(old.shape, old.dtype), whole)
+                break
+    return found
+
+
+def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | None:
+    """The committed version that spares most of the work, the latest of several; None for none."""
+    candidates = [
+        (folder, attributes, made)
+        for folder, attributes in committed(store)
+        if (made := made_of(pipeline, attributes))
+    ]
+    for folder, attributes, made in sorted(candidates, key=lambda each: -_worth(each[2], pipeline)):
+        try:
+            found = _read(open_own(folder), attributes, made, table)
+        except (DamageError, StorageError, StoreError):
+            continue  # it offers nothing, and `verify` says why
+        if found is not None:
+            return found
     return None
 
 
-def _committed(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
+def _worth(made: Mapping[str, Made], pipeline: Pipeline) -> float:
+    return sum(
+        each.encoded + (1 + each.applied) / (1 + len(pipeline.fields[name].ops))
+        for name, each in made.items()
+    )
+
+
+def committed(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
     """The store's versions that can be read, the latest first."""
     for name in dict.fromkeys(commit.version for commit in reversed(read_commits(store))):
         folder = store.folder(name)
@@ -110,17 +180,78 @@ def _committed(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
             continue  # removed, damaged, or of a newer release
 
 
-def _read(version: Version, goal: Goal) -> Earlier | None:
+@dataclass(frozen=True)
+class Placed:
+    """A listing in rows.
+
+    Attributes
+    ----------
+    rows_per_shard
+        Of the version whose rows they are; None where they begin anew.
+    changed
+        What changed since that version, in words.
+    """
+
+    table: RowTable
+    rows_per_shard: int | None = None
+    changed: str = ""
+
+
+def place_rows(
+    store: Folder,
+    listing: RowTable,
+    keep_order: bool,
+    compact: bool,
+    may_have: Callable[[int, Mapping[str, RowShape]], bool],
+) -> Placed:
+    """The listing in rows: those that its samples have in the current version, where it has them.
+
+    Parameters
+    ----------
+    compact
+        Begin anew, without the rows of samples that are no more.
+    may_have
+        Whether rows of these shapes may come in shards of so many.
+    """
+    fresh = order_rows(listing, keep_order)
+    current = None if compact else next(committed(store), None)
+    if current is None:
+        return Placed(fresh)
+    folder, attributes = current
+    shapes = {name: RowShape(each.shape, each.dtype) for name, each in attributes.fields.items()}
+    if not may_have(attributes.rows_per_shard, shapes):
+        return Placed(fresh)
+    if attributes.rows_digest == fresh.digest():
+        return Placed(fresh, attributes.rows_per_shard)
+    try:
+        open_own(folder).small_checks()[ROW_TABLE]()
+        parent = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
+    except (DamageError, StorageError, StoreError):
+        return Placed(fresh)
+    placed = descend(parent, listing)
+    if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
+        return Placed(fresh)
+    changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
+    return Placed(placed, attributes.rows_per_shard, changed)
+
+
+def _read(
+    version: Version, attributes: Attributes, made: Mapping[str, Made], table: RowTable
+) -> Origin | None:
     version.small_checks()[ROW_TABLE]()
     where = version.folder.path(ROW_TABLE)
-    keys, sizes, content = kept_contents(version.folder.read(ROW_TABLE), where)
-    if not _same_keys(keys, goal.table):
+    data = version.folder.read(ROW_TABLE)
+    before = RowTable.from_parquet(data, where)
+    if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
         return None
-    tables = {name: version.shard_table(name) for name in goal.shapes}
-    objects = {name: table for name, table in tables.items() if table is not None}
-    holes = {row: why for row, (_, why) in version.holes.items()}
-    return Earlier(goal, version.folder, sizes, content, holes, objects)
-
-
-def _same_keys(keys: Sequence[str], table: RowTable) -> bool:
-    return len(keys) == len(table) and all(map(str.__eq__, keys, table.keys))
+    tables = {name: version.shard_table(name) for name in made}
+    return Origin(
+        version,
+        made,
+        attributes.rows_per_shard,
+        same_identity(before, table),
+        kept_contents(data, where),
+        {row: why for row, (_, why) in version.holes.items()},
+        {name: each for name, each in tables.items() if each is not None},
+        {name: version.shard_sums(name) for name in made},
+    )

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import socket
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
-from precache.codecs import encoder
-from precache.errors import BuildError, FetchError, SampleError
+from precache.errors import BuildError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
-from precache.receipts import ChannelSums, Receipt, ShardObject
-from precache.shardwriter import ShardWriter
+from precache.receipts import Receipt, ShardObject
 from precache.store import BUILD
 from workers.goal import SCRATCH
 from workers.ops import FieldRecipe
 from workers.reuse import Offer
+from workers.shardrows import ShardRows
 from workers.sources import Sample, Source
 from workers.timing import Timing, node_name
 
@@ -66,6 +63,8 @@ class ShardTask:
         Make a hole of a sample that cannot be fetched.
     barred
         Key -> why, of samples that must not be decoded: they become holes.
+    removed
+        Places of rows whose samples are no more.
     permit
         Object below the folder that is there as long as the build goes on; its worker must see it.
     again
@@ -84,6 +83,7 @@ class ShardTask:
     expected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     offer: Offer | None = None
     barred: Mapping[str, str] = field(default_factory=dict)
+    removed: frozenset[int] = frozenset()
     permit: str | None = None
     again: bool = False
 
@@ -137,60 +137,6 @@ def fetch_ahead(
             yield from run
 
 
-class Sums:
-    """Channel sums of one image field."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.count = 0
-        self.total = np.zeros(shape[0])
-        self.squares = np.zeros(shape[0])
-        self._pixels = torch.empty(shape[0], math.prod(shape[1:]))
-
-    def add(self, row: np.ndarray) -> None:
-        pixels = self._pixels.copy_(torch.from_numpy(row.reshape(self._pixels.shape)))
-        self.count += pixels.shape[1]
-        self.total += pixels.sum(1).numpy()
-        self.squares += pixels.square_().sum(1).numpy()
-
-    def result(self) -> ChannelSums:
-        return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
-
-
-@dataclass
-class _FieldOutput:
-    """Where the rows of one field go."""
-
-    recipe: FieldRecipe
-    shape: RowShape
-    writer: ShardWriter
-    sums: Sums | None
-
-    def make(self, sample: Sample, key: str) -> None:
-        """Compute the row into the writer's next place."""
-        row = self.recipe(sample, key)
-        _check_row(self.recipe.name, row, self.shape)
-        np.copyto(self.writer.row, row)
-
-    def keep(self) -> None:
-        """Take the row that `make` left there."""
-        if self.sums is not None:
-            self.sums.add(self.writer.row)
-        self.writer.advance()
-
-    def leave_hole(self) -> None:
-        """A row of zeros in place of a sample that has none."""
-        self.writer.row[...] = 0
-        self.writer.advance()
-
-
-def _check_row(name: str, row: np.ndarray, shape: RowShape) -> None:
-    if row.shape != shape.shape or row.dtype != shape.dtype:
-        raise SampleError(
-            f"its {name} is {row.dtype.name} {row.shape}, and the rows of this store are "
-            f"{shape.dtype} {shape.shape}; add a resize and a crop"
-        )
-
-
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     """The ops of every field, ready to be applied to samples."""
     for path in job.import_path:
@@ -213,39 +159,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _output(task: ShardTask, name: str, recipe: FieldRecipe) -> _FieldOutput:
-    shape, codec = task.shapes[name], task.job.pipeline.fields[name].stored_as
-    chunk_rows = shape.chunk_rows(task.rows_per_shard)
-    chunks = task.rows_per_shard // chunk_rows
-    writer = ShardWriter(
-        (chunk_rows, *shape.shape), shape.dtype, chunks, encoder(codec, shape.dtype)
-    )
-    sums = Sums(shape.shape) if has_sums(task, name) else None
-    return _FieldOutput(recipe, shape, writer, sums)
-
-
-def has_sums(task: ShardTask, name: str) -> bool:
-    """Whether channel sums are kept of a field: of images alone."""
-    return task.job.pipeline.fields[name].decodes and len(task.shapes[name].shape) == 3
-
-
-def make_row(outputs: Sequence[_FieldOutput], sample: Sample, key: str) -> str:
-    """Compute every field of a sample; the reason where it has to be a hole, else empty."""
-    try:
-        for each in outputs:
-            each.make(sample, key)
-    except SampleError as error:
-        return str(error)
-    except MemoryError:
-        raise FetchError(f"{key}: the worker ran out of memory") from None
-    except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-# --- tasks --------------------------------------------------------------------------------------
-
-
 def run_shard(task: ShardTask) -> Receipt:
     """Make one shard of every field, put its objects, then its receipt.
 
@@ -259,49 +172,58 @@ def run_shard(task: ShardTask) -> Receipt:
         The build has ended meanwhile.
     """
     timing = Timing()
-    outputs = [_output(task, name, recipe) for name, recipe in recipes_of(task.job).items()]
+    rows = ShardRows(
+        task.job.pipeline,
+        recipes_of(task.job),
+        task.shapes,
+        task.rows_per_shard,
+        len(task.keys),
+        task.removed,
+        task.offer,
+        task.first_row,
+    )
+    wanted = [place for place in range(len(task.keys)) if rows.needs_sample(place)]
     holes: dict[int, str] = {}
-    content: list[str] = []
     labels: list[int] = []
     unfetched: list[FetchError] = []
-    with one_thread():
-        samples = fetch_ahead(task.job.source, task.keys, task.sizes)
-        for row, (key, fetched) in enumerate(samples, task.first_row):
+    with one_thread(), contextlib.closing(_fetch(task, wanted)) as samples:
+        for place, key in enumerate(task.keys):
+            fetched = next(samples) if rows.needs_sample(place) else None
             timing.charge("fetch")
+            sample = fetched if isinstance(fetched, Sample) else None
+            reason = task.barred.get(key, "")
             if isinstance(fetched, FetchError):
                 unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
-            else:
-                sample = fetched
-                reason = task.barred.get(key) or make_row(outputs, fetched, key)
-            spent = timing.charge("ops")
-            content.append(sample.content)
-            labels.append(-1 if sample.label is None else sample.label)
-            for each in outputs:
-                each.leave_hole() if reason else each.keep()
+            reason = rows.make(place, key, sample, reason)
+            labels.append(-1 if sample is None or sample.label is None else sample.label)
             if reason:
-                holes[row] = reason
-            timing.note(row, spent + timing.charge("encode"), timing.count(sample))
+                holes[task.first_row + place] = reason
+            spent = timing.charge("ops")
+            rows.keep()
+            spent += timing.charge("encode")
+            if sample is not None:
+                timing.note(task.first_row + place, spent, timing.count(sample))
     if unfetched and not task.accept_missing:
         raise _unfetched(task.shard, unfetched)
-    finished = {each.recipe.name: each.writer.finish() for each in outputs}
+    objects = rows.objects()
     require_permit(task)
-    _require_expected(task, {name: made for name, (_, made) in finished.items()})
-    for name, object_name in task.objects.items():
-        task.folder.put(object_name, finished[name][0], scratch=SCRATCH)
-    objects = {name: finished[name][1] for name in task.objects}
+    _require_expected(task, {name: each.made for name, each in objects.items()})
+    made = {name: objects[name].put(task.folder, at) for name, at in task.objects.items()}
     timing.charge("put")
-    sums = {each.recipe.name: each.sums.result() for each in outputs if each.sums is not None}
+    sums = {name: each.sums() for name, each in rows.outputs.items()}
     receipt = Receipt(
         task.shard,
-        objects,
+        made,
         holes,
-        content,
-        sums,
+        rows.content,
+        {name: each for name, each in sums.items() if each is not None},
         timing.seconds,
         timing.cpu_seconds,
         timing.cpu_before if next(_tasks_before) == 0 else 0.0,
         labels=labels if task.job.fetch_labels else None,
+        reused=all(objects[name].is_old for name in made),
+        rows_reused=rows.taken,
         host=node_name(),
         began=timing.began,
         fetched=timing.nbytes,
@@ -309,6 +231,12 @@ def run_shard(task: ShardTask) -> Receipt:
     )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
+
+
+def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Sample | FetchError, None, None]:
+    keys, sizes = [task.keys[at] for at in wanted], [task.sizes[at] for at in wanted]
+    with contextlib.closing(fetch_ahead(task.job.source, keys, sizes)) as samples:
+        yield from (fetched for _, fetched in samples)
 
 
 def require_permit(task: ShardTask) -> None:

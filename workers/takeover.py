@@ -1,28 +1,15 @@
-"""One shard taken over from an earlier version, where its samples are what they were."""
+"""One shard: found done, linked from an earlier version, or made."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator, Mapping
 
-import numpy as np
-import xxhash
-
-from precache.codecs import undo_image
-from precache.errors import FetchError, StorageError
-from precache.layout import decode_index
-from precache.metadata import Array
-from precache.receipts import ChannelSums, Receipt, ShardObject
-from precache.store import read_array_documents
+from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
+from workers.outputs import is_summed
 from workers.reuse import Offer
 from workers.shard_task import (
     ShardTask,
-    Sums,
-    fetch_ahead,
-    has_sums,
-    one_thread,
     receipt_name,
     require_permit,
     run_shard,
@@ -31,14 +18,14 @@ from workers.timing import Timing, node_name
 
 
 def make_shard(task: ShardTask) -> Receipt:
-    """Take a shard over where an earlier version has it, and make it where none does.
+    """Link a shard that an earlier version has whole, and make any other.
 
     Where another copy of the task was first, its receipt is the shard's.
     """
     require_permit(task)
     receipt = _finished(task) if task.again else None
     if receipt is None and task.offer is not None:
-        receipt = _take_over(task, task.offer)
+        receipt = _link(task, task.offer)
     return receipt or run_shard(task)
 
 
@@ -57,83 +44,48 @@ def _finished(task: ShardTask) -> Receipt | None:
     return None
 
 
-def _take_over(task: ShardTask, offer: Offer) -> Receipt | None:
-    """None, and no receipt put, where a sample differs or an object is not what it was."""
-    timing = Timing()
-    if not _samples_are(task, offer, timing):
+def _link(task: ShardTask, offer: Offer) -> Receipt | None:
+    """The whole shard as a link, nothing of it being read; None where that cannot be."""
+    fields = offer.fields
+    linked = (
+        fields.keys() == task.shapes.keys()
+        and len(offer.same) == len(task.keys)
+        and all(offer.same)
+        and all(offer.content)
+        and not (task.removed or task.barred)
+        and all(each.made.encoded for each in fields.values())
+        and all(each.sums or not _is_summed(task, name) for name, each in fields.items())
+    )
+    if not linked or any(
+        offer.folder.size(each.object_name) != each.size for each in fields.values()
+    ):
         return None
-    timing.charge("fetch")
+    timing = Timing()
+    require_permit(task)
     objects: dict[str, ShardObject] = {}
-    sums: dict[str, ChannelSums] = {}
-    for name, object_name in task.objects.items():
-        data = _object(offer, name, object_name)
-        if data is None:
-            return None
-        require_permit(task)
-        array = read_array_documents(offer.folder, [name])[name]
-        rows = len(task.keys)
-        chunks = -(-rows // array.chunk_shape[0])
-        raw_nbytes = chunks * array.chunk_shape[0] * array.row_nbytes
-        objects[name] = ShardObject(*offer.objects[name], raw_nbytes)
-        if has_sums(task, name):
-            sums[name] = _sums(task, array, data, offer.holes)
-        task.folder.put(object_name, [data], scratch=SCRATCH)
+    for name, at in task.objects.items():
+        shape, each = task.shapes[name], fields[name]
+        task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+        step = shape.chunk_rows(task.rows_per_shard)
+        raw_nbytes = -(-len(task.keys) // step) * step * shape.nbytes
+        objects[name] = ShardObject(each.size, each.xxh3, raw_nbytes)
     timing.charge("put")
     receipt = Receipt(
         task.shard,
         objects,
         dict(offer.holes),
         list(offer.content),
-        sums,
+        {name: each.sums for name, each in fields.items() if each.sums is not None},
         timing.seconds,
         timing.cpu_seconds,
         reused=True,
+        rows_reused=len(task.keys),
         host=node_name(),
         began=timing.began,
-        fetched=timing.nbytes,
     )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
 
 
-def _samples_are(task: ShardTask, offer: Offer, timing: Timing) -> bool:
-    """Whether every sample has the content hash that it had."""
-    with contextlib.closing(fetch_ahead(task.job.source, task.keys, task.sizes)) as samples:
-        for (_, sample), content in zip(samples, offer.content, strict=True):
-            if isinstance(sample, FetchError) or not sample.content == content != "":
-                return False
-            timing.count(sample)
-    return True
-
-
-def _object(offer: Offer, name: str, object_name: str) -> bytes | None:
-    try:
-        data = offer.folder.read(object_name)
-    except StorageError:
-        return None
-    whole = (len(data), xxhash.xxh3_64_intdigest(data)) == offer.objects[name]
-    return data if whole else None
-
-
-def _sums(task: ShardTask, array: Array, data: bytes, holes: Mapping[int, str]) -> ChannelSums:
-    """What the earlier build added up: the sums of single shards are not kept."""
-    sums = Sums(array.row_shape)
-    numbers = range(task.first_row, task.first_row + len(task.keys))
-    with one_thread():
-        for number, row in zip(numbers, _rows(array, data), strict=False):
-            if number not in holes:
-                sums.add(row)
-    return sums.result()
-
-
-def _rows(array: Array, data: bytes) -> Iterator[np.ndarray]:
-    """The rows of a whole object, in memory that the next one uses again."""
-    chunks = math.prod(array.chunks_per_object)
-    view = memoryview(data)
-    index = decode_index(view[-chunks * 16 - 4 :], chunks)
-    chunk = np.empty(array.chunk_shape, array.dtype)
-    for offset, length in index.tolist():
-        array.decoder.decode(view[offset : offset + length], chunk)
-        if array.decoder.filtered:
-            undo_image(chunk)
-        yield from chunk
+def _is_summed(task: ShardTask, name: str) -> bool:
+    return is_summed(task.job.pipeline.fields[name], task.shapes[name])

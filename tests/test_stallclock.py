@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.meter import WINDOW, StallClock, ThreadTime, Times
+from precache.stallclock import WINDOW, StallClock, ThreadTime, Times
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
 
@@ -64,6 +64,7 @@ def test_a_report_sums_batches_and_tells_waiting_from_working() -> None:
     assert (stats.batches, stats.samples, stats.bytes) == (2, 8, 200)
     assert stats.data == Times.of([0.25, 0.125])
     assert stats.step == Times.of([0.125, 0.5])
+    assert stats.iteration == Times.of([0.375, 0.625])
     assert stats.stall_ratio == pytest.approx(0.375)
     assert (stats.cpu_seconds, stats.ready) == (1.5, 3.0)
 
@@ -99,6 +100,60 @@ def test_times_that_the_device_does_not_know_yet_come_with_a_later_report() -> N
     hands.passed = math.inf
     second = clock.report()
     assert (second.data, second.step) == (Times(), Times.of([2.0]))
+
+
+class Device:
+    """Works through what a host queues, in order; a mark is when it comes by."""
+
+    def __init__(self) -> None:
+        self.host = self.free = self.busy = 0.0
+
+    def mark(self) -> float:
+        return max(self.host, self.free)
+
+    def between(self, start: float, end: float) -> float | None:
+        return end - start if end <= self.host else None
+
+    def queue(self, seconds: float) -> None:
+        self.free = self.mark() + seconds
+        self.busy += seconds
+
+    def synchronize(self) -> None:
+        self.host = self.mark()
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0.1, 9), st.booleans()), min_size=1))
+def test_a_device_stalls_for_as_long_as_it_has_nothing_to_do(
+    steps: list[tuple[float, float, bool]],
+) -> None:
+    """Whether the host runs ahead of it or waits for it."""
+    device = Device()
+    clock = StallClock(device.mark, device.between)
+    clock.begin()
+    for fetching, working, waits in steps:
+        device.host += fetching
+        clock.arrived()
+        device.queue(working)
+        if waits:
+            device.synchronize()
+        clock.asked()
+    device.synchronize()
+    stats = clock.report()
+    assert stats.stall_ratio == pytest.approx(1 - device.busy / device.free, abs=1e-9)
+    assert stats.iteration.mean == pytest.approx(device.free / len(steps))
+
+
+def test_a_step_that_comes_to_no_end_can_be_left_out() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 2.0)])
+    hands.now += 50
+    clock.arrived()
+    hands.now += 50
+    clock.forget()
+    clock.forget()
+    stats = clock.report()
+    assert (stats.batches, stats.data.max, stats.iteration.max) == (1, 1.0, 3.0)
 
 
 def test_a_report_starts_a_new_one() -> None:

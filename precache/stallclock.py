@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
 WINDOW = 65_536
 """Steps kept between two reports."""
@@ -49,9 +49,10 @@ class LoaderStats:
     ----------
     batches, samples, bytes
         Handed out.
-    data, step
-        Waiting for a batch, and the caller's own time between two batches. On CUDA as the device
-        spent it: what the host does while the device is busy does not count.
+    data, step, iteration
+        Waiting for a batch, the caller's own time until it comes back for the next one, and both
+        together. On CUDA as the device spent it: what the host does while the device is busy does
+        not count.
     stall_ratio
         Waiting over all; near 0 means that data is not what limits the training.
     cpu_seconds
@@ -68,6 +69,7 @@ class LoaderStats:
     bytes: int
     data: Times
     step: Times
+    iteration: Times
     stall_ratio: float
     cpu_seconds: float = 0.0
     ready: float = 0.0
@@ -102,6 +104,8 @@ Mark = TypeVar("Mark")
 Between = Callable[[Mark, Mark], float | None]
 """Seconds from one mark to a later one, or None as long as the device has not come by."""
 
+Part = Literal["data", "step", "iteration"]
+
 
 class StallClock(Generic[Mark]):
     """Tells waiting from working by two marks a step; cheap enough for every step.
@@ -119,62 +123,73 @@ class StallClock(Generic[Mark]):
         self._between = between
         self._asked: Mark | None = None
         self._arrived: Mark | None = None
-        self._open: deque[tuple[bool, Mark, Mark]] = deque()
+        self._open: deque[tuple[Part, Mark, Mark]] = deque()
         self._reset()
 
     def _reset(self) -> None:
-        self._times: dict[bool, deque[float]] = {
-            waiting: deque(maxlen=WINDOW) for waiting in (True, False)
+        self._times: dict[Part, deque[float]] = {
+            part: deque(maxlen=WINDOW) for part in get_args(Part)
         }
-        self._totals = dict.fromkeys((True, False), 0.0)
+        self._totals: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
         self._batches = self._samples = self._bytes = self._ready = 0
 
     def begin(self) -> None:
         """An epoch begins: what the caller did since the last one is not a step."""
         self._arrived = None
-        self._asked = self._mark()
+        self.asked()
 
     def asked(self) -> None:
         """The caller came back for the next batch."""
-        self._asked = self._mark()
+        now = self._mark()
         if self._arrived is not None:
-            self._open.append((False, self._arrived, self._asked))
+            self._open.append(("step", self._arrived, now))
+            if self._asked is not None:
+                self._open.append(("iteration", self._asked, now))
             self._settle()
+        self._asked, self._arrived = now, None
 
-    def arrived(self, samples: int, nbytes: int, ready: int) -> None:
+    def arrived(self, samples: int = 0, nbytes: int = 0, ready: int = 0) -> None:
         """A batch is handed out; `ready` lay decoded when it was asked for."""
         self._arrived = self._mark()
         if self._asked is not None:
-            self._open.append((True, self._asked, self._arrived))
+            self._open.append(("data", self._asked, self._arrived))
         self._batches += 1
         self._samples += samples
         self._bytes += nbytes
         self._ready += ready
 
+    def forget(self) -> None:
+        """The step in hand comes to no end: leave it out."""
+        if self._arrived is not None and self._open and self._open[-1][2] is self._arrived:
+            self._open.pop()
+            self._batches -= 1
+        self._asked = self._arrived = None
+
     def _settle(self) -> None:
         while self._open:
-            waiting, start, end = self._open[0]
+            part, start, end = self._open[0]
             seconds = self._between(start, end)
             if seconds is None:
                 return
             self._open.popleft()
-            self._times[waiting].append(seconds)
-            self._totals[waiting] += seconds
+            self._times[part].append(seconds)
+            self._totals[part] += seconds
 
     def report(self, cpu_seconds: float = 0.0, fetched: Fetched | None = None) -> LoaderStats:
         """Everything since the last report, which starts a new one."""
         self._settle()
-        total = sum(self._totals.values())
+        total = self._totals["data"] + self._totals["step"]
         stats = LoaderStats(
-            self._batches,
-            self._samples,
-            self._bytes,
-            Times.of(self._times[True]),
-            Times.of(self._times[False]),
-            self._totals[True] / total if total else 0.0,
-            cpu_seconds,
-            self._ready / self._batches if self._batches else 0.0,
-            fetched or Fetched(),
+            batches=self._batches,
+            samples=self._samples,
+            bytes=self._bytes,
+            data=Times.of(self._times["data"]),
+            step=Times.of(self._times["step"]),
+            iteration=Times.of(self._times["iteration"]),
+            stall_ratio=self._totals["data"] / total if total else 0.0,
+            cpu_seconds=cpu_seconds,
+            ready=self._ready / self._batches if self._batches else 0.0,
+            fetched=fetched or Fetched(),
         )
         self._reset()
         return stats

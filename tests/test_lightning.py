@@ -1,0 +1,153 @@
+"""The stall meter in the training loop of Lightning."""
+
+from __future__ import annotations
+
+import csv
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precache
+from precache.errors import UsageError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of Lightning's own imports
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from precache.lightning import StallMonitor
+
+# It warns of a loader without workers, of loggers that are missing, and so on.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Model(lightning.LightningModule):
+    """Sleeps a step, and tells how long it did."""
+
+    def __init__(self, seconds: float = 0.005, fail_at: int | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seconds = seconds
+        self.fail_at = fail_at
+        self.slept: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == self.fail_at:
+            raise ZeroDivisionError("the step failed")
+        started = time.perf_counter()
+        time.sleep(self.seconds)
+        self.slept.append(time.perf_counter() - started)
+        return self.layer(torch.zeros(1)).sum()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        time.sleep(0.1)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Unsized:
+    """Batches with keys, one of them late; without a length."""
+
+    def __init__(self, count: int, late: int) -> None:
+        self.count = count
+        self.late = late
+        self.slept: list[float] = []
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.count):
+            started = time.perf_counter()
+            time.sleep(0.4 if number == self.late else 0.002)
+            self.slept.append(time.perf_counter() - started)
+            yield {"key": [f"{number}.jpg"], "x": torch.zeros(1)}
+
+
+class Sized(Unsized):
+    """With one."""
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class SlowCallback(lightning.Callback):
+    """What other callbacks do is no wait for data."""
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(0.005)
+
+
+def _fit(tmp_path: Path, model: Any, loader: Any, callbacks: list[Any], **options: Any) -> Any:
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=2, callbacks=callbacks,
+        logger=CSVLogger(tmp_path), default_root_dir=tmp_path, log_every_n_steps=1,
+        enable_progress_bar=False, enable_model_summary=False, **options,
+    )  # fmt: skip
+    validation = torch.utils.data.DataLoader([0] * 2)
+    trainer.fit(model, loader, validation)
+    return trainer
+
+
+def _assert_left_nothing(trainer: Any = None) -> None:
+    names = [each.name for each in threading.enumerate()]
+    assert not any(name.startswith("precache-meter") for name in names)
+    assert trainer is None or type(trainer.profiler).__module__.startswith("lightning")
+
+
+def test_data_time_is_that_of_fetching_alone(tmp_path: Path) -> None:
+    reports: list[precache.StallReport] = []
+    model, loader = Model(), Sized(40, late=25)
+    callbacks = [
+        StallMonitor(30, to=[reports.append], device="cpu"),
+        SlowCallback(),
+        ModelCheckpoint(tmp_path, every_n_train_steps=7),
+    ]
+    trainer = _fit(tmp_path, model, loader, callbacks, val_check_interval=20)
+    assert [report.steps for report in reports] == [30, 10, 30, 10]
+    for epoch in range(2):
+        first = reports[2 * epoch]
+        slept = loader.slept[40 * epoch :][:30]
+        assert first.data.mean == pytest.approx(sum(slept) / 30, rel=0.1)
+        assert first.slow[0].keys == ("25.jpg",)
+        # Of two validations of 0.2 s, one is in the middle of this report.
+        assert first.iteration.median < 0.2
+        assert first.iteration.max < 0.4 + 0.2
+    _assert_left_nothing(trainer)
+
+
+def test_figures_go_to_the_loggers_of_the_trainer(tmp_path: Path) -> None:
+    trainer = _fit(tmp_path, Model(0), Sized(20, late=-1), [StallMonitor(10, name="feed", to=[])])
+    with Path(trainer.logger.log_dir, "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row.get("feed/stall_ratio")]
+    assert len(rows) == 4
+    assert all(0 < float(row["feed/stall_ratio"]) <= 1 for row in rows)
+    assert all(float(row["feed/data_mean_seconds"]) > 0 for row in rows)
+    assert int(rows[-1]["step"]) == 40
+
+
+def test_a_loader_without_a_length_is_measured_without_keys(tmp_path: Path) -> None:
+    reports: list[precache.StallReport] = []
+    _fit(tmp_path, Model(0), Unsized(20, late=9), [StallMonitor(to=[reports.append])])
+    assert [report.data.max >= 0.4 for report in reports] == [True, True]
+    assert all(report.slow and not report.slow[0].keys for report in reports)
+    _assert_left_nothing()
+
+
+def test_a_step_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    reports: list[precache.StallReport] = []
+    monitor = StallMonitor(to=[reports.append])
+    with pytest.raises(ZeroDivisionError):
+        _fit(tmp_path, Model(0, fail_at=5), Sized(9, late=-1), [monitor])
+    assert [report.steps for report in reports] == [5]
+    _assert_left_nothing()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="every is 0"):
+        StallMonitor(0)

@@ -1,0 +1,161 @@
+"""Where the rows of one field go: computed, or taken over from an earlier version, and summed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from precache.errors import SampleError
+from precache.layout import RowShape
+from precache.pipeline import Field
+from precache.receipts import ChannelSums
+from precache.shardwriter import ShardWriter
+from workers.offered import OfferedRows
+from workers.ops import FieldRecipe
+from workers.sources import Sample
+
+
+class Sums:
+    """Channel sums of one image field; exact for uint8, so that their order does not matter."""
+
+    def __init__(self, shape: tuple[int, ...], start: ChannelSums | None = None) -> None:
+        channels, self._pixels = shape[0], math.prod(shape[1:])
+        self.count = 0 if start is None else start.count
+        self.total = np.zeros(channels) if start is None else np.array(start.total)
+        self.squares = np.zeros(channels) if start is None else np.array(start.squares)
+        # 256 squares of a byte are the most that float32 adds up without rounding.
+        self._blocks = torch.zeros(channels, -(-self._pixels // 256), 256)
+        self._values = self._blocks.view(channels, -1)[:, : self._pixels]
+
+    def add(self, row: np.ndarray, sign: int = 1) -> None:
+        """Add a row, or take one away that was added."""
+        self._values.copy_(torch.from_numpy(row.reshape(self._values.shape)))
+        self.count += sign * self._pixels
+        self.total += sign * self._summed()
+        self._blocks.square_()
+        self.squares += sign * self._summed()
+
+    def _summed(self) -> np.ndarray:
+        sums: np.ndarray = self._blocks.sum(2).sum(1, dtype=torch.float64).numpy()
+        return sums
+
+    def result(self) -> ChannelSums:
+        return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
+
+
+def is_summed(field: Field, shape: RowShape) -> bool:
+    """Whether channel sums are kept of a field: of images alone."""
+    return field.decodes and len(shape.shape) == 3
+
+
+class FieldOutput:
+    """The rows of one field of one shard, in order.
+
+    Parameters
+    ----------
+    summed
+        Whether channel sums are kept.
+    old
+        Rows of an earlier version, for as many as it has.
+    counted
+        Which of its rows are in the old sums: those that are no holes.
+    """
+
+    def __init__(
+        self,
+        recipe: FieldRecipe,
+        shape: RowShape,
+        writer: ShardWriter,
+        summed: bool,
+        old: OfferedRows | None,
+        counted: np.ndarray,
+    ) -> None:
+        self.recipe = recipe
+        self.writer = writer
+        self.old = old
+        self._shape = shape
+        self._counted = counted
+        start = old.offered.sums if old and old.offered.made.encoded else None
+        start = start if shape.dtype == "uint8" else None
+        self._by_difference = start is not None
+        self._sums = Sums(shape.shape, start) if summed else None
+        self._taken = False
+
+    @property
+    def _encoded(self) -> bool:
+        """Whether single rows can be taken over as they are stored."""
+        return self.old is not None and self.old.offered.made.encoded and self.old.chunk_rows == 1
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether what is taken over is in the sums already."""
+        return self._by_difference
+
+    def compute(self, sample: Sample, key: str) -> None:
+        """Compute a row from its sample into the writer's next place."""
+        self._place(self.recipe(sample, key))
+
+    def take(self, row: int, key: str) -> None:
+        """Have a row of the earlier version, and apply the ops that it lacks."""
+        assert self.old is not None
+        if self._encoded:
+            self._taken = True
+        else:
+            self._place(self.recipe.resume(self.old.row(row), self.old.offered.made.applied, key))
+
+    def _place(self, row: np.ndarray) -> None:
+        if row.shape != self._shape.shape or row.dtype != self._shape.dtype:
+            raise SampleError(
+                f"its {self.recipe.name} is {row.dtype.name} {row.shape}, and the rows of this "
+                f"store are {self._shape.dtype} {self._shape.shape}; add a resize and a crop"
+            )
+        np.copyto(self.writer.row, row)
+        self._taken = False
+
+    def keep(self, row: int, same: bool) -> None:
+        """Go on to the next row with what `compute` or `take` left there.
+
+        Parameters
+        ----------
+        row
+            Its place in the shard.
+        same
+            Whether it is what the earlier version has there.
+        """
+        if self._sums is not None:
+            if not self._by_difference:
+                self._sums.add(self._current(row))
+            elif not same:
+                self._forget(row)
+                self._sums.add(self.writer.row)
+        if self._taken:
+            assert self.old is not None
+            self.writer.put_chunk(self.old.chunk(row))
+        else:
+            self.writer.advance()
+        self._taken = False
+
+    def leave_hole(self, row: int) -> None:
+        """A row of zeros."""
+        if self._sums is not None and self._by_difference:
+            self._forget(row)
+        self._taken = False
+        self.writer.row[...] = 0
+        self.writer.advance()
+
+    def sums(self) -> ChannelSums | None:
+        return None if self._sums is None else self._sums.result()
+
+    def _current(self, row: int) -> np.ndarray:
+        if self._taken:
+            assert self.old is not None
+            return self.old.row(row)
+        return self.writer.row
+
+    def _forget(self, row: int) -> None:
+        """Take what the earlier version had there out of the sums."""
+        counted = row < len(self._counted) and self._counted[row]
+        if counted and self._sums is not None and self.old is not None:
+            self._sums.add(self.old.row(row), -1)

@@ -1,0 +1,207 @@
+"""The rows of one shard, all fields of them: computed, taken over, or left as holes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from precache.codecs import encoder
+from precache.errors import DamageError, FetchError, SampleError, StorageError, StoreError
+from precache.folder import Folder
+from precache.layout import RowShape
+from precache.pipeline import Pipeline
+from precache.receipts import ShardObject
+from precache.rowtable import REMOVED
+from precache.shardwriter import ShardWriter
+from workers.goal import SCRATCH
+from workers.offered import OfferedRows
+from workers.ops import FieldRecipe
+from workers.outputs import FieldOutput, is_summed
+from workers.reuse import Offer
+from workers.sources import Sample
+
+
+class ShardRows:
+    """Rows are made in order, each by `make` and then `keep`; `objects` has what comes of it.
+
+    Parameters
+    ----------
+    recipes, shapes
+        By field.
+    rows
+        Of this shard.
+    removed
+        Places of rows whose samples are no more.
+    offer
+        What an earlier version has of the shard.
+    first_row
+        Number of its first row.
+
+    Attributes
+    ----------
+    content
+        XXH3-128 (hex) of each raw sample so far.
+    taken
+        Rows so far of which all fields were taken over, holes among them.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        recipes: Mapping[str, FieldRecipe],
+        shapes: Mapping[str, RowShape],
+        rows_per_shard: int,
+        rows: int,
+        removed: frozenset[int],
+        offer: Offer | None,
+        first_row: int,
+    ) -> None:
+        self.content: list[str] = []
+        self.taken = 0
+        self._made: tuple[int, str, Mapping[str, bool]] = 0, "", {}
+        self._offer = offer
+        self._removed = removed
+        old = _open(offer)
+        count = len(offer.same) if offer and old else 0
+        self._same = np.zeros(rows, np.bool_)
+        self._before = [""] * rows
+        self._holes: dict[int, str] = {}
+        if offer and count:
+            self._same[:count] = offer.same
+            self._before[:count] = offer.content
+            self._holes = {row - first_row: why for row, why in offer.holes.items()}
+        counted = np.ones(count, np.bool_)
+        counted[list(self._holes)] = False
+        self.outputs = {
+            name: _output(pipeline, recipe, shapes[name], rows_per_shard, old.get(name), counted)
+            for name, recipe in recipes.items()
+        }
+        self._complete = len(old) == len(recipes)
+        self._finished = self._complete and all(
+            each.offered.made.applied == len(pipeline.fields[name].ops)
+            for name, each in old.items()
+        )
+
+    def needs_sample(self, place: int) -> bool:
+        """Whether a row cannot be made of what the earlier version has."""
+        if place in self._removed:
+            return False
+        if place in self._holes:
+            return not (self._finished and self._same[place] and self._before[place])
+        return not (self._complete and self._same[place])
+
+    def make(self, place: int, key: str, sample: Sample | None, barred: str = "") -> str:
+        """Make a row of every field; the reason where it is a hole, else empty.
+
+        Parameters
+        ----------
+        sample
+            Where `needs_sample` asked for it; one without inputs was not to be had, and `barred`
+            says why.
+        """
+        before = self._before[place]
+        content = before if sample is None else sample.content
+        alike = bool(before) and (
+            bool(self._same[place]) if sample is None else self._is_alike(place, content)
+        )
+        taken = dict.fromkeys(self.outputs, False)
+        if place in self._removed:
+            content, reason = "", REMOVED
+        elif barred:
+            reason = barred
+        elif alike and place in self._holes and self._finished:
+            reason = self._holes[place]
+        else:
+            alike = alike and place not in self._holes
+            taken = {name: alike and each.old is not None for name, each in self.outputs.items()}
+            reason = self._row(place, key, sample, taken)
+        self.content.append(content)
+        self.taken += all(taken.values()) or (alike and bool(reason))
+        self._made = place, reason, taken
+        return reason
+
+    def keep(self) -> None:
+        """Encode what `make` made."""
+        place, reason, taken = self._made
+        for name, each in self.outputs.items():
+            if reason:
+                each.leave_hole(place)
+            else:
+                each.keep(place, taken[name] and each.unchanged)
+
+    def _is_alike(self, place: int, content: str) -> bool:
+        assert self._offer is not None
+        same = bool(self._same[place]) or self._offer.content_decides
+        return same and content == self._before[place]
+
+    def _row(self, place: int, key: str, sample: Sample | None, taken: Mapping[str, bool]) -> str:
+        try:
+            for name, each in self.outputs.items():
+                if taken[name]:
+                    each.take(place, key)
+                elif sample is not None:
+                    each.compute(sample, key)
+        except SampleError as error:
+            return str(error)
+        except MemoryError:
+            raise FetchError(f"{key}: the worker ran out of memory") from None
+        except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def objects(self) -> dict[str, Object]:
+        """The finished object of every field."""
+        return {name: Object(each, self._offer) for name, each in self.outputs.items()}
+
+
+class Object:
+    """A finished object, its bytes and what a receipt says of it."""
+
+    def __init__(self, output: FieldOutput, offer: Offer | None) -> None:
+        self._parts, self.made = output.writer.finish()
+        self._offer, self._old = offer, output.old
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it is the earlier version's, byte for byte."""
+        old = self._old
+        return old is not None and (self.made.size, self.made.xxh3) == (
+            old.offered.size,
+            old.offered.xxh3,
+        )
+
+    def put(self, folder: Folder, name: str) -> ShardObject:
+        """Put it, as a link where it is the earlier version's."""
+        if self.is_old and self._offer is not None and self._old is not None:
+            folder.copy(name, self._offer.folder, self._old.offered.object_name, scratch=SCRATCH)
+        else:
+            folder.put(name, self._parts, scratch=SCRATCH)
+        return self.made
+
+
+def _open(offer: Offer | None) -> dict[str, OfferedRows]:
+    """Fields of an offer whose objects are what they were."""
+    found = {}
+    for name in offer.fields if offer else ():
+        with contextlib.suppress(DamageError, StorageError, StoreError):
+            assert offer is not None
+            found[name] = OfferedRows(offer, name)
+    return found
+
+
+def _output(
+    pipeline: Pipeline,
+    recipe: FieldRecipe,
+    shape: RowShape,
+    rows_per_shard: int,
+    old: OfferedRows | None,
+    counted: np.ndarray,
+) -> FieldOutput:
+    field = pipeline.fields[recipe.name]
+    chunk_rows = shape.chunk_rows(rows_per_shard)
+    encode = encoder(field.stored_as, shape.dtype)
+    chunks = rows_per_shard // chunk_rows
+    writer = ShardWriter((chunk_rows, *shape.shape), shape.dtype, chunks, encode)
+    return FieldOutput(recipe, shape, writer, is_summed(field, shape), old, counted)
