@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precache.dataset import CachedDataset
+    from precache.difference import diff
     from precache.errors import (
         BuildError,
         DamageError,
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from precache.garbage import gc
+    from precache.inventory import use, versions
     from precache.jobs import build, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
@@ -47,6 +50,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "precache.dataset": ["CachedDataset"],
+    "precache.difference": ["diff"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -57,6 +61,8 @@ _HOMES = {
         "StoreError",
         "UsageError",
     ],
+    "precache.garbage": ["gc"],
+    "precache.inventory": ["use", "versions"],
     "precache.jobs": ["build", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
@@ -109,13 +115,17 @@ __all__ = [
     "UsageError",
     "Version",
     "build",
+    "diff",
+    "gc",
     "meter",
     "mix",
     "open",
     "pull",
     "simulate",
     "submit",
+    "use",
     "verify",
+    "versions",
 ]
 
 

@@ -32,6 +32,7 @@ from precache.report import (
     show,
 )
 from precache.simulate_command import add_simulate
+from precache.version_commands import add_version_commands
 
 _EPILOG = """\
 examples:
@@ -44,6 +45,8 @@ examples:
   precache bench photos.store --json
   precache view photos.store --source photos/
   precache pull gs://bucket/photos.store --to photos.store
+  precache diff photos.store@3f2a photos.store
+  precache gc photos.store --keep 2 --older-than 7d --dry-run
   precache simulate --load-ms 2000 --loaders 7 --step-ms 100
 
 exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
@@ -75,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (info, verify, bench):
         add_storage_option(command)
     _add_transfer(commands)
+    add_version_commands(commands)
     add_simulate(commands)
     _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")

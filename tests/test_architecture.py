@@ -17,17 +17,18 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock machine
-    stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache metadata
-    rowtable receipts smallarrays store status shardwriter prefetch fetchers objects ranges decoded
-    shards slots readahead feed columns nvcomp stream transforms ranks rankstore outputs selection
-    dataset report resident loader durations simulation simulation_text pictures turns mixture
-    stallpublisher stallrecorder metering lightning bench verification transfer jobs png catalogue
-    originals view viewfacts viewpages viewserver build_options job_commands simulate_command cli
-    __main__
+    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
+    machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
+    metadata rowtable receipts smallarrays commits store status places inventory garbage
+    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
+    columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
+    refresh loader durations simulation simulation_text pictures turns mixture stallpublisher
+    stallrecorder metering lightning bench verification transfer jobs png catalogue originals
+    view viewfacts viewpages viewserver build_options job_commands simulate_command version_text
+    version_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
+    usercode sources plan descent goal heartbeat standing reuse ops timing offered outputs shardrows
     shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
     sharing suspects request parcel jobserver submission results account buildreport
     reportpage build

@@ -20,10 +20,10 @@ from PIL import Image
 import precache
 from precache import retries
 from precache.blobs import RemoteFolder
+from precache.commits import append_entry, read_commits
 from precache.errors import StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
-from precache.store import append_commit, read_commits
 from tests.building import assert_whole_road, contents, encoded, pixels, put_photos
 from tests.gcs_server import GCSServer
 from tests.servers import Fault, FaultProxy, passes, reset, status, truncated
@@ -239,7 +239,7 @@ class _Meeting(RemoteFolder):
 def test_two_who_commit_at_once_both_end_up_in_the_log(gcs: GCSServer) -> None:
     store = _Meeting("gs", f"bucket/{next(_numbers)}", gcs.options())
     versions = ["a" * 32, "b" * 32]
-    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
+    threads = [threading.Thread(target=append_entry, args=[store, v]) for v in versions]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -255,7 +255,7 @@ def test_of_many_commits_by_many_none_is_lost(gcs: GCSServer) -> None:
 
     def commit(name: str) -> None:
         for number in range(8):
-            append_commit(store, f"{name * 28}{number:04x}")
+            append_entry(store, f"{name * 28}{number:04x}")
 
     threads = [threading.Thread(target=commit, args=[name]) for name in "abcd"]
     for thread in threads:

@@ -15,12 +15,14 @@ import xxhash
 from precache import metadata
 from precache.attributes import FORMAT
 from precache.codecs import codec_metadata
+from precache.commits import ROOT, append_commit
+from precache.errors import BuildError
 from precache.folder import Folder
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
-from precache.store import BUILD, HOLES, ROOT, ROW_TABLE, SUMS, append_commit
+from precache.store import BUILD, HOLES, ROW_TABLE, SUMS
 from workers.goal import SCRATCH, Goal
 from workers.plan import ops_digest
 
@@ -46,6 +48,7 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
 
     at_once = 1 if goal.folder.local("") else PUTS
     deque(prefetch(put, objects.items(), at_once, at_once), maxlen=0)
+    _require_whole(goal, receipts)
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
     attributes = {**_attributes(goal, ordered), "digests": digests}
@@ -53,6 +56,21 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
     goal.folder.put(ROOT, [_json(root)], scratch=SCRATCH)
     append_commit(store, goal.version)
     goal.folder.remove(BUILD)
+
+
+def _require_whole(goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+    """Raise `BuildError` where an object is gone since its receipt came."""
+    sizes = goal.sizes()
+    lost = [
+        shard
+        for shard, receipt in receipts.items()
+        if any(sizes[name, shard] != each.size for name, each in receipt.objects.items())
+    ]
+    if lost:
+        raise BuildError(
+            f"{len(lost)} of {goal.shards} shards of {goal.folder} were removed while the others "
+            "were made; run the same command again to make them"
+        )
 
 
 def _json(value: Any) -> bytes:
