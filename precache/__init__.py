@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precache.dataset import CachedDataset
+    from precache.diagnosis import Diagnosis, diagnose
     from precache.errors import (
         BuildError,
         DamageError,
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "precache.dataset": ["CachedDataset"],
+    "precache.diagnosis": ["Diagnosis", "diagnose"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -81,6 +83,7 @@ __all__ = [
     "CenterCrop",
     "DamageError",
     "Decode",
+    "Diagnosis",
     "Field",
     "Function",
     "HorizontalFlip",
@@ -97,6 +100,7 @@ __all__ = [
     "UsageError",
     "Version",
     "build",
+    "diagnose",
     "open",
     "pull",
     "submit",

@@ -20,7 +20,8 @@ PRECACHE = """
     errors pipeline attributes layout codecs zarr_codec sampler meter folder localdisk filesystems
     retries s3reads blobs storage diskcache metadata rowtable receipts smallarrays store status
     shardwriter objects ranges decoded shards slots prefetch readahead fetchers feed columns nvcomp
-    stream transforms ranks selection dataset report resident loader bench verification transfer
+    stream transforms ranks selection dataset report resident loader usage pagecache
+    measurements snapshot probes remedies verdict diagnosis bench verification transfer
     jobs build_options job_commands cli __main__
 """
 WORKERS = """
