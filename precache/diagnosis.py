@@ -133,7 +133,10 @@ def diagnose(
         raise UsageError(f"loader is a {type(loader).__name__}; give an iterable of batches")
     if not callable(step):
         raise UsageError(f"step is a {type(step).__name__}; give a function of a batch")
-    chosen = None if device is None else torch.device(device)
+    try:
+        chosen = None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
     paths = None if files is None else [Path(each) for each in files]
     with _progress(progress) as tick:
         limits = Limits(seconds, steps)

@@ -54,12 +54,12 @@ class Run:
     def max(self) -> float:
         return max(self.seconds)
 
-    @property
+    @functools.cached_property
     def slow(self) -> list[int]:
         """Numbers of the batches that took several times the median."""
         return [i for i, each in enumerate(self.seconds) if each > SLOW * self.median]
 
-    @property
+    @functools.cached_property
     def outlier(self) -> int | None:
         """The only slow batch, where it alone distorts the mean; it says nothing of a rate."""
         slow = self.slow

@@ -279,7 +279,7 @@ def _timed(
         counts, waited = once()
         last, now = now, time.perf_counter()
         (counted if counts else others).append((now - last, waited))
-        if _enough(len(counted), now - started, limits, stride):
+        if _enough(max(len(counted), len(others) // 2), now - started, limits, stride):
             break
     _synchronise()
     total = time.perf_counter() - started

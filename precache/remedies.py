@@ -147,8 +147,14 @@ def remedies(measured: Measurements) -> tuple[Remedy, ...]:
 
 
 def noise(measured: Measurements) -> bool:
-    """Whether steps on the very same batch differ widely: something else uses the machine."""
-    return len(measured.step.seconds) > 2 and measured.step.p95 > 1.5 * measured.step.median
+    """Whether something else uses the machine.
+
+    Steps on the very same batch differ widely then, or a single worker has to wait for a core.
+    """
+    step, alone = measured.step, measured.by_worker
+    differ = len(step.seconds) > 2 and step.p95 > 1.5 * step.median
+    single = measured.setup.workers in (0, 1) or measured.lane is not None
+    return differ or (single and (alone.usage.delay or 0.0) > 0.25 * alone.usage.wall)
 
 
 def _lower(level: Confidence) -> Confidence:
@@ -187,13 +193,14 @@ def _workers(measured: Measurements, rates: Rates) -> Iterator[Remedy]:
         yield _remedy("workers", "more workers", rates, rates.now, "medium", why)
         return
     load = max(work / count, rates.load_cpu / rates.cores)
-    extra = _stalls(measured, count * measured.setup.prefetch, max(rates.floor, load))
+    extra = stalls(measured, count * measured.setup.prefetch, max(rates.floor, load))
     after = dataclasses.replace(rates, load=load, overlap=1.0).together(extra)
     why = f"one worker needs {_ms(work)} a batch, {count} of them {_ms(load)}, beside the step"
-    read = measured.by_worker.usage.read_bytes or 0
     confidence: Confidence = "high" if cpu else "medium"
-    if (count == rates.cores) if cpu else (read > 0):
-        confidence, why = _lower(confidence), why + "; less where they share a disk, or the cores"
+    if cpu and count == rates.cores:
+        confidence, why = "medium", why + ", which needs a core as well"
+    elif not cpu and measured.by_worker.usage.read_bytes:
+        confidence, why = "low", why + "; less where the disk is what limits them"
     yield _remedy("workers", f"num_workers={count}", rates, after, confidence, why)
 
 
@@ -207,7 +214,7 @@ def _background(measured: Measurements, rates: Rates) -> Iterator[Remedy]:
     yield _remedy("workers", what, rates, after, "medium", why)
 
 
-def _stalls(measured: Measurements, ahead: int, pace: float) -> float:
+def stalls(measured: Measurements, ahead: int, pace: float) -> float:
     """Seconds a batch that the loop waits for slow batches, with `ahead` in the making.
 
     Batches come in order: while a worker is at a slow one, the step uses up what lies ready.
@@ -226,7 +233,7 @@ def _prefetch(measured: Measurements, rates: Rates) -> Iterator[Remedy]:
     if factor <= measured.setup.prefetch:
         return
     factor = min(factor, 64)
-    extra = _stalls(measured, have * factor, pace)
+    extra = stalls(measured, have * factor, pace)
     after = dataclasses.replace(rates, overlap=1.0).together(extra)
     why = f"{have * factor} batches ahead outlast the slowest, {_ms(measured.by_worker.max)}"
     yield _remedy("prefetch", f"prefetch_factor={factor}", rates, after, "medium", why)
@@ -270,6 +277,8 @@ def _block_shuffle(measured: Measurements, rates: Rates) -> Iterator[Remedy]:
 
 
 def _faster_disk(measured: Measurements, rates: Rates) -> Iterator[Remedy]:
+    if measured.cold is None and computes(measured) is not False:
+        return
     if measured.cold is not None:
         load = measured.loader.mean
         level: Confidence = "medium"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from precache.measurements import OUTLIER, Measurements
-from precache.remedies import Rates, Remedy, computes, noise, remedies
+from precache.remedies import Rates, Remedy, computes, noise, remedies, stalls
 
 Verdict = Literal["compute-bound", "CPU-bound", "storage-bound", "transfer-bound", "variance-bound"]
 
@@ -16,6 +16,12 @@ WORTH = 1.1
 
 STALL = 0.08
 """Share of waiting up to which a loop on the CPU is not limited by its data."""
+
+WAITERS = 16
+"""Workers of a loader that waits, which are not many on any machine."""
+
+OWN_READS = 1 << 20
+"""Bytes that taking the readings may itself have read."""
 
 TINY = 64 << 10
 """Bytes of a file, below which opening it costs more than reading it."""
@@ -76,7 +82,7 @@ def _verdict(measured: Measurements, rates: Rates) -> tuple[Verdict, str]:
     lost = rates.now - rates.step
     warm = measured.cold is None or measured.fits
     waits_little = not measured.setup.cuda and warm and measured.together.stall < STALL
-    if rates.now < WORTH * rates.step or waits_little:
+    if rates.now < WORTH * rates.step or waits_little or _by_chance(measured, rates):
         if rates.now > 1.25 * rates.step and _crowded(rates):
             return "CPU-bound", "loading and the step share the cores, and slow each other down"
         return "compute-bound", "the step is what takes the time; data is there when it is needed"
@@ -89,6 +95,15 @@ def _verdict(measured: Measurements, rates: Rates) -> tuple[Verdict, str]:
     if computes(measured) is not False:
         return "CPU-bound", "loading computes, and the step waits for it"
     return "storage-bound", _waiting(measured)
+
+
+def _by_chance(measured: Measurements, rates: Rates) -> bool:
+    """Whether workers are far ahead of the step: what little it waited is none of their doing."""
+    workers = measured.setup.workers
+    if not workers or rates.now > 1.25 * rates.step:
+        return False
+    late = stalls(measured, workers * measured.setup.prefetch, rates.floor)
+    return max(rates.load, rates.floor + late) < WORTH * rates.step
 
 
 def _crowded(rates: Rates) -> bool:
@@ -108,10 +123,9 @@ def _waiting(measured: Measurements) -> str:
     usage = measured.by_worker.usage
     if usage.read_bytes:
         return "loading waits for the disk, and the step waits for loading"
-    if (usage.called_bytes or 0) > 0.5 * measured.setup.batch_nbytes * len(
-        measured.by_worker.seconds
-    ):
-        return "loading waits for what it reads, and the step waits for loading"
+    expected = measured.setup.batch_nbytes * len(measured.by_worker.seconds)
+    if (usage.called_bytes or 0.0) > OWN_READS + expected / 2:
+        return "loading waits for what it reads, which is no local disk"
     return "loading waits rather than computes: for a network, or for something else"
 
 
@@ -182,8 +196,4 @@ def _flags(measured: Measurements, rates: Rates) -> Iterator[str]:
             " times slower than later ones, from memory"
         )
     if noise(measured):
-        yield "steps on the same batch differ widely: something else uses the machine; run it again"
-
-
-WAITERS = 16
-"""Workers of a loader that waits, which are not many on any machine."""
+        yield "something else uses the machine, and figures are rough; run it again on an idle one"
