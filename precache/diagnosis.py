@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -138,15 +137,13 @@ def diagnose(
     except RuntimeError as error:
         raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
     paths = None if files is None else [Path(each) for each in files]
-    with _progress(progress) as tick:
-        limits = Limits(seconds, steps)
-        return Diagnosis.of(measure(loader, step, limits, chosen, paths, restore, tick))
+    console = Console(stderr=True, quiet=not progress, highlight=False)
+    limits = Limits(seconds, steps)
 
+    def tick(what: str) -> None:
+        console.print(f"measuring {what} …")
 
-@contextlib.contextmanager
-def _progress(shown: bool) -> Iterator[Callable[[str], None]]:
-    with Console(stderr=True, quiet=not shown).status("Measuring") as status:
-        yield lambda what: status.update(f"Measuring: {what}")
+    return Diagnosis.of(measure(loader, step, limits, chosen, paths, restore, tick))
 
 
 def _lines(found: Diagnosis) -> Iterator[str]:
