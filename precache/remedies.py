@@ -71,8 +71,10 @@ class Rates:
     ----------
     now
         Of the loop as it is; from the disk where the files do not fit into memory.
-    step, copy
-        The step on the device's own batch, and what it waits for the batch's copy.
+    alone, step, copy
+        The step by itself, and on the device's own batch as data for free would leave it; what it
+        waits for the batch's copy. On the host both steps are the same only where workers take the
+        cores from it; else what the loop does not wait is the step, on the machine as it was then.
     load
         The loader alone.
     work
@@ -86,6 +88,7 @@ class Rates:
     """
 
     now: float
+    alone: float
     step: float
     copy: float
     load: float
@@ -107,6 +110,7 @@ class Rates:
         work = measured.by_worker
         warm = cls(
             now=together.mean,
+            alone=step.mean,
             step=step.mean,
             copy=copy,
             load=loader.mean,
@@ -116,11 +120,20 @@ class Rates:
             overlap=overlap,
             cores=measured.setup.cores,
         )
+        if not measured.setup.cuda and not (measured.setup.workers != 0 and warm.crowded):
+            beside = max(together.mean * (1 - together.stall), 1e-9)
+            warm = dataclasses.replace(warm, step=beside)
         if measured.cold is None or measured.fits:
             return warm
         slower = max(1.0, measured.cold.mean / loader.mean)
         cold = dataclasses.replace(warm, load=warm.load * slower, work=warm.work * slower)
         return dataclasses.replace(cold, now=max(warm.now, cold.together()))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether loading and stepping take each other's cores."""
+        spent = self.load_cpu + self.step_cpu
+        return self.now > 1.25 * self.alone and spent > 0.7 * self.now * self.cores
 
     @property
     def floor(self) -> float:
@@ -277,15 +290,14 @@ def _block_shuffle(measured: Measurements, rates: Rates) -> Iterator[Remedy]:
 
 
 def _faster_disk(measured: Measurements, rates: Rates) -> Iterator[Remedy]:
-    if measured.cold is None and computes(measured) is not False:
-        return
-    if measured.cold is not None:
-        load = measured.loader.mean
-        level: Confidence = "medium"
-        why = "at most: as fast as from memory"
-    else:
+    level: Confidence = "medium"
+    if measured.cold is not None and not measured.fits:
+        load, why = measured.loader.mean, "at most: as fast as from memory"
+    elif measured.cold is None and computes(measured) is False:
         load = min(rates.load, rates.load_cpu / max(1, measured.setup.workers or 1))
         level, why = "low", "at most: if all that is not CPU time was waiting for it"
+    else:
+        return
     after = dataclasses.replace(rates, load=load).together()
     what = "a faster disk or network, or a local copy"
     yield _remedy("faster disk", what, rates, after, level, why)

@@ -14,8 +14,8 @@ Verdict = Literal["compute-bound", "CPU-bound", "storage-bound", "transfer-bound
 WORTH = 1.1
 """Times that the loop would be faster with data for free, from which data limits it."""
 
-STALL = 0.08
-"""Share of waiting up to which a loop on the CPU is not limited by its data."""
+CROWDED_STALL = 0.3
+"""Share of waiting up to which sharing the cores is what slows a loop down."""
 
 WAITERS = 16
 """Workers of a loader that waits, which are not many on any machine."""
@@ -23,7 +23,7 @@ WAITERS = 16
 OWN_READS = 1 << 20
 """Bytes that taking the readings may itself have read."""
 
-TINY = 64 << 10
+TINY = 16 << 10
 """Bytes of a file, below which opening it costs more than reading it."""
 
 
@@ -81,10 +81,9 @@ def judge(measured: Measurements) -> Judgement:
 def _verdict(measured: Measurements, rates: Rates) -> tuple[Verdict, str]:
     lost = rates.now - rates.step
     warm = measured.cold is None or measured.fits
-    waits_little = not measured.setup.cuda and warm and measured.together.stall < STALL
-    if rates.now < WORTH * rates.step or waits_little or _by_chance(measured, rates):
-        if rates.now > 1.25 * rates.step and _crowded(rates):
-            return "CPU-bound", "loading and the step share the cores, and slow each other down"
+    if measured.setup.workers != 0 and rates.crowded and measured.together.stall < CROWDED_STALL:
+        return "CPU-bound", "loading and the step share the cores, and slow each other down"
+    if rates.now < WORTH * rates.step or _by_chance(measured, rates):
         return "compute-bound", "the step is what takes the time; data is there when it is needed"
     if rates.copy > 0.5 * lost:
         return "transfer-bound", "the step waits for its batch to be copied to the device"
@@ -104,10 +103,6 @@ def _by_chance(measured: Measurements, rates: Rates) -> bool:
         return False
     late = stalls(measured, workers * measured.setup.prefetch, rates.floor)
     return max(rates.load, rates.floor + late) < WORTH * rates.step
-
-
-def _crowded(rates: Rates) -> bool:
-    return rates.load_cpu + rates.step_cpu > 0.7 * rates.now * rates.cores
 
 
 def _varies(measured: Measurements, rates: Rates) -> bool:
