@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,21 @@ class Limits:
 
 
 class Batches:
-    """The batches of a loader, one epoch after another, until closed."""
+    """The batches of a loader, one epoch after another, until closed.
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    Parameters
+    ----------
+    workers
+        In place of a `DataLoader`'s own number.
+    """
+
+    def __init__(self, loader: Iterable[Any], workers: int | None = None) -> None:
         self._loader = loader
+        if isinstance(loader, DataLoader):
+            self._loader = copy.copy(loader)  # persistent workers that run already stay its own
+            self._loader._iterator = None
+            if workers is not None:
+                self._loader.num_workers = workers
         self._iterator: Iterator[Any] | None = None
         self._alone = isinstance(loader, Iterator)
 
@@ -67,6 +78,8 @@ class Batches:
         iterator, self._iterator = self._iterator, None
         if isinstance(iterator, Generator) and not self._alone:
             iterator.close()
+        if isinstance(self._loader, DataLoader):
+            self._loader._iterator = None  # where persistent workers would live on
 
 
 def measure(
@@ -81,22 +94,11 @@ def measure(
     """Run everything, and put back what can be."""
     paths = list(files) if files is not None else files_of(loader)
     with Snapshot(loader, restore) as snapshot:
-        batches = Batches(_private(loader))
+        batches = Batches(loader)
         try:
             return _Probes(loader, step, limits, device, paths, batches, snapshot, tick).measure()
         finally:
             batches.close()
-
-
-def _private(loader: Any, workers: int | None = None) -> Any:
-    """A `DataLoader` like the given one, whose workers end with its iterator."""
-    if not isinstance(loader, DataLoader):
-        return loader
-    own = copy.copy(loader)
-    own._iterator = None  # persistent workers that run already stay the caller's
-    if workers is not None:
-        own.num_workers = workers
-    return own
 
 
 class _Probes:
@@ -168,7 +170,10 @@ class _Probes:
         self._tick("the loader alone, from the disk")
         if not evict(self._paths, self._limits.seconds):
             return None, f"{len(self._paths):,} files are too many to drop from memory in time"
-        run = self._load(rewound=True)
+        # An epoch at most: the next one finds in memory what this one read.
+        epoch = (_length(self._loader) or self._limits.steps) - self._ahead
+        once = replace(self._limits, steps=max(1, min(self._limits.steps, epoch)))
+        run = self._load(True, once)
         if not run.usage.read_bytes:
             return None, "dropped from memory, the files were still not read from a disk"
         return run, ""
@@ -177,12 +182,13 @@ class _Probes:
         self._step(batch)
         return True, 0.0
 
-    def _load(self, rewound: bool) -> Run:
+    def _load(self, rewound: bool, limits: Limits | None = None) -> Run:
         if rewound:
             self._rewind()
         # Workers deliver in rounds: whole ones, after those that they had in the making.
         stride = max(1, self._workers or 0)
-        return _timed(lambda: self._fetch(self._batches), self._limits, self._ahead, stride)
+        limits = limits or self._limits
+        return _timed(lambda: self._fetch(self._batches), limits, self._ahead, stride)
 
     def _train(self, rewound: bool) -> Run:
         if rewound:
@@ -221,7 +227,7 @@ class _Probes:
         if rewound:
             self._snapshot.rewind()
         self._tick("one worker alone")
-        batches = Batches(_private(self._loader, workers=1))
+        batches = Batches(self._loader, workers=1)
         try:
             return _timed(lambda: self._fetch(batches), self._limits, self._prefetch)
         finally:

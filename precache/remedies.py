@@ -85,6 +85,8 @@ class Rates:
         How much of the shorter of loading and stepping goes on during the other, from 0 to 1.
     cores
         That there are.
+    crowded
+        Whether loading takes the step's cores.
     """
 
     now: float
@@ -97,6 +99,7 @@ class Rates:
     step_cpu: float
     overlap: float
     cores: int
+    crowded: bool = False
 
     @classmethod
     def of(cls, measured: Measurements) -> Rates:
@@ -120,20 +123,17 @@ class Rates:
             overlap=overlap,
             cores=measured.setup.cores,
         )
-        if not measured.setup.cuda and not (measured.setup.workers != 0 and warm.crowded):
+        if not measured.setup.cuda:
             beside = max(together.mean * (1 - together.stall), 1e-9)
-            warm = dataclasses.replace(warm, step=beside)
+            if _crowded(measured, warm, beside):
+                warm = dataclasses.replace(warm, crowded=True)
+            else:
+                warm = dataclasses.replace(warm, step=beside)
         if measured.cold is None or measured.fits:
             return warm
         slower = max(1.0, measured.cold.mean / loader.mean)
         cold = dataclasses.replace(warm, load=warm.load * slower, work=warm.work * slower)
         return dataclasses.replace(cold, now=max(warm.now, cold.together()))
-
-    @property
-    def crowded(self) -> bool:
-        """Whether loading and stepping take each other's cores."""
-        spent = self.load_cpu + self.step_cpu
-        return self.now > 1.25 * self.alone and spent > 0.7 * self.now * self.cores
 
     @property
     def floor(self) -> float:
@@ -145,6 +145,18 @@ class Rates:
         serial = (1 - self.overlap) * min(self.load, self.floor)
         alike = max(self.load, self.floor + extra) + serial
         return max(alike, (self.load_cpu + self.step_cpu) / self.cores)
+
+
+def _crowded(measured: Measurements, rates: Rates, beside: float) -> bool:
+    """Whether the step is slower beside the loader, and both together ask for all the cores."""
+    usage = measured.together.usage
+    asked = (usage.cpu or 0.0) + (usage.delay or 0.0)
+    return (
+        measured.setup.workers != 0
+        and beside > 1.25 * rates.alone
+        and rates.load_cpu > 0.5 * rates.step_cpu
+        and asked > 0.7 * usage.wall * rates.cores
+    )
 
 
 def remedies(measured: Measurements) -> tuple[Remedy, ...]:

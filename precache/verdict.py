@@ -81,7 +81,7 @@ def judge(measured: Measurements) -> Judgement:
 def _verdict(measured: Measurements, rates: Rates) -> tuple[Verdict, str]:
     lost = rates.now - rates.step
     warm = measured.cold is None or measured.fits
-    if measured.setup.workers != 0 and rates.crowded and measured.together.stall < CROWDED_STALL:
+    if rates.crowded and measured.together.stall < CROWDED_STALL:
         return "CPU-bound", "loading and the step share the cores, and slow each other down"
     if rates.now < WORTH * rates.step or _by_chance(measured, rates):
         return "compute-bound", "the step is what takes the time; data is there when it is needed"

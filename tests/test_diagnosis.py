@@ -462,12 +462,14 @@ def test_persistent_workers_of_the_caller_are_left_alone() -> None:
     worker.join(30)
 
 
-def test_an_error_of_the_step_comes_through_and_leaves_nothing() -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_error_of_the_step_comes_through_and_leaves_nothing(persistent: bool) -> None:
     def fail(_: Any) -> None:
         raise ValueError("the step's own")
 
     with pytest.raises(ValueError, match="the step's own"):
-        diagnose(loader(lambda _: None, num_workers=2), fail)
+        diagnose(loader(lambda _: None, num_workers=2, persistent_workers=persistent), fail)
+    assert not multiprocessing.active_children(), "before the error is forgotten"
 
 
 def test_runs_end_by_steps_and_by_seconds() -> None:
