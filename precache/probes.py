@@ -49,7 +49,7 @@ class Batches:
     """
 
     def __init__(self, loader: Iterable[Any], workers: int | None = None) -> None:
-        self._loader = loader
+        self._loader: Any = loader
         if isinstance(loader, DataLoader):
             self._loader = copy.copy(loader)  # persistent workers that run already stay its own
             self._loader._iterator = None

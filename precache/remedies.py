@@ -108,16 +108,18 @@ class Rates:
         shorter = min(loader.mean, step.mean + copy)
         hidden = loader.mean + step.mean + copy - together.mean
         overlap = min(1.0, max(0.0, hidden / max(shorter, 1e-9)))
-        if measured.setup.workers == 0:
-            overlap = 0.0
         work = measured.by_worker
+        load, worked = loader.mean, work.mean
+        if measured.setup.workers == 0:  # the loop itself loads
+            overlap, load = 0.0, max(together.mean * together.stall, 1e-9)
+            worked = load
         warm = cls(
             now=together.mean,
             alone=step.mean,
             step=step.mean,
             copy=copy,
-            load=loader.mean,
-            work=work.mean,
+            load=load,
+            work=worked,
             load_cpu=work.a_batch(work.usage.cpu),
             step_cpu=step.a_batch(step.usage.cpu),
             overlap=overlap,

@@ -231,6 +231,7 @@ def test_a_slow_disk_is_told_from_slow_code(slow_disk: Path) -> None:
     assert "reads" in found.reason
 
 
+@heavy
 def test_samples_that_sleep_in_workers_are_told_by_one_worker_alone() -> None:
     def now() -> float:
         return measured_rate(
