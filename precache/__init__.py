@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precache.dataset import CachedDataset
+    from precache.diagnosis import Diagnosis, diagnose
     from precache.difference import diff
     from precache.errors import (
         BuildError,
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "precache.dataset": ["CachedDataset"],
     "precache.difference": ["diff"],
+    "precache.diagnosis": ["Diagnosis", "diagnose"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -95,6 +97,7 @@ __all__ = [
     "CenterCrop",
     "DamageError",
     "Decode",
+    "Diagnosis",
     "Field",
     "Function",
     "HorizontalFlip",
@@ -119,6 +122,7 @@ __all__ = [
     "gc",
     "meter",
     "mix",
+    "diagnose",
     "open",
     "pull",
     "simulate",

@@ -17,12 +17,13 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
-    machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
-    metadata rowtable receipts smallarrays commits store status places inventory garbage
-    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
-    columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
-    refresh loader durations simulation simulation_text pictures turns mixture stallpublisher
+    errors states pipeline attributes layout codecs zarr_codec sampler stallclock
+    eventclock machine stalls folder localdisk retries filesystems s3reads blobs storage locks
+    diskcache metadata rowtable receipts smallarrays commits store status places inventory
+    garbage difference shardwriter prefetch fetchers objects ranges decoded shards slots
+    readahead feed columns nvcomp stream transforms ranks rankstore outputs selection dataset
+    report resident refresh loader usage pagecache measurements snapshot probes remedies verdict
+    diagnosis durations simulation simulation_text pictures turns mixture stallpublisher
     stallrecorder metering lightning bench verification transfer jobs png catalogue originals
     view viewfacts viewpages viewserver build_options job_commands simulate_command version_text
     version_commands cli __main__
