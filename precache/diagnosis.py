@@ -118,7 +118,8 @@ def diagnose(
     Raises
     ------
     UsageError
-        A limit is not positive, the loader has no batches, or something to restore has no state.
+        A limit is not positive, the loader has no batches, a file or device is not there, or
+        something to restore has no state.
 
     Examples
     --------
@@ -132,18 +133,27 @@ def diagnose(
         raise UsageError(f"loader is a {type(loader).__name__}; give an iterable of batches")
     if not callable(step):
         raise UsageError(f"step is a {type(step).__name__}; give a function of a batch")
-    try:
-        chosen = None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
     paths = None if files is None else [Path(each) for each in files]
+    missing = [path for path in paths or [] if not path.is_file()]
+    if missing:
+        raise UsageError(f"files has {missing[0]}, which is no file here; name those that are read")
     console = Console(stderr=True, quiet=not progress, highlight=False)
     limits = Limits(seconds, steps)
 
     def tick(what: str) -> None:
         console.print(f"measuring {what} …")
 
-    return Diagnosis.of(measure(loader, step, limits, chosen, paths, restore, tick))
+    return Diagnosis.of(measure(loader, step, limits, _device(device), paths, restore, tick))
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    try:
+        chosen = None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
+    if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
+    return chosen
 
 
 def _lines(found: Diagnosis) -> Iterator[str]:

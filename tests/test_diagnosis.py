@@ -499,6 +499,7 @@ def test_a_loader_of_a_few_batches_is_begun_again() -> None:
         ({"step": None}, "step is a NoneType"),
         ({"restore": [3]}, "restore has 3"),
         ({"device": "nonsense"}, "nonsense"),
+        ({"files": ["/no/such/file"]}, "/no/such/file"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_refused(arguments: dict[str, Any], message: str) -> None:
