@@ -19,7 +19,6 @@ from tests.raycluster import Cluster
 from workers import cluster
 
 RESIZE = 256
-SHARDS = 1000
 EMPTY_TASKS = 1000
 
 
