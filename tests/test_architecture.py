@@ -26,9 +26,9 @@ PRECACHE = """
     job_commands simulate_command cli __main__
 """
 WORKERS = """
-    usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
-    shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
-    sharing suspects request parcel jobserver submission results account buildreport
+    usercode sources plan descent goal standing reuse spared ops timing offered outputs shardrows
+    shard_task dispatch placement cluster sharing request listed work probe takeover commit tally
+    nodeview progress metrics suspects parcel jobserver submission results account buildreport
     reportpage build
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
