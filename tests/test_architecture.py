@@ -23,13 +23,13 @@ PRECACHE = """
     readahead fetchers feed columns nvcomp stream transforms ranks rankstore outputs selection
     dataset report resident loader durations simulation simulation_text pictures turns mixture
     stallpublisher stallrecorder metering lightning bench verification transfer jobs build_options
-    job_commands simulate_command cli __main__
+    job_commands plan_command simulate_command cli __main__
 """
 WORKERS = """
     usercode sources plan descent goal standing reuse spared ops timing offered outputs shardrows
     shard_task dispatch placement cluster sharing request listed work probe takeover commit tally
     nodeview progress metrics suspects parcel jobserver submission results account buildreport
-    reportpage build
+    reportpage build shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

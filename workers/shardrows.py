@@ -64,7 +64,7 @@ class ShardRows:
         self._made: tuple[int, str, Mapping[str, bool]] = 0, "", {}
         self._offer = offer
         self._removed = removed
-        old = _open(offer)
+        old = open_offered(offer)
         self._spared = spared = Spared(pipeline, rows, removed, offer, old, first_row)
         counted = np.ones(spared.count, np.bool_)
         counted[list(spared.holes)] = False
@@ -168,7 +168,7 @@ class Object:
         return self.made
 
 
-def _open(offer: Offer | None) -> dict[str, OfferedRows]:
+def open_offered(offer: Offer | None) -> dict[str, OfferedRows]:
     """Fields of an offer whose objects are what they were."""
     found = {}
     for name in offer.fields if offer else ():
