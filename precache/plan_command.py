@@ -66,25 +66,29 @@ def show_plan(options: argparse.Namespace, timing: bool) -> None:
 
 def _print(plan: BuildPlan) -> None:
     console = Console()
+    console.print(_headline(plan), style="bold", highlight=False, soft_wrap=True)
     for name, value in _lines(plan):
         line = Text.assemble((name.ljust(_HEAD), "bold"), value)
         console.print(line, soft_wrap=True)
 
 
-def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
-    """Names and values; those without a name go on with the one before."""
-    there = f"version {plan.version[:8]} is complete"
+def _headline(plan: BuildPlan) -> str:
+    version = f"version {plan.version[:8]}"
     match plan.state:
         case "nothing" if plan.version == plan.current:
-            yield "", f"Nothing to do: {there}"
+            return f"Nothing to do: {version} is complete"
         case "nothing":
-            yield "", f"Nothing to do but to make it current again: {there}"
+            return f"Nothing to do but to make it current again: {version} is complete"
         case "repair":
-            yield "", f"Version {plan.version[:8]} lacks objects, which are made again"
+            return f"Objects of {version} are lost, and would be made again"
         case "continue":
-            yield "", f"A build of version {plan.version[:8]} began, and would go on"
-        case _:
-            yield "", f"A new version {plan.version[:8]} would be made"
+            return f"A build of {version} began, and would go on"
+        case "build":
+            return f"A new {version} would be made"
+
+
+def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
+    """Names and values; those without a name go on with the one before."""
     yield "version", plan.version
     yield "current", plan.current or "none yet"
     if plan.differences is not None:

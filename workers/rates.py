@@ -155,8 +155,11 @@ def _take(
 
 
 def _output(task: RatesTask, recipe: FieldRecipe, old: OfferedRows | None) -> FieldOutput:
-    shape, counted = task.shapes[recipe.name], np.zeros(task.rows_per_shard, np.bool_)
-    return field_output(task.job.pipeline, recipe, shape, task.rows_per_shard, old, counted)
+    """For as many rows as are timed, in chunks as large as the build's."""
+    shape, timed = task.shapes[recipe.name], max(len(task.keys), len(task.places))
+    step = shape.chunk_rows(task.rows_per_shard)
+    rows = step * (-(-timed // step) | 1)  # a power of two times an odd number
+    return field_output(task.job.pipeline, recipe, shape, rows, old, np.zeros(rows, np.bool_))
 
 
 def _finish(task: RatesTask, output: FieldOutput, clock: _Clock, rows: int) -> tuple[Cost, float]:
