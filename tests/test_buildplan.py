@@ -169,11 +169,10 @@ def test_why_nothing_is_taken_over_is_said(
     options: dict[str, Any], reason: str, source: Path, tmp_path: Path
 ) -> None:
     build(source, tmp_path / "store", PIPELINES["image"])
-    some_added(source)
-    planned, _ = kept(source, tmp_path / "store", PIPELINES["image"], **options)
+    planned, _ = kept(source, tmp_path / "store", recipe(codec="raw"), **options)
     assert planned.base is None
     assert reason in planned.base_reason
-    assert planned.rows_computed == 45
+    assert planned.rows_computed == 40
 
 
 def test_files_of_another_time_are_told_apart(source: Path, tmp_path: Path) -> None:

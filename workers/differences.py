@@ -188,7 +188,9 @@ def _parameters(
 ) -> Iterator[RecipeChange]:
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
-        if old != new:
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _parameters(f"{where}.{name}", old, new)
+        elif old != new:
             yield RecipeChange(f"{where}.{name}".lstrip("."), old, new)
 
 
