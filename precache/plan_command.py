@@ -93,7 +93,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield "current", plan.current or "none yet"
     if plan.differences is not None:
         yield from _differences(plan.differences, plan.keeps_rows)
-    removed = f", {plan.removed:,} removed before or now" if plan.removed else ""
+    removed = f", {plan.removed:,} rows of removed ones" if plan.removed else ""
     ignored = f", {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
     yield "samples", f"{plan.samples:,}{removed}{ignored}"
     if plan.shards == plan.shards_skipped:
@@ -190,14 +190,16 @@ def _bytes(plan: BuildPlan) -> Iterator[str]:
     }
     for name, nbytes in kinds.items():
         if nbytes is None:
-            yield f"unknown {name} (left out: timing)"
+            yield f"{name}: unknown without timing"
         elif nbytes or name in ("fetched", "written"):
             yield f"{size(nbytes)} {name}"
 
 
 def _estimate(found: Estimate) -> Iterator[tuple[str, str]]:
     cores = f"{found.cpus} core{'s' * (found.cpus > 1)}"
-    took = f"about {_duration(found.seconds)} on {cores}, {found.cpu_seconds / 3600:.2g} CPU-hours"
+    cpu, hours = f"{found.cpu_seconds:.2g} CPU-s", found.cpu_seconds / 3600
+    cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
+    took = f"about {_duration(found.seconds)} on {cores}, {cpu}"
     yield "time", f"{took}; by {found.samples} samples, without the start of Ray"
     for key, why in found.failed:
         yield "would fail", f"{key}: {why}"

@@ -144,7 +144,7 @@ def test_importing_precache_loads_no_heavy_library(
 
 
 @pytest.mark.parametrize(
-    "modules", ["workers.plan, workers.goal, workers.sources", "workers.build"]
+    "modules", ["workers.plan, workers.goal, workers.sources", "workers.build", "workers.buildplan"]
 )
 def test_planning_a_build_loads_neither_torch_nor_ray_nor_a_decoder(
     run_python: Callable[..., subprocess.CompletedProcess[str]], modules: str

@@ -304,7 +304,7 @@ def test_the_command_says_it_in_words_and_in_json(source: Path, tmp_path: Path) 
     recipe = ("--resize", "48", "--crop", "40")
     found = cli("plan", source, store, *recipe)
     assert found.returncode == 0, found.stderr
-    for part in ("image.ops[1].resize.size: 40 → 48", "5 added: cat/new0.jpg", "CPU-hours"):
+    for part in ("image.ops[1].resize.size: 40 → 48", "5 added: cat/new0.jpg", "CPU-s"):
         assert part in found.stdout
     dry = cli("build", source, store, *recipe, "--dry-run", "--json", "--address", "serial")
     data = json.loads(dry.stdout)
