@@ -93,8 +93,8 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield "current", plan.current or "none yet"
     if plan.differences is not None:
         yield from _differences(plan.differences, plan.keeps_rows)
-    removed = f", {plan.removed:,} rows of removed ones" if plan.removed else ""
-    ignored = f", {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
+    removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
+    ignored = f"; {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
     yield "samples", f"{plan.samples:,}{removed}{ignored}"
     if plan.shards == plan.shards_skipped:
         return

@@ -305,8 +305,8 @@ def _base_reason(
     pipeline = request.pipeline
     if base is not None:
         if base.rivals == 1:
-            return "the only version that has a field by the same ops, or the first of them"
-        return f"of {base.rivals} versions with a field by the same ops, it spares most"
+            return "the only one with a field by these ops, or the first of them"
+        return f"of {base.rivals} with a field by these ops, or the first of them, it spares most"
     if work.committed:
         return "what was lost is made again as it was"
     if request.recompute:
@@ -317,7 +317,7 @@ def _base_reason(
     if not versions:
         return "the store has no version yet"
     if not any(made_of(pipeline, each) for each in versions):
-        return "no version has a field by the same ops, code and libraries, or the first of them"
+        return "no version has a field by these ops, code and libraries, or the first of them"
     if work.origin is not None and work.origin.rows_per_shard != work.goal.rows_per_shard:
         return (
             f"shards are to have {work.goal.rows_per_shard} rows, and those of version "
