@@ -15,7 +15,7 @@ from workers.work import Work
 
 @dataclass(frozen=True)
 class FieldRows:
-    """Rows of one field, by how they come about; holes among them, removed rows not.
+    """Rows of one field, by how they come about; of holes that stay, those in whole shards alone.
 
     Attributes
     ----------

@@ -78,6 +78,8 @@ def find_work(
     measure
         Asked for row shapes where no earlier version tells them.
     """
+    if goal is not None and is_readable(goal):
+        return _losses(goal)
     recipe, origin, needed = listed.recipe, None, None
     # Samples that bring labels must be fetched.
     if not (request.recompute or listed.fetches_labels):
@@ -85,13 +87,17 @@ def find_work(
     if goal is None:
         shapes, needed = _known(recipe, origin) or _measured(recipe, measure)
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
-    if is_readable(goal):
-        lost = lost_objects(goal)
-        return Work(goal, None, {}, sorted({shard for _, shard in lost}), lost)
+        if is_readable(goal):
+            return _losses(goal)
     receipts = read_receipts(goal)
     todo = shards_to_do(goal.shards, receipts, goal.sizes())
     there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
     return Work(goal, origin, there, todo, None, needed)
+
+
+def _losses(goal: Goal) -> Work:
+    lost = lost_objects(goal)
+    return Work(goal, None, {}, sorted({shard for _, shard in lost}), lost)
 
 
 def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
