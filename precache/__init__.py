@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precache.dataset import CachedDataset
+    from precache.diagnosis import Diagnosis, diagnose
+    from precache.difference import diff
     from precache.errors import (
         BuildError,
         DamageError,
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from precache.garbage import gc
+    from precache.inventory import use, versions
     from precache.jobs import build, plan, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
@@ -48,6 +52,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "precache.dataset": ["CachedDataset"],
+    "precache.difference": ["diff"],
+    "precache.diagnosis": ["Diagnosis", "diagnose"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -58,6 +64,8 @@ _HOMES = {
         "StoreError",
         "UsageError",
     ],
+    "precache.garbage": ["gc"],
+    "precache.inventory": ["use", "versions"],
     "precache.jobs": ["build", "plan", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
@@ -92,6 +100,7 @@ __all__ = [
     "CenterCrop",
     "DamageError",
     "Decode",
+    "Diagnosis",
     "Field",
     "Function",
     "HorizontalFlip",
@@ -112,14 +121,19 @@ __all__ = [
     "UsageError",
     "Version",
     "build",
+    "diff",
+    "gc",
     "meter",
     "mix",
+    "diagnose",
     "open",
     "plan",
     "pull",
     "simulate",
     "submit",
+    "use",
     "verify",
+    "versions",
 ]
 
 

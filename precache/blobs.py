@@ -146,7 +146,9 @@ class RemoteFolder:
         paths = [self._at(name) for name, _, _ in parts]
         fast = first and EXTRAS.get(self.protocol) == "s3" and reads_of(self._fs, self.options)
         if fast:
-            return fast.cat([(path, *part[1:]) for path, part in zip(paths, parts, strict=True)])
+            named = [(path, *part[1:]) for path, part in zip(paths, parts, strict=True)]
+            if (found := fast.cat(named)) is not None:
+                return found
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")

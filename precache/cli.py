@@ -18,7 +18,7 @@ from precache.build_options import (
     build_keywords,
     read_pipeline,
 )
-from precache.errors import PrecacheError
+from precache.errors import PrecacheError, UsageError
 from precache.job_commands import add_job_commands
 from precache.plan_command import add_plan, show_plan
 from precache.report import (
@@ -33,6 +33,7 @@ from precache.report import (
     show,
 )
 from precache.simulate_command import add_simulate
+from precache.version_commands import add_version_commands
 
 _EPILOG = """\
 examples:
@@ -44,7 +45,10 @@ examples:
   precache info photos.store
   precache verify photos.store@3f2a
   precache bench photos.store --json
+  precache view photos.store --source photos/
   precache pull gs://bucket/photos.store --to photos.store
+  precache diff photos.store@3f2a photos.store
+  precache gc photos.store --keep 2 --older-than 7d --dry-run
   precache simulate --load-ms 2000 --loaders 7 --step-ms 100
 
 exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad usage
@@ -77,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in (info, verify, bench):
         add_storage_option(command)
     _add_transfer(commands)
+    add_version_commands(commands)
     add_simulate(commands)
+    _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
@@ -100,6 +106,39 @@ def _add_transfer(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         add_storage_option(command)
         command.set_defaults(run=_transfer)
+
+
+def _add_view(commands: Any) -> None:
+    view = commands.add_parser(
+        "view",
+        help="look at samples in a browser",
+        description=inspect.cleandoc(_view.__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    view.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
+    what = view.add_argument_group("what is shown")
+    what.add_argument(
+        "--source",
+        metavar="SOURCE",
+        help="what the store was built from: raw files, and what each op makes of them, stand "
+        "beside the stored rows",
+    )
+    what.add_argument(
+        "--run-functions",
+        action="store_true",
+        help="run the functions that the store's recipe names; only for a store that you trust",
+    )
+    what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
+    what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
+    what.add_argument(
+        "--class", dest="label", default="", metavar="NAME", help="rows of one class, or its number"
+    )
+    add_storage_option(what)
+    where = view.add_argument_group("where")
+    where.add_argument("--out", metavar="FILE", help="write one page that needs no server, and end")
+    where.add_argument("--port", type=int, default=0, metavar="N", help="default any that is free")
+    where.add_argument("--open", action="store_true", help="open it in a browser")
+    view.set_defaults(run=_view)
 
 
 def _add_build(commands: Any) -> None:
@@ -204,6 +243,34 @@ def _bench(options: argparse.Namespace) -> int:
             storage_options=dict(options.storage_options),
         )
     show(options.json, dataclasses.asdict(result), lambda: print_bench(result))
+    return 0
+
+
+def _view(options: argparse.Namespace) -> int:
+    """Show in a browser what a store holds: samples, classes, statistics, holes, the build.
+
+    Serves pages at an address of this machine that it prints, until Ctrl-C. Rows are found by key
+    and class; the page of a row compares it with what the ops make of its raw file, where --source
+    names the source. For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
+    """
+    try:
+        from precache.catalogue import Query
+        from precache.viewpages import open_pages
+        from precache.viewserver import serve, write_page
+    except ModuleNotFoundError as error:
+        raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
+    pages = open_pages(
+        options.store,
+        options.source,
+        options.rows,
+        dict(options.storage_options),
+        options.run_functions,
+    )
+    query = Query(options.find, label=options.label)
+    if options.out is None:
+        serve(pages, query, options.port, browser=options.open)
+    else:
+        write_page(pages, query, options.out)
     return 0
 
 

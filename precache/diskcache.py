@@ -2,8 +2,10 @@
 
 ::
 
-    CACHE/lock             locked for the milliseconds that a decision takes
-    CACHE/users/ID         what one running loader may hold and holds; locked while it runs
+    CACHE/lock             locked for the milliseconds that a decision takes; says how many bytes
+                           all objects take at most
+    CACHE/users/ID         what one running loader may hold at most, and a line for each object
+                           that it holds; locked while it runs
     CACHE/objects/NAME     whole objects, checked
     CACHE/parts/NAME       objects on their way, as long as they will be; locked by who fetches them
 
@@ -11,13 +13,16 @@ All locks are `flock`: the kernel drops those of a process that dies, however it
 held is then free to go. What is held is never evicted. Every loader says beforehand how much it
 will hold at most, and is refused where the sum would exceed the limit; so no two can wait for each
 other.
+
+The number in ``lock`` is raised before an object takes its bytes, and lowered after others let go
+of theirs: who dies in between leaves one that is too high. Files are counted anew when a loader
+joins, and where that number would pass the limit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -27,35 +32,76 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import xxhash
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
+from precache.locks import LockedFile, remove_if_free
 
 OVERHEAD = 64 << 10
-"""Bytes of the limit that are set aside for folders, locks and what users say of themselves."""
+"""Bytes of the limit that are set aside for the lock and empty folders."""
 
 SHARE = 0.9
 """Of the space that a cache could take, where no limit is given."""
 
+SPARE = 0.01
+"""Of the limit, freed at once where some must go, so that files are seldom looked at: while that
+is whole objects."""
+
 BLOCK = 4096
 """Bytes that a file's size is rounded up to, as disks do."""
 
+ENTRY = 512
+"""Bytes that a file's name takes in its folder, which may be half empty."""
+
+HEAD = 256
+"""Bytes of the first line of what a user says, at most."""
+
 
 def on_disk(size: int) -> int:
-    """Bytes that a file of `size` takes."""
-    return -(-size // BLOCK) * BLOCK
+    """Bytes that a file of `size` takes, its name included, from its first byte on."""
+    return -(-size // BLOCK) * BLOCK + ENTRY if size else 0
+
+
+def said(objects: int) -> int:
+    """Bytes of what a loader says of itself that holds so many objects at most."""
+    return on_disk(HEAD + len(_FREE) * objects)
+
+
+_FREE = b" " * 16 + b"\n"
+"""The line of an object that is not held; else its digest stands there."""
+
+
+def _line(name: str) -> bytes:
+    # Should two have the same, one of them is held for nothing.
+    return f"{xxhash.xxh3_64_hexdigest(os.fsencode(name))}\n".encode()
 
 
 @dataclass(frozen=True)
 class _User:
-    """What a running loader says: its limit, what it may hold at most, what it holds."""
+    """What a running loader says: its limit, what it takes at most and what that is for.
 
+    Attributes
+    ----------
+    claim
+        Bytes, those of `path` included.
+    """
+
+    path: Path
     limit: int
     claim: int
     family: str
-    held: frozenset[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Of what it says."""
+        return on_disk(self.path.stat().st_size)
+
+    @property
+    def held(self) -> set[bytes]:
+        """Lines of the objects that it holds."""
+        return set(self.path.read_bytes().splitlines(keepends=True)[1:])
 
 
 class DiskCache:
@@ -72,7 +118,7 @@ class DiskCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder.expanduser().absolute()
         self.limit = limit
-        with _translated(self.folder, "make"):
+        with self._translated("make"):
             for name in ("users", "objects", "parts"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -93,7 +139,7 @@ class DiskCache:
         """
         if limit is None:
             cache = cls(Path(folder), 0)
-            with _translated(cache.folder, "use"):
+            with cache._translated("use"):
                 taken = sum(512 * status.st_blocks for _, status in cache._files())
                 limit = int(SHARE * (shutil.disk_usage(cache.folder).free + taken))
         try:
@@ -103,11 +149,13 @@ class DiskCache:
                 f"cache_limit is {limit!r}; give bytes, or a size such as '200GB'"
             ) from None
 
-    def join(self, claim: int, family: str) -> Lease:
-        """Take part in the cache, holding at most `claim` bytes at a time.
+    def join(self, claim: int, objects: int, family: str) -> Lease:
+        """Take part in the cache.
 
         Parameters
         ----------
+        claim, objects
+            Bytes that it will hold at most at a time, and objects.
         family
             What the names of the objects begin with that this loader will want again; what nobody
             wants again is evicted first.
@@ -117,15 +165,16 @@ class DiskCache:
         UsageError
             The limit leaves no room for it.
         """
-        with self._decision():
+        claim += said(objects)
+        with self._translated("use"), self._lock() as lock:
             users = self._users()
             others = sum(user.claim for user in users)
-            limit = min([self.limit, *(user.limit for user in users)])
+            limit = self._lowest(users)
             if OVERHEAD + others + claim > limit:
                 raise UsageError(self._refusal(limit, claim, others, len(users)))
-            lease = Lease(self, claim, family)
-            self._evict(limit - OVERHEAD)
-            return lease
+            room = self._room(users) - said(objects)
+            _say_taken(lock, self._evict(users, room))
+            return Lease(self, claim, objects, family)
 
     def _refusal(self, limit: int, claim: int, others: int, users: int) -> str:
         lower = f" (set by another loader; here {self.limit})" if limit < self.limit else ""
@@ -142,6 +191,10 @@ class DiskCache:
         """Where an object lies once it is there."""
         return self.folder / "objects" / name
 
+    def part(self, name: str) -> Path:
+        """Where it lies on its way."""
+        return self.folder / "parts" / name
+
     def has(self, name: str, size: int) -> bool:
         """Whether an object is there whole."""
         try:
@@ -149,58 +202,60 @@ class DiskCache:
         except FileNotFoundError:
             return False
 
-    @contextlib.contextmanager
-    def _decision(self) -> Iterator[None]:
-        """Alone among all processes that share the cache."""
-        with _translated(self.folder, "use"), _locked(self.folder / "lock"):
-            yield
+    def _lock(self) -> LockedFile:
+        """To decide alone among all processes that share the cache."""
+        return LockedFile(self.folder / "lock")
 
-    @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[int]:
-        """The only open descriptor of an object on its way; waits while another one is fetching."""
-        path = self.folder / "parts" / name
-        while True:
-            with _locked(path) as descriptor:
-                if not _is_at(descriptor, path):  # another finished it, or cleaned up, meanwhile
-                    continue
-                try:
-                    yield descriptor
-                finally:
-                    path.unlink(missing_ok=True)
-                return
-
-    def reserve(self, descriptor: int, size: int) -> None:
+    def reserve(self, part: LockedFile, size: int) -> None:
         """Make room for an object on its way, and take it."""
-        with self._decision():
-            os.ftruncate(descriptor, 0)
-            limit = min([self.limit, *(user.limit for user in self._users())])
-            if self._evict(limit - OVERHEAD - on_disk(size)) > 0:
+        with self._translated("use"), self._lock() as lock:
+            os.ftruncate(part.fileno(), 0)
+            users = self._users()
+            room = self._room(users)
+            taken = _taken(lock)
+            if taken is None or taken + on_disk(size) > room:
+                taken = self._evict(users, room - on_disk(size))
+            if taken + on_disk(size) > room:
                 raise StorageError(
-                    f"{self.folder} has no room for {size} bytes below its limit of {limit}; "
-                    "are there files in it that precache did not put there?"
+                    f"{self.folder} has no room for {size} bytes below its limit of "
+                    f"{self._lowest(users)}; are there files in it that precache did not put there?"
                 )
-            os.ftruncate(descriptor, size)
+            _say_taken(lock, taken + on_disk(size))
+            os.ftruncate(part.fileno(), size)
 
     def finish(self, name: str) -> None:
         """Make an object that is on its way one that is there."""
-        with self._decision():  # who counts must see it in one place
-            (self.folder / "parts" / name).replace(self.path(name))
+        with self._translated("use"), self._lock():  # who counts must see it in one place
+            self.part(name).replace(self.path(name))
 
     def _users(self) -> list[_User]:
         """The loaders that run; what is left of others is removed."""
         users = []
         for path in (self.folder / "users").iterdir():
             with contextlib.suppress(FileNotFoundError):  # one that ends
-                if not _remove_if_free(path):
-                    said: dict[str, Any] = json.loads(path.read_bytes())
-                    held = frozenset(said["held"])
-                    users.append(_User(said["limit"], said["claim"], said["family"], held))
+                if not remove_if_free(path):
+                    with path.open("rb") as file:
+                        users.append(_User(path, **json.loads(file.readline())))
         return users
 
-    def _evict(self, room: int) -> int:
-        """Remove objects until all take no more than `room` bytes; how many bytes are too many."""
-        users = self._users()
-        held = {name for user in users for name in user.held}
+    def _lowest(self, users: list[_User]) -> int:
+        """The limit that holds."""
+        return min([self.limit, *(user.limit for user in users)])
+
+    def _room(self, users: list[_User]) -> int:
+        """Bytes that objects may take."""
+        room = self._lowest(users) - OVERHEAD
+        for user in users:
+            with contextlib.suppress(FileNotFoundError):  # it ends
+                room -= user.nbytes
+        return room
+
+    def _evict(self, users: list[_User], room: int) -> int:
+        """Remove objects until all take no more than `room` bytes; how many they take then."""
+        held = set[bytes]()
+        for user in users:
+            with contextlib.suppress(FileNotFoundError):  # it ends
+                held |= user.held
         families = tuple({user.family for user in users})
         total, candidates = 0, []
         for path, status in self._files():
@@ -208,19 +263,22 @@ class DiskCache:
             total += size
             if path.parent.name == "parts":
                 candidates.append((0, 0, size, path))
-            elif path.name not in held:
+            elif _line(path.name) not in held:
                 # An epoch reads every shard once: the one read last is wanted again last.
                 wanted = bool(families) and path.name.startswith(families)
                 age = -status.st_mtime_ns if wanted else status.st_mtime_ns
                 candidates.append((1 + wanted, age, size, path))
+        if total <= room:
+            return total
+        least = room - int(SPARE * self.limit)
         for kind, _, size, path in sorted(candidates):
-            if total <= room:
+            if total <= room and total - size < least:
                 break
-            if kind == 0 and not _remove_if_free(path):
+            if kind == 0 and not remove_if_free(path):
                 continue
             path.unlink(missing_ok=True)
             total -= size
-        return max(0, total - room)
+        return total
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for place in ("objects", "parts"):
@@ -228,22 +286,60 @@ class DiskCache:
                 with contextlib.suppress(FileNotFoundError):  # a fetch that failed
                     yield Path(entry.path), entry.stat()
 
+    @contextlib.contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            hint = {
+                errno.ENOSPC: "; the disk is full: free some space, or lower cache_limit",
+                errno.EACCES: "; check its owner and mode, or choose another cache_dir",
+                errno.EROFS: "; choose a cache_dir that can be written",
+                errno.ENOLCK: "; choose a cache_dir on a disk of this machine",
+            }.get(error.errno or 0, "")
+            reason = error.strerror or str(error)
+            told = f"cannot {doing} the cache {self.folder}: {reason}{hint}"
+            raise StorageError(told) from error
+
+
+_TAKEN = 21
+"""Bytes that say how many objects take: digits and a line's end."""
+
+
+def _taken(lock: LockedFile) -> int | None:
+    """Bytes that objects take at most, as who decided last says; None where nobody does."""
+    found = os.pread(lock.fileno(), _TAKEN, 0)
+    return int(found) if len(found) == _TAKEN and found[:-1].isdigit() else None
+
+
+def _say_taken(lock: LockedFile, nbytes: int) -> None:
+    os.pwrite(lock.fileno(), f"{nbytes:0{_TAKEN - 1}d}\n".encode(), 0)
+
 
 class Lease:
-    """One loader's part in a cache. Safe to use from several threads; gone with its process."""
+    """One loader's part in a cache. Safe to use from several threads; gone with its process.
 
-    def __init__(self, cache: DiskCache, claim: int, family: str) -> None:
+    Made while nobody else decides.
+    """
+
+    def __init__(self, cache: DiskCache, claim: int, objects: int, family: str) -> None:
         self._cache = cache
-        self._said = {"limit": cache.limit, "claim": claim, "family": family}
-        self._held: set[str] = set()
+        self._places: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._path = cache.folder / "users" / uuid.uuid4().hex
-        self._descriptor = _lock(self._path)
         self._process = os.getpid()
-        self._end = weakref.finalize(self, _leave, self._descriptor, self._path, self._process)
+        path = cache.folder / "users" / uuid.uuid4().hex
+        self._file = LockedFile(path)
+        self._end = weakref.finalize(self, _leave, self._file, path, self._process)
         try:
-            self._say()
-        except OSError:
+            self._file.lock()
+            head = {"limit": cache.limit, "claim": claim, "family": family}
+            data = f"{json.dumps(head)}\n".encode()
+            self._start = len(data)
+            self._free = list(range(objects))
+            # Here, and nowhere later, a disk may turn out to be full.
+            os.posix_fallocate(self._file.fileno(), 0, len(data) + objects * len(_FREE))
+            os.pwrite(self._file.fileno(), data + objects * _FREE, 0)
+        except BaseException:
             self.close()
             raise
 
@@ -257,18 +353,15 @@ class Lease:
         fetch
             Writes it, whole and checked, to a descriptor. Of all that want it, one calls this.
         """
-        with self._changes():
-            self._held.add(name)
-        if self._was_there(name, size):
-            return False
-        with _translated(self._cache.folder, "write to"), self._cache.part(name) as part:
-            if self._was_there(name, size):
-                return False
-            self._cache.reserve(part, size)
-            fetch(part)
-            os.fdatasync(part)
-            self._cache.finish(name)
-            return True
+        self._hold(name)
+        return not self._was_there(name, size) and self._bring(name, size, fetch)
+
+    def _hold(self, name: str) -> None:
+        cache = self._cache
+        with self._lock, cache._translated("use"), cache._lock():  # no one evicts it meanwhile
+            if name not in self._places:
+                self._places[name] = self._free.pop()
+                self._write(self._places[name], _line(name))
 
     def _was_there(self, name: str, size: int) -> bool:
         if not self._cache.has(name, size):
@@ -276,21 +369,38 @@ class Lease:
         os.utime(self._cache.path(name))
         return True
 
+    def _bring(self, name: str, size: int, fetch: Callable[[int], None]) -> bool:
+        path = self._cache.part(name)
+        while True:
+            # Waits while another one is fetching it.
+            with self._cache._translated("write to"), LockedFile(path) as part:
+                if not part.is_at(path):  # another finished it, or cleaned up, meanwhile
+                    continue
+                try:
+                    if self._was_there(name, size):
+                        return False
+                    self._cache.reserve(part, size)
+                    fetch(part.fileno())
+                    os.fdatasync(part.fileno())
+                    self._cache.finish(name)
+                    return True
+                finally:
+                    path.unlink(missing_ok=True)
+
     def give_back(self, name: str) -> None:
         """Let an object be evicted; its memory maps must be gone."""
-        with self._changes():
-            self._held.discard(name)
+        with self._lock, self._cache._translated("use"):
+            if name in self._places:
+                self._write(self._places[name], _FREE)
+                self._free.append(self._places.pop(name))
 
-    @contextlib.contextmanager
-    def _changes(self) -> Iterator[None]:
-        with self._lock, self._cache._decision():
-            yield
-            self._say()
+    def give_back_all(self) -> None:
+        """Let all of them be evicted."""
+        for name in list(self._places):
+            self.give_back(name)
 
-    def _say(self) -> None:
-        data = json.dumps({**self._said, "held": sorted(self._held)}).encode()
-        os.posix_fallocate(self._descriptor, 0, len(data))  # all or nothing, where a disk is full
-        os.ftruncate(self._descriptor, os.pwrite(self._descriptor, data, 0))
+    def _write(self, place: int, line: bytes) -> None:
+        os.pwrite(self._file.fileno(), line, self._start + place * len(_FREE))
 
     @property
     def usable(self) -> bool:
@@ -299,93 +409,14 @@ class Lease:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._end()
+        try:
+            self._end()
+        finally:  # where Ctrl-C broke in
+            self._file.close()
 
 
-# --- locks --------------------------------------------------------------------------------------
-
-_locks: set[int] = set()
-"""Locked descriptors of this process, which a forked child must not keep locked."""
-
-
-def _let_go() -> None:
-    for descriptor in _locks:
-        os.close(descriptor)
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _lock(path: Path) -> int:
-    """A descriptor of the file, which is made if missing, with a lock that nobody else has."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    _locks.add(descriptor)
-    return descriptor
-
-
-def _unlock(descriptor: int) -> None:
-    if descriptor in _locks:  # a forked child has none of them
-        _locks.discard(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # though a child may have inherited it
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    descriptor = _lock(path)
-    try:
-        yield descriptor
-    finally:
-        _unlock(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _remove_if_free(path: Path) -> bool:
-    """Remove a file that nobody has locked; whether it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def _leave(descriptor: int, path: Path, process: int) -> None:
+def _leave(file: LockedFile, path: Path, process: int) -> None:
     """The end of a lease, however it comes; in a forked child it is still the parent's."""
     if os.getpid() == process:
         path.unlink(missing_ok=True)
-        _unlock(descriptor)
-
-
-@contextlib.contextmanager
-def _translated(folder: Path, doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        hint = {
-            errno.ENOSPC: "; the disk is full: free some space, or lower cache_limit",
-            errno.EACCES: "; check its owner and mode, or choose another cache_dir",
-            errno.EROFS: "; choose a cache_dir that can be written",
-            errno.ENOLCK: "; choose a cache_dir on a disk of this machine",
-        }.get(error.errno or 0, "")
-        reason = error.strerror or str(error)
-        raise StorageError(f"cannot {doing} the cache {folder}: {reason}{hint}") from error
+        file.close()

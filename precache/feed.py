@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections import deque
@@ -16,15 +15,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
+from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
 from precache.objects import MappedObjects
-from precache.prefetch import collected
 from precache.stallclock import Fetched
 from precache.store import Version
-
-log = logging.getLogger(__name__)
 
 FETCHES = 4
 """Shards under way at a time."""
@@ -34,9 +30,6 @@ PIECE = 32 << 20
 
 LOOKAHEAD = 1 << 20
 """Rows whose shards are looked for; what they need may be less than the cache holds."""
-
-GRACE = 5.0
-"""Seconds that an iterator's end waits for requests under way."""
 
 TRIES = 3
 """Times that a shard is fetched whose bytes do not arrive as they were written."""
@@ -102,7 +95,7 @@ class CachedShards:
         self.cache = cache
         self.fields: dict[str, _CachedObjects] = {}
         self._version = version
-        self._claim = 0
+        self._shards_at_once = 0
         self._idle: list[Lease] = []
         self._closed = False
         self._lock = threading.Lock()
@@ -121,7 +114,7 @@ class CachedShards:
         """Bytes of a shard in the cache, all fields."""
         return sum(on_disk(each.nbytes(number)) for each in self.fields.values())
 
-    def most(self, shards: int) -> int:
+    def _most(self, shards: int) -> int:
         """Bytes in the cache of so many shards, at most."""
         count = -(-self._version.rows // self.rows_per_shard)
         sizes = sorted(map(self.nbytes, range(count)), reverse=True)
@@ -130,22 +123,26 @@ class CachedShards:
     def window(self, widest: int) -> int:
         """Shards to mix at a time: as many as `widest`, where two loaders then fit the limit."""
         room = (self.cache.limit - OVERHEAD) // 2
-        fitting = [each for each in range(1, widest + 1) if self.most(2 * each) <= room]
-        return max(fitting, default=1)
+        takes = [self._most(2 * n) + said(self._objects(2 * n)) for n in range(1, widest + 1)]
+        return max((n for n, nbytes in enumerate(takes, 1) if nbytes <= room), default=1)
 
-    def claim(self, nbytes: int) -> None:
-        """Take part in the cache, holding up to `nbytes` at a time.
+    def _objects(self, shards: int) -> int:
+        return shards * len(self.fields)
+
+    def claim(self, shards: int) -> None:
+        """Take part in the cache, holding up to so many shards at a time.
 
         Raises
         ------
         UsageError
             There is no room for so much.
         """
-        self._claim = nbytes
+        self._shards_at_once = shards
         self._idle.append(self._join())
 
     def _join(self) -> Lease:
-        return self.cache.join(self._claim, f"{self._version.id}-")
+        shards, family = self._shards_at_once, f"{self._version.id}-"
+        return self.cache.join(self._most(shards), self._objects(shards), family)
 
     @contextlib.contextmanager
     def feed(self) -> Iterator[ShardFeed]:
@@ -154,7 +151,7 @@ class CachedShards:
             lease = self._idle.pop() if self._idle else None
         if lease is None or not lease.usable:  # in use, or of a process that forked
             lease = self._join()
-        feed = ShardFeed(self, lease, self._claim)
+        feed = ShardFeed(self, lease, self._shards_at_once)
         try:
             yield feed
         finally:
@@ -198,8 +195,8 @@ class ShardFeed:
     Parameters
     ----------
     room
-        Bytes in the cache that it holds at most; enough for the shards of any one batch and those
-        that it shares windows with.
+        Shards that it holds at most; enough for those of any one batch and those that it shares
+        windows with.
     """
 
     def __init__(self, shards: CachedShards, lease: Lease, room: int) -> None:
@@ -211,7 +208,7 @@ class ShardFeed:
         self._taken = 0
         self._lock = threading.Lock()
         self._stopped = False
-        self._fetchers = Fetchers(FETCHES, self._bring)
+        self._fetchers = Fetchers(FETCHES, shards.where)
 
     def around(
         self, batches: Generator[np.ndarray, None, None]
@@ -244,14 +241,11 @@ class ShardFeed:
             self._fetch_queued()
 
     def _fetch_queued(self) -> None:
-        while self._queued:
-            number, nbytes = self._queued[0], self._shards.nbytes(self._queued[0])
-            if self._taken + nbytes > self._room:
-                return
-            self._queued.popleft()
-            self._taken += nbytes
+        while self._queued and self._taken < self._room and not self._stopped:
+            number = self._queued.popleft()
+            self._taken += 1
             self._open[number].begun = True
-            self._fetchers.submit(number, self._open[number].there)
+            self._fetchers.submit(partial(self._bring, number), self._open[number].there)
 
     @contextlib.contextmanager
     def present(self, rows: np.ndarray) -> Iterator[None]:
@@ -278,7 +272,7 @@ class ShardFeed:
         if not self._open.pop(number).begun:
             self._queued.remove(number)
             return
-        self._taken -= self._shards.nbytes(number)
+        self._taken -= 1
         with contextlib.ExitStack() as ends:
             for each in self._shards.fields.values():
                 each.forget(number)
@@ -335,11 +329,7 @@ class ShardFeed:
         or nobody may wait for them here.
         """
         self.stop()
-        if collected() or not self._fetchers.join(GRACE):
-            if not collected():
-                log.warning(
-                    "a request to %s is left behind: it is not answered", self._shards.where
-                )
+        if not self._fetchers.join():
             for number in list(self._open):
                 for each in self._shards.fields.values():
                     each.forget(number)
@@ -347,6 +337,7 @@ class ShardFeed:
         if not self._lease.usable:  # of the process that this one was forked from
             return False
         with contextlib.ExitStack() as ends:
+            ends.callback(self._lease.give_back_all)  # what came after the error of its batch
             for number in list(self._open):
                 ends.callback(self._let_go, number)
         return True

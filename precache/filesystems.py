@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from precache import retries
 from precache.errors import PrecacheError, UsageError
 
 EXTRAS = {
@@ -29,6 +31,8 @@ def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
     """fsspec's own instance for these options, which it keeps, one for each process."""
     try:
         made = _class_of(protocol, options)
+        if EXTRAS.get(protocol) == "gcs":
+            options = {**options, "session_kwargs": _waiting(options.get("session_kwargs", {}))}
         return made(**{"use_listings_cache": False, **options})
     except PrecacheError:
         raise
@@ -58,6 +62,24 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
 
         return GCSFileSystem
     return found
+
+
+def _waiting(session_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of gcsfs, which tries again by itself, and does not look at when the server wishes it."""
+    traces = [*session_kwargs.get("trace_configs", []), _obedience()]
+    return {**session_kwargs, "trace_configs": traces}
+
+
+@functools.cache  # fsspec knows its instances by what they are made with
+def _obedience() -> Any:
+    import aiohttp
+
+    async def answered(session: Any, context: Any, found: Any) -> None:
+        await retries.wait_as_wished(found.response.status, found.response.headers)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(answered)
+    return trace
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:

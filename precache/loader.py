@@ -19,6 +19,7 @@ from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.eventclock import stall_clock
 from precache.ranks import find_rank, require_rank
+from precache.refresh import Refresh
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
 from precache.stallclock import LoaderStats
@@ -102,6 +103,11 @@ class Loader:
         With block shuffle: shards are dealt out to so many nodes once and for all, so that the
         cache of each needs to hold its share alone. The order is a function of this number, and
         not of how many nodes there are; `batch_size` times `world_size` must be a multiple of it.
+    refresh
+        ``epoch``: each epoch reads the version that is current at its beginning, the same on all
+        processes of `torch.distributed`, which must begin it together; iterators of earlier ones
+        end. One whose fields have another shape or dtype is not taken, and the log says so. By
+        default the version stays that of the beginning.
 
     Notes
     -----
@@ -144,13 +150,20 @@ class Loader:
         num_canonical_nodes: int = 1,
         rows: np.ndarray | Sequence[int] | None = None,
         weights: np.ndarray | Sequence[float] | None = None,
+        refresh: str | None = None,
     ) -> None:
+        given = {n: value for n, value in locals().items() if n not in ("self", "uri")}
         _choose("output", output, ("dict", "tuple"))
         _choose("order", order, ("row", "key"))
         _choose("verify", verify, ("first", "always", "off"))
         _choose("resident", resident, (None, "host", "device"))
         _choose("decompress", decompress, ("host", "device"))
         _choose("access", access, ("map", "pread"))
+        _choose("refresh", refresh, (None, "epoch"))
+        if refresh and (rows is not None or weights is not None or resident):
+            raise UsageError("rows, weights and resident are of one version; leave out refresh")
+        self._refresh = Refresh(uri, storage_options) if refresh else None
+        self._given = given if refresh else {}
         if cache_limit is not None and cache_dir is None:
             raise UsageError(f"cache_limit is {cache_limit!r} and there is no cache_dir; give both")
         counts = {"threads": threads, "ahead": ahead, "window": window}
@@ -184,7 +197,7 @@ class Loader:
         self._last = (0, 0)
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
-            self._columns.cached.claim(self._columns.cached.most(shards))
+            self._columns.cached.claim(shards)
 
     def _make_order(
         self,
@@ -245,6 +258,11 @@ class Loader:
     def world_size(self) -> int:
         return self._order.world_size
 
+    @property
+    def follows(self) -> bool:
+        """Whether its epochs read newer versions of the store, as `refresh` says."""
+        return self._refresh is not None
+
     def __len__(self) -> int:
         """Batches of an epoch."""
         return self._order.batches
@@ -288,9 +306,39 @@ class Loader:
         self._iterators.add(iterator)
         return iterator
 
+    def _follow(self, refresh: Refresh) -> None:
+        """Go over to the version that the epoch is to read."""
+        taken: list[Loader] = []
+        world_size = self._order.world_size
+        uri = refresh.newer(self.version, lambda uri: taken.append(self._at(uri)), world_size)
+        if uri is not None:
+            self._adopt(taken.pop() if taken else self._at(uri))
+
+    def _at(self, uri: str) -> Loader:
+        """The same loader of another version; this one keeps no iterator and no disk cache."""
+        self._end_iterators()
+        if self._columns.cached:
+            self._columns.cached.close()
+        shapes = self._columns.shapes
+        given = {**self._given, "fields": [name for name in shapes if name != "row"]}
+        rank = {"rank": self._order.rank, "world_size": self._order.world_size}
+        other = Loader(uri, **{**given, **rank, "refresh": None})
+        if other._columns.shapes != shapes:
+            other.close()
+            raise UsageError(f"{uri} has {other._columns.shapes}, and this loader reads {shapes}")
+        return other
+
+    def _adopt(self, other: Loader) -> None:
+        self._stream.close()
+        self._columns, self._selection = other._columns, other._selection
+        self._order, self._stream = other._order, other._stream
+        self._place.measure(len(self))
+
     def _run(self) -> Generator[Any, None, None]:
         # With its first batch, not when it is made: some trainers make one that they never use.
         epoch, start = self._place.begin()
+        if self._refresh and start == 0:
+            self._follow(self._refresh)
         batches = self._stream.batches(self._order.epoch(epoch, start))
         with contextlib.closing(batches):
             self._clock.begin()
@@ -346,8 +394,11 @@ class Loader:
         ------
         UsageError
             The state is of another version, global batch or order, by name. Ranks may be more or
-            fewer than they were.
+            fewer than they were. With `refresh` the version that it names is opened.
         """
+        version = state.get("version")
+        if self._refresh and isinstance(version, str) and version != self.version.id:
+            self._adopt(self._at(self._refresh.uri_of(version)))
         require_same(self.identity(), state, "this loader")
         self._place.load(state)
 
@@ -357,12 +408,15 @@ class Loader:
         An iterator that is at work on another thread, or calls this itself, ends with its batch.
         """
         self._closed = True
-        for iterator in list(self._iterators):
-            with contextlib.suppress(ValueError):  # it is at work
-                iterator.close()
+        self._end_iterators()
         self._stream.close()
         if self._columns.cached:
             self._columns.cached.close()
+
+    def _end_iterators(self) -> None:
+        for iterator in list(self._iterators):
+            with contextlib.suppress(ValueError):  # it is at work
+                iterator.close()
 
     def __enter__(self) -> Self:
         return self

@@ -122,6 +122,11 @@ def _require_one_place(loaders: Any) -> None:
         one, other = (f"rank {x.rank} of {x.world_size} on {x.device}" for x in (first, loader))
         if one != other:
             raise UsageError(f"source 0 is for {one}, and source {number} for {other}")
+        if loader.follows:
+            raise UsageError(
+                f"source {number} has refresh='epoch', and the shares of a mixture are those of "
+                "its versions; leave it out"
+            )
 
 
 class Mixture:

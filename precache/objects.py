@@ -177,8 +177,8 @@ class MappedObjects(Objects):
         return found.data[offset : offset + length]
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
+        path = self.path(number, tail)
         try:
-            path = self.path(number, tail)
             if path is None:
                 raise OSError("it is not on a local disk")
             data = map_file(path)
@@ -192,8 +192,8 @@ class MappedObjects(Objects):
                 return None
             raise self.missing(number, tail, row) from None
         except OSError as error:
-            url = self.version.folder.path(self.name(number, tail))
-            raise StorageError(f"cannot map {url}: {error}") from None
+            where = path or self.version.folder.path(self.name(number, tail))
+            raise StorageError(f"cannot map {where}: {error}") from None
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
         return StoredObject(len(data), index, data.data, self._plain_rows(data, index))

@@ -440,3 +440,13 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
+
+
+def op_texts(field: Field) -> list[str]:
+    """A field's ops as calls, such as ``resize(size=256)``; defaults are left out."""
+    texts = []
+    for op in field.ops:
+        given = op.model_dump(exclude_defaults=True, exclude={"op"})
+        inside = ", ".join(f"{name}={value}" for name, value in given.items())
+        texts.append(f"{op.op}({inside})" if inside else op.op)
+    return texts

@@ -6,10 +6,12 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from precache.errors import DamageError, StorageError
+from precache.fetchers import asked
 from precache.folder import Range
 from precache.objects import Objects, StoredObject
 from precache.store import Version
@@ -83,7 +85,7 @@ class RangedObjects(Objects):
         return chunks
 
     def _read(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        return self.version.folder.read_ranges(ranges)
+        return asked(partial(self.version.folder.read_ranges, ranges))
 
     def _require(
         self, got: bytes | StorageError, number: int, tail: tuple[int, ...], row: int

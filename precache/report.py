@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
+from precache.pipeline import op_texts
 from precache.store import FieldInfo, Version
 
 if TYPE_CHECKING:
@@ -157,8 +158,7 @@ def print_info(version: Version, info: Mapping[str, Any]) -> None:
     if version.classes:
         rows.append((f"{len(version.classes)} classes", _shortened(version.classes)))
     for name, recipe in version.pipeline.fields.items():
-        parameters = [op.model_dump(exclude_defaults=True) | {"op": op.op} for op in recipe.ops]
-        rows.append((f"{name} recipe", " → ".join(map(_op, parameters))))
+        rows.append((f"{name} recipe", " → ".join(op_texts(recipe))))
     _print_rows(rows)
     for key, reason in list(version.holes.values())[:SHOWN]:
         _print(f"hole: {key}: {reason}")
@@ -170,12 +170,6 @@ def _field(field: FieldInfo) -> str:
         f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
         f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
     )
-
-
-def _op(parameters: dict[str, Any]) -> str:
-    name = parameters.pop("op")
-    inside = ", ".join(f"{key}={value}" for key, value in parameters.items())
-    return f"{name}({inside})" if inside else name
 
 
 @contextlib.contextmanager

@@ -114,15 +114,29 @@ def pause(attempt: int, error: Exception | None) -> float:
     return min(LONGEST_PAUSE, doubled) * random.uniform(0.5, 1.5)
 
 
+async def wait_as_wished(status: int, headers: Mapping[str, str]) -> None:
+    """Wait as long as an answer wishes: for libraries that try again by themselves, sooner."""
+    if status in TRANSIENT_STATUS:
+        await asyncio.sleep(min(_wish(headers) or 0.0, LONGEST_PAUSE))
+
+
 def _retry_after(error: BaseException) -> float | None:
-    """The server's own wish in seconds. Source: RFC 9110, section 10.2.3."""
+    """The server's own wish in seconds."""
     for each in causes(error):
         response = getattr(each, "response", None)
         headers = getattr(each, "headers", None) or getattr(response, "headers", None)
         if isinstance(response, Mapping):  # botocore
             headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
-        for name in ("Retry-After", "retry-after"):
-            value = headers.get(name) if headers is not None else None
-            if value is not None and str(value).isdigit():
-                return float(value)
+        wish = _wish(headers) if headers is not None else None
+        if wish is not None:
+            return wish
+    return None
+
+
+def _wish(headers: Mapping[str, str]) -> float | None:
+    """Seconds. Source: RFC 9110, section 10.2.3."""
+    for name in ("Retry-After", "retry-after"):
+        value = str(headers.get(name))
+        if value.isdigit():
+            return float(value)
     return None

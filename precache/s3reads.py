@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from precache import retries
+
 log = logging.getLogger(__name__)
 
 Part = tuple[str, int, int | None]
@@ -38,6 +40,10 @@ _processes: set[int] = set()
 them for ever."""
 
 
+class _NoCredentialsError(Exception):
+    """s3fs finds none."""
+
+
 class S3Reads:
     """Reads of one s3fs file system."""
 
@@ -53,12 +59,19 @@ class S3Reads:
         """Whether it is worth asking."""
         return self._succeeded or self._failures < TRUST
 
-    def cat(self, parts: Sequence[Part]) -> list[Any]:
-        """The bytes of each of one or more, or the exception that says why there are none."""
+    def cat(self, parts: Sequence[Part]) -> list[Any] | None:
+        """The bytes of each of one or more, or the exception that says why there are none.
+
+        None where s3fs is to say what it does without credentials.
+        """
         from fsspec.asyn import sync
 
         _processes.add(os.getpid())
-        found: list[Any] = sync(self._fs.loop, self._cat_all, parts)
+        try:
+            found: list[Any] = sync(self._fs.loop, self._cat_all, parts)
+        except _NoCredentialsError:
+            self._failures = TRUST
+            return None
         if any(isinstance(each, bytes | FileNotFoundError) for each in found):
             self._succeeded = True
         else:
@@ -75,6 +88,8 @@ class S3Reads:
             async with limit:
                 try:
                     return await self._cat(*part)
+                except _NoCredentialsError:
+                    raise
                 except Exception as error:
                     return _plain(error)
 
@@ -96,6 +111,8 @@ class S3Reads:
         from obstore.store import S3Store
 
         client = await self._fs.set_session()
+        # botocore tries again by itself, and does not look at when the server wishes it.
+        client.meta.events.register_first("needs-retry.s3", _wait_as_wished, "precache")
         endpoint = str(client.meta.endpoint_url)
         config: dict[str, Any] = {"region": client.meta.region_name}
         if endpoint.endswith(".amazonaws.com"):
@@ -114,6 +131,8 @@ class S3Reads:
             config["secret_access_key"] = self._fs.secret
             if self._fs.token:
                 config["session_token"] = self._fs.token
+        elif await self._fs.session.get_credentials() is None:
+            raise _NoCredentialsError
         else:
             config["credential_provider"] = self._credentials
         self._stores[bucket] = S3Store(
@@ -133,6 +152,11 @@ class S3Reads:
             "token": frozen.token,
             "expires_at": datetime.now(UTC) + CREDENTIALS_LAST,
         }
+
+
+async def _wait_as_wished(response: tuple[Any, Any] | None = None, **others: Any) -> None:
+    if response is not None:
+        await retries.wait_as_wished(response[0].status_code, response[0].headers)
 
 
 _made: dict[int, S3Reads] = {}

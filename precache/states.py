@@ -60,6 +60,10 @@ class Place:
             )
         self.seek(epoch, batch)
 
+    def measure(self, length: int) -> None:
+        """An epoch has so many batches from here on."""
+        self._length = length
+
     def seek(self, epoch: int, batch: int) -> None:
         """Begin the next iterator at a batch of an epoch."""
         self._reached = self._next = (epoch, batch)

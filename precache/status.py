@@ -8,10 +8,16 @@ import time
 from dataclasses import dataclass
 
 from precache.attributes import Identity
+from precache.commits import BUILD, read_commits
 from precache.errors import StorageError, StoreError
 from precache.folder import FileInfo, Folder
 from precache.storage import StorageOptions, open_folder
-from precache.store import BUILD, read_commits
+
+DESCRIPTION = f"{BUILD}/build.json"
+"""Object of a version that was begun and not committed."""
+
+HEARTBEAT = f"{BUILD}/heartbeat"
+"""Object of a version with the Unix time, put again and again while a build makes its shards."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class BuildStatus:
     done
         Shards that have a receipt.
     idle_seconds
-        Since the last receipt came, or the build began: small while a build lives.
+        Since the last receipt or heartbeat came, or the build began: below a minute while it lives.
     """
 
     version: str
@@ -57,7 +63,7 @@ def read_status(
     """
     folder = open_folder(store, storage_options)
     log = read_commits(folder)
-    found = [_read_build(folder.folder(name)) for name in folder.names() if name != "commits"]
+    found = [read_build(folder.folder(name)) for name in folder.names() if name != "commits"]
     building = tuple(each for each in found if each is not None)
     if not log and not building:
         raise StoreError(f"there is no store at {folder}, and no build has begun there")
@@ -70,16 +76,16 @@ def read_status(
     )
 
 
-def _read_build(version: Folder) -> BuildStatus | None:
-    place = f"{BUILD}/build.json"
-    data = version.get(place)
+def read_build(version: Folder) -> BuildStatus | None:
+    """How far a version is that was begun; None where it was not, or is committed."""
+    data = version.get(DESCRIPTION)
     if data is None:
         return None
-    identity = Identity.read(data, version.path(place))
+    identity = Identity.read(data, version.path(DESCRIPTION))
     receipts: list[FileInfo] = []
     with contextlib.suppress(StorageError):  # none yet, or committed at this moment
         receipts = list(version.folder(f"{BUILD}/receipts").walk())
-    last = max([identity.begun or 0.0, *(file.mtime_ns / 1e9 for file in receipts)])
+    last = max([identity.begun or 0.0, _beat(version), *(f.mtime_ns / 1e9 for f in receipts)])
     rows = identity.rows
     return BuildStatus(
         identity.version,
@@ -88,3 +94,11 @@ def _read_build(version: Folder) -> BuildStatus | None:
         len(receipts),
         max(0.0, time.time() - last) if last > 0 else None,
     )
+
+
+def _beat(version: Folder) -> float:
+    """Unix time of the last heartbeat; 0 where there is none."""
+    try:
+        return float(version.get(HEARTBEAT) or 0)
+    except ValueError:
+        raise StoreError(f"{version.path(HEARTBEAT)} is damaged or forged: it is no time") from None

@@ -1,4 +1,4 @@
-"""Stores and their versions: the commit log, metadata, and the small arrays of every row."""
+"""Versions of a store: metadata, and the small arrays of every row."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import functools
 import hashlib
 import json
 import os
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +17,8 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
-from precache.attributes import FORMAT, Attributes, CommitEntry, refuse
+from precache.attributes import FORMAT, Attributes, refuse
+from precache.commits import BUILD, ROOT, append_commit, read_commits
 from precache.errors import (
     DamageError,
     NewerFormatError,
@@ -32,60 +31,15 @@ from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
 from precache.storage import StorageOptions, open_folder
 
-ROOT = "zarr.json"
-BUILD = "_build"
+__all__ = ["BUILD", "ROOT", "append_commit", "read_commits"]  # names of the log that builds use
+
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
 SUMS = "_sums"
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory whole."""
 
-_COMMIT = re.compile(r"[0-9]{6,}\.json")
 _HOLES: TypeAdapter[dict[int, tuple[str, str]]] = TypeAdapter(dict[int, tuple[str, str]])
-
-
-# --- the commit log -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One entry of the log; the highest number is current."""
-
-    number: int
-    version: str
-    parent: str | None
-    time: float
-
-
-def read_commits(store: Folder) -> list[Commit]:
-    """The log, oldest first."""
-    names = [name for name in store.names("commits") if _COMMIT.fullmatch(name)]
-    paths = [f"commits/{name}" for name in names]
-    log = []
-    read = store.read_many(paths, [-1] * len(paths))
-    for name, path, data in zip(names, paths, read, strict=True):
-        if isinstance(data, StorageError):
-            raise data
-        entry = CommitEntry.read(data, store.path(path))
-        log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time))
-    return sorted(log, key=lambda commit: commit.number)
-
-
-def append_commit(store: Folder, version: str) -> Commit:
-    """Make `version` current; of two committers one gets the number, the other the next."""
-    while True:
-        log = read_commits(store)
-        parent = log[-1].version if log else None
-        if parent == version:
-            return log[-1]
-        entry = CommitEntry(version=version, parent=parent, time=time.time())
-        number = log[-1].number + 1 if log else 1
-        name, data = f"commits/{number:06d}.json", entry.model_dump_json().encode()
-        if store.create(name, data, scratch=f"{version}/{BUILD}/tmp"):
-            return Commit(number, version, parent, entry.time)
-
-
-# --- versions -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -310,6 +264,17 @@ class Version:
             raise StoreError(f"{self.path} was written by other software and has no keys")
         return decode_strings(self.folder.read(f"key/c/{number}"), f"{self.path}/key/c/{number}")
 
+    def lost_objects(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(field, shard) -> size and XXH3-64 of objects that are not there, or of another size."""
+        lost = {}
+        for name in self.fields:
+            table, there = self.shard_table(name), self.folder.sizes(name)
+            tail = "/0" * len(self.arrays[name][1].row_shape)
+            for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
+                if there.get(f"{name}/c/{shard}{tail}") != nbytes:
+                    lost[name, shard] = (nbytes, digest)
+        return lost
+
     def small_checks(self) -> dict[str, Callable[[], object]]:
         """Name -> a function that reads all of it and raises where it is damaged."""
         chunks = range(0, self.rows, KEYS_PER_CHUNK)
@@ -420,6 +385,10 @@ def _pick(store: Folder, base: str, prefix: str | None) -> str:
     if prefix is None:
         return known[0]
     found = [v for v in known if prefix and v.startswith(prefix)]
+    if len(found) != 1:  # some may have been removed
+        there = set(store.names())
+        known = [v for v in known if v in there]
+        found = [v for v in known if prefix and v.startswith(prefix)]
     if len(found) != 1:
         what = "fits more than one version" if found else "fits no version"
         raise StoreError(f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known))

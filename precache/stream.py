@@ -16,6 +16,7 @@ import torch
 from precache import nvcomp
 from precache.columns import Columns
 from precache.feed import ShardFeed
+from precache.fetchers import Requests
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
 from precache.shards import ArrayReader
@@ -105,9 +106,12 @@ class BatchStream:
             feed = ends.enter_context(self._columns.cached.feed()) if self._columns.cached else None
             coming = feed.around(rows) if feed else self._read_ahead.around(rows, self._ahead)
             ends.enter_context(contextlib.closing(coming))
-            fill = functools.partial(self._fill, ready, feed)
+            requests = Requests(self._threads, self._columns.version.path)
+            ends.callback(requests.close)
+            fill = functools.partial(self._fill, ready, feed, requests)
             work = prefetch(fill, coming, self._threads, self._ahead, self._give_back)
             ends.enter_context(contextlib.closing(work))
+            ends.callback(requests.stop)
             if feed:
                 ends.callback(feed.stop)
             for filled in work:
@@ -124,9 +128,12 @@ class BatchStream:
         """Let go of the memory of slots that nobody holds."""
         self._pool.trim(0)
 
-    def _fill(self, ready: deque[None], feed: ShardFeed | None, rows: np.ndarray) -> _Filled:
+    def _fill(
+        self, ready: deque[None], feed: ShardFeed | None, requests: Requests, rows: np.ndarray
+    ) -> _Filled:
         """Decode a batch into a slot; runs on the decoding threads."""
-        with self.thread_time.counted(), feed.present(rows) if feed else contextlib.nullcontext():
+        present = feed.present(rows) if feed else requests.made_here()
+        with self.thread_time.counted(), present:
             slot = self._pool.acquire()
             try:
                 out = self._layout.arrays(slot, len(rows))

@@ -10,11 +10,12 @@ from functools import partial
 import numpy as np
 import xxhash
 
+from precache.commits import BUILD, ROOT, append_commit
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.folder import Folder
 from precache.prefetch import prefetch
 from precache.storage import StorageOptions, open_folder
-from precache.store import BUILD, ROOT, Version, append_commit, open_version, split_uri
+from precache.store import Version, open_version, split_uri
 
 THREADS = 4
 """Objects under way at a time; each is in memory whole."""
@@ -86,6 +87,12 @@ def pull(
         copied, skipped = copied + (not was_there), skipped + was_there
         nbytes += 0 if was_there else each.size
         tick(each.size)
+    there = target.sizes()
+    gone = [each.name for each in objects if there.get(each.name) != each.size >= 0]
+    if gone:
+        raise StorageError(
+            f"{target.path(gone[0])} was removed while others were copied; run the same again"
+        )
     # The group's own document last: only a whole version has it.
     target.put(ROOT, [version.folder.read(ROOT)], scratch=SCRATCH)
     append_commit(store, version.id)

@@ -341,6 +341,17 @@ def build_until(
     change: int, source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]
 ) -> None:
     """Build, and be killed right before change number `change` of what lies below `store`."""
+    _kill_at(change, store)
+    build_here(source, store, pipeline, options)
+
+
+def collect_until(change: int, store: Path) -> None:
+    """Remove all but the current version, and be killed right before change number `change`."""
+    _kill_at(change, store)
+    precache.gc(store, keep=1, older_than=0)
+
+
+def _kill_at(change: int, store: Path) -> None:
     left = change
 
     def die_in_time() -> None:
@@ -350,7 +361,6 @@ def build_until(
         left -= 1
 
     _on_change(store, die_in_time)
-    build_here(source, store, pipeline, options)
 
 
 def _on_change(store: Path, act: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from tests.building import environment, gone, poll, write
+from workers.cluster import _token
 
 HEAD = "127.0.0.2"
 """Not 127.0.0.1, which Ray takes for this machine's own address on a network."""
@@ -38,7 +39,8 @@ class Cluster:
     """
 
     def __init__(self, folder: Path) -> None:
-        token = write(folder / "token", b"0" * 64)
+        # A process keeps the first token that Ray reads in it.
+        token = write(folder / "token", _token().encode())
         token.chmod(0o600)
         self.settings = {**SETTINGS, "HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
         with _set(self.settings):

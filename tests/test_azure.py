@@ -18,10 +18,10 @@ import pytest
 import precache
 from precache import retries
 from precache.blobs import RemoteFolder
+from precache.commits import append_entry, read_commits
 from precache.errors import DamageError, StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
-from precache.store import append_commit, read_commits
 from tests.building import assert_whole_road, contents, put_photos
 from tests.servers import Azurite, Fault, FaultProxy, reset, status, truncated, wrong_bytes
 
@@ -181,7 +181,7 @@ class _Meeting(RemoteFolder):
 def test_two_who_commit_at_once_both_end_up_in_the_log(azurite: Azurite) -> None:
     store = _Meeting("az", f"bucket/azure-{next(_numbers)}", azurite.options())
     versions = ["a" * 32, "b" * 32]
-    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
+    threads = [threading.Thread(target=append_entry, args=[store, v]) for v in versions]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import precache
+from precache.commits import append_entry, read_commits
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import RowTable
 from precache.storage import open_folder
-from precache.store import append_commit, read_commits
 from tests.building import (
     build_here,
     cut,
@@ -169,7 +169,7 @@ def test_going_back_to_an_old_version_only_commits_it_again(tmp_path: Path) -> N
 
 def commit_many(store: Path, version: str, times: int) -> None:
     for number in range(times):
-        append_commit(open_folder(store), f"{version}{number:04x}")
+        append_entry(open_folder(store), f"{version}{number:04x}")
 
 
 def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:

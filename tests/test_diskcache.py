@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
-from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk
+from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import StorageError, UsageError
 from tests.building import poll
 
 SIZE = 10_000
 ROOM = on_disk(SIZE)
+OBJECTS = 20
+"""That each loader holds at most."""
 
 
 def contents(name: str) -> bytes:
@@ -41,8 +43,12 @@ def writer(name: str, calls: list[str] | None = None) -> Callable[[int], None]:
     return fetch
 
 
-def cache_for(folder: Path, objects: int) -> DiskCache:
-    return DiskCache(folder, OVERHEAD + objects * ROOM)
+def limit_for(objects: int, loaders: int = 1) -> int:
+    return OVERHEAD + objects * ROOM + loaders * said(OBJECTS)
+
+
+def cache_for(folder: Path, objects: int, loaders: int = 1) -> DiskCache:
+    return DiskCache(folder, limit_for(objects, loaders))
 
 
 def there(folder: Path) -> list[str]:
@@ -65,12 +71,12 @@ def nbytes(folder: Path) -> int:
 
 def test_an_object_is_fetched_once(tmp_path: Path) -> None:
     cache, calls = cache_for(tmp_path, 4), list[str]()
-    lease = cache.join(2 * ROOM, "a-")
+    lease = cache.join(2 * ROOM, OBJECTS, "a-")
     assert lease.obtain("a-1", SIZE, writer("a-1", calls))
     assert not lease.obtain("a-1", SIZE, writer("a-1", calls))
     lease.give_back("a-1")
     lease.close()
-    with_another = cache.join(2 * ROOM, "a-")
+    with_another = cache.join(2 * ROOM, OBJECTS, "a-")
     assert not with_another.obtain("a-1", SIZE, writer("a-1", calls))
     assert calls == ["a-1"]
     assert cache.path("a-1").read_bytes() == contents("a-1")
@@ -79,7 +85,7 @@ def test_an_object_is_fetched_once(tmp_path: Path) -> None:
 
 def test_an_object_of_another_size_is_not_the_object(tmp_path: Path) -> None:
     cache = cache_for(tmp_path, 4)
-    lease = cache.join(2 * ROOM, "a-")
+    lease = cache.join(2 * ROOM, OBJECTS, "a-")
     cache.path("a-1").write_bytes(b"cut short")
     assert lease.obtain("a-1", SIZE, writer("a-1"))
     assert cache.path("a-1").read_bytes() == contents("a-1")
@@ -87,7 +93,7 @@ def test_an_object_of_another_size_is_not_the_object(tmp_path: Path) -> None:
 
 def test_a_fetch_that_fails_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     cache = cache_for(tmp_path, 2)
-    lease = cache.join(ROOM, "a-")
+    lease = cache.join(ROOM, OBJECTS, "a-")
 
     def fail(descriptor: int) -> None:
         os.pwrite(descriptor, b"some of it", 0)
@@ -101,7 +107,7 @@ def test_a_fetch_that_fails_leaves_nothing_in_the_way(tmp_path: Path) -> None:
 
 def test_what_is_held_is_not_evicted(tmp_path: Path) -> None:
     cache = cache_for(tmp_path, 3)
-    lease = cache.join(2 * ROOM, "a-")
+    lease = cache.join(2 * ROOM, OBJECTS, "a-")
     lease.obtain("a-held", SIZE, writer("a-held"))
     for number in range(8):
         lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
@@ -113,7 +119,7 @@ def test_what_is_held_is_not_evicted(tmp_path: Path) -> None:
 
 def test_what_nobody_reads_goes_first_and_then_what_was_read_last(tmp_path: Path) -> None:
     cache = cache_for(tmp_path, 4)
-    lease = cache.join(ROOM, "new-")
+    lease = cache.join(ROOM, OBJECTS, "new-")
     for age, name in enumerate(["old-1", "new-1", "old-2", "new-2"]):
         lease.obtain(name, SIZE, writer(name))
         lease.give_back(name)
@@ -131,28 +137,95 @@ def test_what_nobody_reads_goes_first_and_then_what_was_read_last(tmp_path: Path
 
 
 def test_a_limit_that_is_too_low_is_refused_with_one_that_would_do(tmp_path: Path) -> None:
-    cache = cache_for(tmp_path, 3)
-    first = cache.join(2 * ROOM, "a-")
-    with pytest.raises(UsageError, match=rf"give at least {OVERHEAD + 4 * ROOM}$"):
-        cache.join(2 * ROOM, "a-")
+    cache = cache_for(tmp_path, 3, 2)
+    first = cache.join(2 * ROOM, OBJECTS, "a-")
+    with pytest.raises(UsageError, match=rf"give at least {limit_for(4, 2)}$"):
+        cache.join(2 * ROOM, OBJECTS, "a-")
     with pytest.raises(
         UsageError, match=r"cache_limit is \d+ bytes \(set by another loader; here \d+\) for"
     ):
-        cache_for(tmp_path, 9).join(2 * ROOM, "a-")
-    DiskCache(tmp_path, cache.limit).join(ROOM, "a-").close()
+        cache_for(tmp_path, 9).join(2 * ROOM, OBJECTS, "a-")
+    DiskCache(tmp_path, cache.limit).join(ROOM, OBJECTS, "a-").close()
     first.close()
-    cache.join(3 * ROOM, "a-")
-    with pytest.raises(UsageError, match=rf"give at least {OVERHEAD + 4 * ROOM}$"):
-        cache_for(tmp_path / "other", 1).join(4 * ROOM, "a-")
+    cache.join(3 * ROOM, OBJECTS, "a-")
+    with pytest.raises(UsageError, match=rf"give at least {limit_for(4)}$"):
+        cache_for(tmp_path / "other", 1).join(4 * ROOM, OBJECTS, "a-")
+
+
+def test_all_that_is_held_may_be_given_back_at_once(tmp_path: Path) -> None:
+    lease = cache_for(tmp_path, 2).join(2 * ROOM, 2, "a-")
+    for number in range(0, 6, 2):
+        for name in (f"a-{number}", f"a-{number + 1}"):
+            lease.obtain(name, SIZE, writer(name))
+        lease.give_back_all()
+    assert there(tmp_path) == ["a-4", "a-5"]
+
+
+def test_many_small_objects_are_held_within_the_limit(tmp_path: Path) -> None:
+    limit = OVERHEAD + 400 * on_disk(1) + said(400)
+    lease = DiskCache(tmp_path, limit).join(400 * on_disk(1), 400, "a-")
+    for number in range(400):
+        lease.obtain(f"a-{number}", 1, lambda descriptor: None)
+        if number % 50 == 49:
+            assert _disk_usage(tmp_path) <= limit
+    assert len(there(tmp_path)) == 400
+    for number in range(400):
+        lease.give_back(f"a-{number}")
+        lease.obtain(f"b-{number}", 1, lambda descriptor: None)
+    assert there(tmp_path) == sorted(f"b-{number}" for number in range(400))
+
+
+def _disk_usage(folder: Path) -> int:
+    return sum(512 * path.lstat().st_blocks for path in (folder, *folder.rglob("*")))
+
+
+def test_files_are_looked_at_only_where_the_limit_would_be_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    look = DiskCache._files
+
+    def counted(self: DiskCache) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(self)
+
+    monkeypatch.setattr(DiskCache, "_files", counted)
+    limit = OVERHEAD + 300 * on_disk(1) + said(2)
+    lease = DiskCache(tmp_path, limit).join(2 * on_disk(1), 2, "a-")
+    seen = []
+    for number in range(400):
+        lease.obtain(f"a-{number}", 1, lambda descriptor: None)
+        lease.give_back(f"a-{number}")
+        seen.append(looks)
+    assert seen[299] == 1  # as the loader joined
+    assert 10 < seen[399] <= 1 + 100 // 3  # three go at a time, a hundredth
+    assert 297 <= len(there(tmp_path)) <= 300
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "9" * 20 + "\n", "1"])
+def test_whatever_the_lock_says_more_than_there_is_or_nothing_keeps_nobody_out(
+    text: str, tmp_path: Path
+) -> None:
+    cache = cache_for(tmp_path, 3)
+    lease = cache.join(3 * ROOM, OBJECTS, "a-")
+    for number in range(6):
+        (tmp_path / "lock").write_text(text)
+        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
+        assert nbytes(tmp_path) <= cache.limit
+        if number != 4:
+            lease.give_back(f"a-{number}")
+    assert "a-4" in there(tmp_path)
+    assert len(there(tmp_path)) == 3
 
 
 def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
-    lease = cache_for(tmp_path, 6).join(ROOM, "a-")
+    lease = cache_for(tmp_path, 6).join(ROOM, OBJECTS, "a-")
     for number in range(6):
         lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
         lease.give_back(f"a-{number}")
-    lower = cache_for(tmp_path, 2)
-    other = lower.join(ROOM, "a-")
+    lower = cache_for(tmp_path, 2, 2)
+    other = lower.join(ROOM, OBJECTS, "a-")
     assert len(there(tmp_path)) == 2
     lease.obtain("a-9", SIZE, writer("a-9"))
     assert nbytes(tmp_path) <= lower.limit
@@ -192,18 +265,16 @@ def test_a_full_disk_is_in_nobodys_way_once_it_is_not(
     def full(descriptor: int, start: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    cache = cache_for(tmp_path, 4)
-    lease = cache.join(ROOM, "a-")
+    cache = cache_for(tmp_path, 4, 2)
+    lease = cache.join(ROOM, OBJECTS, "a-")
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StorageError, match="the disk is full") as kept:
-        cache.join(2 * ROOM, "a-")
-    with pytest.raises(StorageError, match="the disk is full"):
-        lease.obtain("a-1", SIZE, writer("a-1"))
+        cache.join(2 * ROOM, OBJECTS, "a-")
     assert len(list((tmp_path / "users").iterdir())) == 1
+    assert lease.obtain("a-1", SIZE, writer("a-1"))
     monkeypatch.undo()
     lease.give_back("a-1")
-    assert lease.obtain("a-1", SIZE, writer("a-1"))
-    cache.join(3 * ROOM, "a-")
+    cache.join(3 * ROOM, OBJECTS, "a-")
     del kept
 
 
@@ -217,18 +288,18 @@ def test_objects_may_go_while_the_default_limit_is_reckoned(
 
 def test_a_lease_that_is_forgotten_ends(tmp_path: Path) -> None:
     cache = cache_for(tmp_path, 2)
-    lease = cache.join(2 * ROOM, "a-")
+    lease = cache.join(2 * ROOM, OBJECTS, "a-")
     assert lease.usable
     del lease
-    cache.join(2 * ROOM, "a-")
+    cache.join(2 * ROOM, OBJECTS, "a-")
 
 
 # --- several ------------------------------------------------------------------------------------
 
 
 def test_many_that_want_an_object_fetch_it_once(tmp_path: Path) -> None:
-    cache, calls = cache_for(tmp_path, 8), list[str]()
-    leases = [cache.join(ROOM, "a-") for _ in range(8)]
+    cache, calls = cache_for(tmp_path, 8, 8), list[str]()
+    leases = [cache.join(ROOM, OBJECTS, "a-") for _ in range(8)]
     start = threading.Barrier(8)
 
     def slow(descriptor: int) -> None:
@@ -267,7 +338,7 @@ def _hang_while_fetching(folder: Path, begun: Any) -> None:
         begun.set()
         time.sleep(1000)
 
-    cache_for(folder, 2).join(2 * ROOM, "a-").obtain("a-1", SIZE, fetch)
+    cache_for(folder, 2).join(2 * ROOM, OBJECTS, "a-").obtain("a-1", SIZE, fetch)
 
 
 def test_what_a_killed_process_was_fetching_is_fetched_by_another(
@@ -280,11 +351,11 @@ def test_what_a_killed_process_was_fetching_is_fetched_by_another(
     assert begun.wait(60)
     cache = cache_for(tmp_path, 2)
     with pytest.raises(UsageError, match="and another one that shares it holds up to"):
-        cache.join(ROOM, "a-")
+        cache.join(ROOM, OBJECTS, "a-")
     assert nbytes(tmp_path) <= cache.limit
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
-    lease = cache.join(2 * ROOM, "a-")
+    lease = cache.join(2 * ROOM, OBJECTS, "a-")
     assert lease.obtain("a-1", SIZE, writer("a-1"))
     assert cache.path("a-1").read_bytes() == contents("a-1")
     assert len(list((tmp_path / "users").iterdir())) == 1
@@ -295,7 +366,7 @@ import os, sys, time
 from pathlib import Path
 from precache.diskcache import DiskCache
 cache = DiskCache(Path(sys.argv[1]), int(sys.argv[2]))
-lease = cache.join(int(sys.argv[3]), "a-")
+lease = cache.join(int(sys.argv[3]), 2, "a-")
 child = os.fork()
 if not child:
     assert not lease.usable
@@ -312,18 +383,18 @@ def test_a_forked_child_keeps_nothing_locked(tmp_path: Path) -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         with pytest.raises(UsageError):
-            cache.join(ROOM, "a-")
+            cache.join(ROOM, OBJECTS, "a-")
         process.kill()
         process.wait()
         try:
-            cache.join(2 * ROOM, "a-")
+            cache.join(2 * ROOM, OBJECTS, "a-")
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
     """Hold, check and give back random objects, several threads at a time."""
-    lease = DiskCache(folder, limit).join(3 * ROOM, "a-")
+    lease = DiskCache(folder, limit).join(3 * ROOM, OBJECTS, "a-")
 
     def work(seed: int) -> None:
         order = random.Random(seed)
@@ -343,7 +414,7 @@ def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
 def test_the_limit_holds_at_every_moment_whoever_is_killed(
     tmp_path: Path, processes: list[BaseProcess]
 ) -> None:
-    limit = OVERHEAD + 12 * ROOM  # of 24 objects
+    limit = limit_for(12, 4)  # of 36 objects
     for seed in range(4):
         rounds = 10**6 if seed == 0 else 60
         processes.append(spawn.Process(target=_work, args=[tmp_path, limit, seed, rounds]))
@@ -357,7 +428,7 @@ def test_the_limit_holds_at_every_moment_whoever_is_killed(
     assert killed
     assert [process.exitcode for process in processes[1:]] == [0, 0, 0]
     assert limit // 2 < most <= limit
-    last = DiskCache(tmp_path, limit).join(12 * ROOM, "a-")
+    last = DiskCache(tmp_path, limit).join(12 * ROOM, OBJECTS, "a-")
     assert len(list((tmp_path / "users").iterdir())) == 1
     for number in range(12):
         last.obtain(f"a-new-{number}", SIZE, writer(f"a-new-{number}"))

@@ -25,8 +25,8 @@ import pytest
 import torch.utils.data
 
 import precache
-from precache import feed
-from precache.diskcache import OVERHEAD, Lease, on_disk
+from precache import feed, fetchers, objects
+from precache.diskcache import OVERHEAD, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
 from tests.building import cli, contents, environment, poll, put_photos, running
@@ -60,8 +60,8 @@ def url(large: BuiltStore, s3: S3Server) -> str:
 
 
 def cache_bytes(store: BuiltStore, shards: int) -> int:
-    """A limit that holds so many shards."""
-    return OVERHEAD + shards * max(on_disk(each) for each in _sizes(store))
+    """A limit that holds so many shards, for two loaders."""
+    return OVERHEAD + 2 * said(shards) + shards * max(on_disk(each) for each in _sizes(store))
 
 
 def _sizes(store: BuiltStore) -> list[int]:
@@ -220,7 +220,9 @@ def test_an_early_end_leaves_no_thread_and_holds_nothing(
             break
         poll(lambda: threading.active_count() <= threads, "the threads end")
         [user] = (tmp_path / "users").iterdir()
-        assert json.loads(user.read_text())["held"] == []
+        head, *held = user.read_text().splitlines()
+        assert json.loads(head)["claim"] > 0
+        assert set(held) == {" " * 16}
         assert_whole(epoch(loader), large)
     assert list((tmp_path / "users").iterdir()) == []
     assert threading.active_count() <= before + 1  # fsspec's own
@@ -287,6 +289,14 @@ def test_what_is_free_on_a_disk_does_not_change_the_order(
     assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """What is let go of is let go of at once."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     url: str,
     large: BuiltStore,
@@ -295,8 +305,9 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    no_collection: None,
 ) -> None:
-    monkeypatch.setattr(feed, "GRACE", 0.05)
+    monkeypatch.setattr(fetchers, "GRACE", 0.05)
     asked, answer = threading.Event(), threading.Event()
 
     def hang(method: str, path: str) -> None:
@@ -309,7 +320,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
         for _ in loader:
             assert asked.wait(60)
             break
-        assert [r.message for r in caplog.records if r.name == "precache.feed"] == [
+        assert [r.message for r in caplog.records if r.name == "precache.fetchers"] == [
             f"a request to {loader.version.path} is left behind: it is not answered"
         ]
         answer.set()
@@ -508,6 +519,20 @@ def test_a_copy_that_went_bad_is_named_with_the_way_out(
     copy.unlink()
     with _cached(url, s3.options(), tmp_path) as loader:
         assert_whole(epoch(loader), large)
+
+
+def test_a_copy_that_cannot_be_mapped_is_named(
+    url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> np.ndarray:
+        raise OSError("it cannot be mapped: no more maps")
+
+    monkeypatch.setattr(objects, "map_file", refused)
+    with (
+        _cached(url, s3.options(), tmp_path) as loader,
+        pytest.raises(StorageError, match=rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),
+    ):
+        epoch(loader)
 
 
 def test_a_full_disk_ends_the_epoch_and_not_the_cache(

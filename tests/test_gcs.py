@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -19,15 +20,16 @@ from PIL import Image
 import precache
 from precache import retries
 from precache.blobs import RemoteFolder
+from precache.commits import append_entry, read_commits
 from precache.errors import StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
-from precache.store import append_commit, read_commits
 from tests.building import assert_whole_road, contents, encoded, pixels, put_photos
 from tests.gcs_server import GCSServer
 from tests.servers import Fault, FaultProxy, passes, reset, status, truncated
 
 gcsfs = pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
+aiohttp = pytest.importorskip("aiohttp", reason="what gcsfs asks by")
 
 RECIPE = precache.Pipeline.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
@@ -133,6 +135,33 @@ def test_credentials_that_are_none_are_no_missing_store(
     assert str(token) not in str(caught.value)
 
 
+def test_nothing_is_asked_for_sooner_than_the_server_wishes(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    faulty.put("a", [b"1"])
+    asked = list[float]()
+    proxy.before = lambda method, path: asked.append(time.monotonic())
+    proxy.faults["GET", "a"] = [status(429, 2), status(503, 1), status(503)]
+    assert faulty.read_many(["a"], [1]) == [b"1"]
+    waited = [second - first for first, second in itertools.pairwise(asked)]
+    assert len(waited) == 3
+    assert waited[0] >= 2
+    assert waited[1] >= 1
+
+
+def test_connections_of_the_users_own_making_are_kept(gcs: GCSServer) -> None:
+    seen = list[str]()
+
+    async def begun(session: Any, context: Any, found: Any) -> None:
+        seen.append(found.method)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(begun)
+    options = {**gcs.options(), "session_kwargs": {"trace_configs": [trace]}}
+    open_folder("gs://bucket/own", options).put("a", [b"1"])
+    assert seen
+
+
 def test_listings_come_page_by_page(
     gcs: GCSServer, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +239,7 @@ class _Meeting(RemoteFolder):
 def test_two_who_commit_at_once_both_end_up_in_the_log(gcs: GCSServer) -> None:
     store = _Meeting("gs", f"bucket/{next(_numbers)}", gcs.options())
     versions = ["a" * 32, "b" * 32]
-    threads = [threading.Thread(target=append_commit, args=[store, v]) for v in versions]
+    threads = [threading.Thread(target=append_entry, args=[store, v]) for v in versions]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -226,7 +255,7 @@ def test_of_many_commits_by_many_none_is_lost(gcs: GCSServer) -> None:
 
     def commit(name: str) -> None:
         for number in range(8):
-            append_commit(store, f"{name * 28}{number:04x}")
+            append_entry(store, f"{name * 28}{number:04x}")
 
     threads = [threading.Thread(target=commit, args=[name]) for name in "abcd"]
     for thread in threads:

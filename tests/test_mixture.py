@@ -303,6 +303,7 @@ def test_a_state_of_other_sources_is_refused(pair: list[BuiltStore]) -> None:
 def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[BuiltStore]) -> None:
     one, other = (precache.Loader(store.path, 4, device="cpu") for store in pair)
     far = precache.Loader(pair[1].path, 4, device="cpu", rank=1, world_size=2)
+    follows = precache.Loader(pair[1].path, 4, device="cpu", refresh="epoch")
     cases: list[tuple[str, dict[str, Any]]] = [
         ("there is no loader to mix", {"loaders": []}),
         ("a loader comes twice", {"loaders": [one, one]}),
@@ -311,6 +312,7 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
             "loaders": ["a.store", "b.store"]}),
         ("source 0 is for rank 0 of 1 on cpu, and source 1 for rank 1 of 2", {
             "loaders": [one, far]}),
+        ("source 1 has refresh='epoch'", {"loaders": [one, follows]}),
         ("by is 'row'; choose one of batch, sample", {"by": "row"}),
         ("until is 'end'; give all, first, or a number", {"until": "end"}),
         ("until is 0", {"until": 0}),

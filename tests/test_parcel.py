@@ -27,6 +27,8 @@ OTHERWISE: dict[str, Any] = {
     "on_error": "raise",
     "max_failures": 0,
     "accept_missing": True,
+    "compact": True,
+    "recompute": True,
     "check_space": False,
     "cpus": 3,
     "cpus_per_task": 0.5,

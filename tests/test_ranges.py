@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
+from precache import fetchers
 from precache.errors import DamageError, StorageError, StoreError
 from precache.folder import Range
 from precache.localdisk import LocalFolder
 from precache.ranges import GAP, LONGEST, RangedObjects, _runs
 from precache.shards import ArrayReader
 from precache.storage import open_folder
+from tests.building import poll
 from tests.conftest import BuiltStore
+from tests.servers import FaultProxy, S3Server
 
 
 def _reader(version: precache.Version, name: str = "image", verify: str = "first") -> ArrayReader:
@@ -216,3 +220,70 @@ def test_rows_from_a_bucket_without_a_cache(store: BuiltStore) -> None:
     [sample] = [dataset[4]]
     np.testing.assert_array_equal(sample["image"].numpy(), expected[int(sample["row"])])
     assert isinstance(open_folder(url).read_ranges([("nowhere", 0, 5)])[0], StorageError)
+
+
+def test_an_early_end_does_not_wait_for_a_server_that_hangs(
+    stores: dict[str, BuiltStore],
+    s3: S3Server,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fetchers, "GRACE", 0.05)
+    store = stores["raw"]
+    precache.pull(store.path, "s3://bucket/hangs", storage_options=s3.options())
+    url, options = "s3://bucket/hangs", s3.options(proxy.port)
+    with precache.Loader(
+        url, 4, device="cpu", shuffle=False, threads=2, storage_options=options
+    ) as loader:
+        before = threading.active_count()
+        asked, answer = threading.Event(), threading.Event()
+
+        def hang(method: str, path: str) -> None:
+            if path.endswith("/image/c/1/0/0/0"):
+                asked.set()
+                assert answer.wait(60)
+
+        proxy.before = hang
+        for _ in loader:
+            assert asked.wait(60)
+            break
+        [left] = [r.message for r in caplog.records if r.name == "precache.fetchers"]
+        assert left == f"a request to {loader.version.path} is left behind: it is not answered"
+        assert not answer.is_set()
+        answer.set()
+        expected = store.rows()
+        for batch in loader:
+            np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+        proxy.stop()
+        poll(lambda: threading.active_count() <= before, "what was left behind ends")
+
+
+def test_requests_of_an_iterator_end_with_it() -> None:
+    requests = fetchers.Requests(2, "nowhere")
+    begun, answer, ended = threading.Event(), threading.Event(), list[str]()
+
+    def hang() -> None:
+        begun.set()
+        assert answer.wait(60)
+
+    def work() -> None:
+        with requests.made_here():
+            assert fetchers.asked(lambda: 5) == 5
+            with pytest.raises(ValueError, match="of no use"):
+                fetchers.asked(lambda: int("of no use"))
+            with pytest.raises(StorageError, match="stopped"):
+                fetchers.asked(hang)
+        assert fetchers.asked(threading.current_thread) is thread
+        ended.append("ended")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(60)
+    requests.stop()
+    thread.join()
+    assert ended == ["ended"]
+    with requests.made_here(), pytest.raises(StorageError, match="stopped"):
+        fetchers.asked(lambda: 5)
+    answer.set()
+    requests.close()

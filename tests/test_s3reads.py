@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 
-from precache import s3reads
+from precache import retries, s3reads
 from precache.errors import StorageError
 from precache.storage import open_folder
 from tests.servers import FaultProxy, S3Server, status
@@ -58,6 +62,17 @@ def test_what_fails_is_asked_for_again_by_s3fs(s3: S3Server, proxy: FaultProxy) 
     assert _reads(s3.options(proxy.port)) is not None
 
 
+def test_s3fs_waits_as_long_as_the_server_wishes(s3: S3Server, proxy: FaultProxy) -> None:
+    """obstore, which asks first, does not tell what the server wishes."""
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/07"] = [status(503), status(429, 1), status(503, 1)]
+    asked = list[float]()
+    proxy.before = lambda method, path: asked.append(time.monotonic())
+    assert folder.read_many(["07"], [100]) == [b"07" * 50]
+    _, *later = asked
+    assert [second - first >= 1 for first, second in itertools.pairwise(later)] == [True, True]
+
+
 def test_what_never_works_is_not_tried_for_ever(s3: S3Server, proxy: FaultProxy) -> None:
     options = s3.options(proxy.port)
     proxy.choose = lambda method, path: status(400) if "object_store" in proxy.agents[-1] else None
@@ -97,6 +112,20 @@ def test_nobody_needs_credentials_for_what_is_public(s3: S3Server, proxy: FaultP
     assert _agents(proxy) == {"object_store"}
 
 
+def test_without_credentials_s3fs_says_so_at_once(
+    s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(retries, "attempts", lambda: iter([retries.Attempt(0, last=True)]))
+    options = {"endpoint_url": f"http://127.0.0.1:{proxy.port}"}
+    [found] = open_folder("s3://bucket/x", options).read_many(["02"], [100])
+    assert "Unable to locate credentials" in str(found)
+    assert _reads(options) is None
+
+
 def test_options_that_only_s3fs_understands_leave_it_to_that(s3: S3Server) -> None:
     assert _reads({**s3.options(), "requester_pays": True}) is None
     assert _reads(s3.options()) is not None
@@ -109,7 +138,11 @@ def test_whoever_may_not_look_at_a_bucket_reads_its_objects() -> None:
         said = {"HTTPStatusCode": 403, "HTTPHeaders": {"x-amz-bucket-region": "eu-north-1"}}
         raise ClientError({"Error": {"Code": "403"}, "ResponseMetadata": said}, "HeadBucket")
 
-    meta = SimpleNamespace(endpoint_url="https://s3.amazonaws.com", region_name="us-east-1")
+    meta = SimpleNamespace(
+        endpoint_url="https://s3.amazonaws.com",
+        region_name="us-east-1",
+        events=SimpleNamespace(register_first=lambda *arguments: None),
+    )
     client = SimpleNamespace(meta=meta, head_bucket=head_bucket)
 
     async def set_session() -> SimpleNamespace:

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 import precache
 from precache import smallarrays
 from precache import store as store_module
+from precache.commits import append_entry, read_commits
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.localdisk import LocalFolder
 from precache.metadata import parse_array, parse_json
 from precache.smallarrays import decode_strings, read_small, small_array, string_array
-from precache.store import append_commit, open_version, read_commits, split_uri
+from precache.store import open_version, split_uri
 from tests.conftest import BuiltStore
 
 CopyStore = Callable[[BuiltStore], BuiltStore]
@@ -49,7 +50,7 @@ def _forge(store: LocalFolder, name: str, entry: Any) -> None:
 
 def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
     versions = [_id("a"), _id("b"), _id("a")]
-    commits = [append_commit(empty, version) for version in versions]
+    commits = [append_entry(empty, version) for version in versions]
     assert [c.number for c in commits] == [1, 2, 3]
     assert [c.version for c in commits] == versions
     assert [c.parent for c in commits] == [None, *versions[:-1]]
@@ -58,20 +59,20 @@ def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
 
 
 def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
-    first = append_commit(empty, _id("a"))
-    assert append_commit(empty, _id("a")) == first
+    first = append_entry(empty, _id("a"))
+    assert append_entry(empty, _id("a")) == first
     assert len(read_commits(empty)) == 1
 
 
 COMMITTER = """
 import sys, pathlib
 from precache.localdisk import LocalFolder
-from precache.store import append_commit
+from precache.commits import append_entry
 store = LocalFolder(pathlib.Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(8):
-    append_commit(store, f"{int(sys.argv[2]):x}{number:x}".ljust(32, "0"))
+    append_entry(store, f"{int(sys.argv[2]):x}{number:x}".ljust(32, "0"))
 """
 
 
@@ -111,11 +112,11 @@ def test_the_highest_number_is_current_however_many_digits_it_has(empty: LocalFo
     for number, digit in [(999_999, "a"), (1_000_000, "b"), (7, "c")]:
         _forge(empty, f"{number:06d}.json", {"version": _id(digit), "parent": None, "time": 0})
     assert read_commits(empty)[-1].version == _id("b")
-    assert append_commit(empty, _id("b")).number == 1_000_000
+    assert append_entry(empty, _id("b")).number == 1_000_000
 
 
 def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
-    append_commit(empty, _id("a"))
+    append_entry(empty, _id("a"))
     for name in (".000002.json.abc.tmp", "README", "x.json", "000002.json.bak", "²³.json"):
         _forge(empty, name, b"junk")
     assert [commit.number for commit in read_commits(empty)] == [1]
@@ -189,7 +190,7 @@ def test_a_prefix_of_no_version_is_refused_with_those_there_are(
 
 def test_a_prefix_of_two_versions_is_refused(empty: LocalFolder) -> None:
     for version in (_id("ab1"), _id("ab2"), _id("c")):
-        append_commit(empty, version)
+        append_entry(empty, version)
     with pytest.raises(StoreError, match="'ab' fits more than one version") as caught:
         precache.open(f"{empty.root}@ab")
     assert _id("ab1")[:12] in str(caught.value)
@@ -202,7 +203,7 @@ def test_a_version_that_was_committed_twice_is_one(
     copy = tmp_path / "twice"
     shutil.copytree(two_versions.path, copy)
     first = two_versions.result.version
-    append_commit(LocalFolder(copy), first)
+    append_entry(LocalFolder(copy), first)
     assert precache.open(f"{copy}@{first[:6]}").id == precache.open(copy).id == first
 
 

@@ -1,4 +1,4 @@
-"""What one run of a build makes, told on as receipts come: to the screen, to Prometheus."""
+"""What one run of a build makes, told on as receipts come: to the screen, to Prometheus, to gc."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from precache.receipts import Receipt
 from workers.cluster import node_cpus
 from workers.goal import Goal
+from workers.heartbeat import Heartbeat
 from workers.metrics import BuildMetrics, build_metrics
 from workers.progress import BuildProgress
 from workers.request import Request
@@ -39,10 +40,13 @@ class Account:
         self.shards = 0
         self._progress = progress
         self._metrics: BuildMetrics | None = None
+        self._heartbeat: Heartbeat | None = None
 
     def begin(self, goal: Goal, todo: Sequence[int], receipts: Mapping[int, Receipt]) -> None:
         """Shards are to be made; `receipts` is kept, and grows with them."""
         self.goal, self.receipts, self.shards = goal, receipts, len(todo)
+        if todo:
+            self._heartbeat = Heartbeat(goal.folder)
         self._progress.watch(self.shards, node_cpus)
         store = self.request.store.rstrip("/").rpartition("/")[2]
         self._metrics = build_metrics(store, goal.version)
@@ -55,3 +59,10 @@ class Account:
         self._progress.count(receipt)
         if self._metrics is not None:
             self._metrics.add(receipt)
+        if len(self.made) == self.shards:
+            self.end()  # before the commit, which clears away what tells of a build
+
+    def end(self) -> None:
+        """No more shards are made."""
+        if self._heartbeat is not None:
+            self._heartbeat.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
 from workers.sharing import require_shared
 from workers.standing import is_whole
-from workers.work import Measured, Work, find_work
+from workers.work import Measured, Work, find_work, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.probe import ProbeTask
@@ -175,10 +175,13 @@ class _Build:
             )
 
     def _make(self, run: Run, work: Work) -> BuildResult:
-        goal, origin, receipts = work.goal, work.origin, dict(work.receipts)
+        goal, origin = work.goal, work.origin
         if work.needed is not None:
             self._check_space(work.needed)
         goal.begin()
+        if work.receipts:  # what lay idle may have been swept before it was begun again
+            work = remaining(goal, origin)
+        receipts = dict(work.receipts)
         skipped = len(receipts)
         done = sum(len(goal.rows_of(shard)) for shard in receipts)
         self.progress.begin(done, len(goal.table))
@@ -230,7 +233,8 @@ class _Build:
 
         made: list[Receipt] = []
         self.account.begin(goal, todo, receipts)
-        self._check_failures(goal, receipts)
+        failed = _failed(goal, receipts.values())
+        self._judge(failed, len(goal.table))
         task_of = functools.partial(self._task, goal, lost, origin, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
@@ -247,8 +251,9 @@ class _Build:
                     receipts[task.shard] = outcome
                     made.append(outcome)
                     self.account.add(outcome)
-                    failed = self._check_failures(goal, receipts)
-                    self.progress.advance(len(goal.rows_of(task.shard)), failed)
+                    failed += _failed(goal, [outcome])
+                    self._judge(failed, len(goal.table))
+                    self.progress.advance(len(goal.rows_of(task.shard)), len(failed))
             if not errors:
                 return made
             todo = sorted(errors)
@@ -305,12 +310,6 @@ class _Build:
         require_shared(self.request.placement, goal.folder, name)
         return name
 
-    def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
-        """How many samples failed; raises where that is more than allowed."""
-        reasons = failures(list(receipts.values()))
-        self._judge([(goal.table.keys[row], why) for row, why in reasons.items()], len(goal.table))
-        return len(reasons)
-
     def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
         """Raise where more samples failed than allowed."""
         skip, limit = self.request.on_error == "skip", self.request.max_failures
@@ -324,3 +323,8 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _failed(goal: Goal, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
+    """Key and reason of every sample that failed, in row order."""
+    return [(goal.table.keys[row], why) for row, why in failures(receipts).items()]

@@ -22,12 +22,13 @@ from precache.errors import (
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.rowtable import RowTable
+from precache.status import DESCRIPTION
 from precache.storage import open_folder
 from precache.store import ROW_TABLE, read_commits
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate
-from workers.goal import DESCRIPTION, Recipe, find_goal
+from workers.goal import Recipe, find_goal
 from workers.listed import Listed, list_rows
 from workers.progress import BuildProgress
 from workers.request import Request, check_request

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ import xxhash
 from precache import metadata
 from precache.attributes import FORMAT
 from precache.codecs import codec_metadata
+from precache.commits import ROOT, append_commit
+from precache.errors import BuildError
 from precache.folder import Folder
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
-from precache.store import BUILD, HOLES, ROOT, ROW_TABLE, SUMS, append_commit
+from precache.store import BUILD, HOLES, ROW_TABLE, SUMS
 from workers.goal import SCRATCH, Goal
 from workers.plan import ops_digest
 
@@ -46,6 +48,7 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
 
     at_once = 1 if goal.folder.local("") else PUTS
     deque(prefetch(put, objects.items(), at_once, at_once), maxlen=0)
+    _require_whole(goal, receipts)
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
     attributes = {**_attributes(goal, ordered), "digests": digests}
@@ -55,17 +58,32 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
     goal.folder.remove(BUILD)
 
 
+def _require_whole(goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+    """Raise `BuildError` where an object is gone since its receipt came."""
+    sizes = goal.sizes()
+    lost = [
+        shard
+        for shard, receipt in receipts.items()
+        if any(sizes[name, shard] != each.size for name, each in receipt.objects.items())
+    ]
+    if lost:
+        raise BuildError(
+            f"{len(lost)} of {goal.shards} shards of {goal.folder} were removed while the others "
+            "were made; run the same command again to make them"
+        )
+
+
 def _json(value: Any) -> bytes:
     return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
-def holes(receipts: Sequence[Receipt]) -> dict[int, str]:
+def holes(receipts: Iterable[Receipt]) -> dict[int, str]:
     """Row -> why it is a hole, in row order."""
     found = {row: why for receipt in receipts for row, why in receipt.holes.items()}
     return dict(sorted(found.items()))
 
 
-def failures(receipts: Sequence[Receipt]) -> dict[int, str]:
+def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
     """Holes whose samples failed, in row order: not those that the source has no more."""
     return {row: why for row, why in holes(receipts).items() if why != REMOVED}
 

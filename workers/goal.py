@@ -14,10 +14,10 @@ from precache.folder import Folder, is_missing
 from precache.layout import RowShape, rows_per_shard
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
+from precache.status import DESCRIPTION
 from precache.store import BUILD, ROOT, ROW_TABLE, read_attributes
 from workers.plan import version_id
 
-DESCRIPTION = f"{BUILD}/build.json"
 SCRATCH = f"{BUILD}/tmp"
 
 

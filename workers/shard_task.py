@@ -29,7 +29,7 @@ FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are in the making at a time."""
 BASE_MEMORY = 1 << 30
-"""Bytes of a worker's process: 250 MB of libraries, the rest for the largest photographs."""
+"""Bytes of a worker's process: 250 MB of libraries, the rest for photos of 100 million pixels."""
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
 

@@ -32,14 +32,7 @@ def is_whole(goal: Goal) -> bool:
 
 def lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
     """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
-    version, sizes = open_own(goal.folder), goal.sizes()
-    lost = {}
-    for name in goal.shapes:
-        table = version.shard_table(name)
-        for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
-            if sizes[name, shard] != nbytes:
-                lost[name, shard] = (nbytes, digest)
-    return lost
+    return open_own(goal.folder).lost_objects()
 
 
 def read_receipts(goal: Goal) -> dict[int, Receipt]:

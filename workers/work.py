@@ -89,6 +89,11 @@ def find_work(
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
         if is_readable(goal):
             return _losses(goal)
+    return remaining(goal, origin, needed)
+
+
+def remaining(goal: Goal, origin: Origin | None, needed: int | None = None) -> Work:
+    """What there is to do for a version that is not committed."""
     receipts = read_receipts(goal)
     todo = shards_to_do(goal.shards, receipts, goal.sizes())
     there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}

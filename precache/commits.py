@@ -1,0 +1,79 @@
+"""The log of a store's commits: which version is current, and which were before."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from precache.attributes import CommitEntry
+from precache.errors import StorageError
+from precache.folder import Folder
+
+ROOT = "zarr.json"
+"""Document of a version's group: written last and removed first, as only a whole version has it."""
+
+BUILD = "_build"
+"""Folder of a version for what is gone after its commit."""
+
+_COMMIT = re.compile(r"[0-9]{6,}\.json")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One entry of the log; the highest number is current."""
+
+    number: int
+    version: str
+    parent: str | None
+    time: float
+
+
+def read_commits(store: Folder) -> list[Commit]:
+    """The log, oldest first; versions that it names may have been removed."""
+    names = [name for name in store.names("commits") if _COMMIT.fullmatch(name)]
+    paths = [f"commits/{name}" for name in names]
+    log = []
+    read = store.read_many(paths, [-1] * len(paths))
+    for name, path, data in zip(names, paths, read, strict=True):
+        if isinstance(data, StorageError):
+            raise data
+        entry = CommitEntry.read(data, store.path(path))
+        log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time))
+    return sorted(log, key=lambda commit: commit.number)
+
+
+def append_entry(store: Folder, version: str) -> Commit:
+    """The next entry; of two committers one gets the number, the other the one after."""
+    while True:
+        log = read_commits(store)
+        parent = log[-1].version if log else None
+        if parent == version:
+            return log[-1]
+        entry = CommitEntry(version=version, parent=parent, time=time.time())
+        number = log[-1].number + 1 if log else 1
+        name, data = f"commits/{number:06d}.json", entry.model_dump_json().encode()
+        if store.create(name, data, scratch=f"{version}/{BUILD}/tmp"):
+            return Commit(number, version, parent, entry.time)
+
+
+def append_commit(store: Folder, version: str) -> Commit:
+    """Make a version that is there current.
+
+    A version may be removed until the log names it as current; whoever removes one looks at the
+    log once more after taking its `zarr.json` away, so that one of the two sees the other.
+
+    Raises
+    ------
+    StorageError
+        The version was removed meanwhile; what was current before is so again.
+    """
+    commit = append_entry(store, version)
+    if store.exists(f"{version}/{ROOT}"):
+        return commit
+    if commit.parent is not None and store.exists(f"{commit.parent}/{ROOT}"):
+        append_entry(store, commit.parent)
+    raise StorageError(
+        f"version {version} of {store} was removed while it was made current; run the same "
+        "command again"
+    )

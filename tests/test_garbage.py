@@ -1,0 +1,534 @@
+"""gc: what goes and what stays, killed anywhere, beside readers, builds and committers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.cli import main
+from precache.commits import ROOT, Commit, append_commit, append_entry, read_commits
+from precache.errors import BuildError, StorageError, StoreError, UsageError
+from precache.folder import Folder
+from precache.garbage import ALIVE_SECONDS, Collected, plan_gc, seconds_of
+from precache.places import Place, StoredObject
+from precache.status import HEARTBEAT, BuildStatus
+from precache.storage import open_folder
+from tests.building import (
+    build_here,
+    collect_until,
+    contents,
+    cut,
+    encoded,
+    end,
+    pixels,
+    poll,
+    start,
+    write,
+    write_jpegs,
+)
+from tests.servers import S3Server
+
+SIDES = (152, 156, 160)
+"""Rows of 150 x 150 x 3 bytes are chunks of their own, so that shards have four rows."""
+NOW = 1_800_000_000.0
+DAY = 86400.0
+
+
+def recipe(side: int, **options: Any) -> precache.Pipeline:
+    return precache.Pipeline.image(resize=side, crop=150, **options)
+
+
+def build_all(source: Path, store: Path | str, options: dict[str, Any] | None = None) -> list[str]:
+    """Three versions, the last one current."""
+    given = {"address": "serial", "shard_samples": 4, "storage_options": options}
+    return [precache.build(source, store, recipe(side), **given).version for side in SIDES]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jpegs(tmp_path_factory.mktemp("photos"), 10)
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A store of three versions, not to be changed."""
+    store = tmp_path_factory.mktemp("built") / "store"
+    return store, build_all(source, store)
+
+
+@pytest.fixture
+def store(built: tuple[Path, list[str]], tmp_path: Path) -> tuple[Path, list[str]]:
+    """A copy of its own for a test."""
+    shutil.copytree(built[0], tmp_path / "store")
+    return tmp_path / "store", built[1]
+
+
+def removed(done: Collected) -> list[str]:
+    return [each.version for each in done.removed]
+
+
+def why(done: Collected) -> dict[str, str]:
+    return {each.version: each.why for each in (*done.removed, *done.kept)}
+
+
+# --- what goes ----------------------------------------------------------------------------------
+
+
+def place(name: str, complete: bool = True, build_idle: float | None = None) -> Place:
+    build = None if build_idle is None else BuildStatus(name, 9, 3, 1, build_idle)
+    return Place(name, complete, (StoredObject(ROOT, 1, NOW - 900 * DAY),), build)
+
+
+@given(
+    st.lists(st.integers(0, 7), max_size=12),
+    st.sets(st.integers(0, 9)),
+    st.integers(0, 4),
+    st.floats(0, 40 * DAY),
+    st.lists(st.one_of(st.none(), st.floats(0, 40 * DAY)), min_size=10, max_size=10),
+)
+def test_the_current_the_newest_the_young_and_the_living_stay(
+    log: list[int], there: set[int], keep: int, least: float, idle: list[float | None]
+) -> None:
+    names = [f"{number:032x}" for number in range(10)]
+    commits = [
+        Commit(number, names[version], None, NOW - (len(log) - number) * 3 * DAY)
+        for number, version in enumerate(log)
+    ]
+    places = [place(names[v], complete=v % 3 > 0, build_idle=idle[v]) for v in sorted(there)]
+    going, kept = plan_gc(commits, places, keep, least, NOW)
+    assert sorted([*going, *(each.version for each in kept)]) == [p.name for p in places]
+    last = {commit.version: commit for commit in commits}
+    complete = {p.name for p in places if p.complete}
+    by_age = sorted(complete & set(last), key=lambda v: last[v].number)
+    for name in going:
+        assert not commits or name != commits[-1].version
+        assert name not in by_age[len(by_age) - keep :]
+        told = idle[int(name, 16)]
+        assert told is None or told >= ALIVE_SECONDS
+        if name in by_age:
+            after = commits[last[name].number + 1].time
+            assert NOW - after >= least
+        else:
+            assert told is None or told >= least
+
+
+@pytest.mark.parametrize(
+    ("age", "seconds"),
+    [
+        ("7d", 7 * DAY),
+        ("12h", 43200),
+        (" 30 M ", 1800),
+        ("1.5h", 5400),
+        ("2w", 14 * DAY),
+        ("0s", 0),
+        (90, 90),
+        (0.5, 0.5),
+        (timedelta(days=1), DAY),
+    ],
+)
+def test_an_age_is_told_in_many_ways(age: Any, seconds: float) -> None:
+    assert seconds_of(age) == seconds
+
+
+@pytest.mark.parametrize("age", ["7", "d", "-1d", "7y", "", -1, float("nan"), float("inf")])
+def test_what_is_no_age_is_refused(age: Any) -> None:
+    with pytest.raises(UsageError, match="is no age"):
+        seconds_of(age)
+
+
+def test_no_version_goes_before_its_time(store: tuple[Path, list[str]]) -> None:
+    path, (first, second, third) = store
+    done = precache.gc(path, keep=1)
+    assert removed(done) == []
+    assert why(done)[third] == "current"
+    assert why(done)[first].startswith("replaced ")
+    done = precache.gc(path, keep=2, older_than=0, dry_run=True)
+    assert removed(done) == [first]
+    assert why(done)[second] == "among the newest 2"
+    assert sorted(p.name for p in path.iterdir()) == sorted([first, second, third, "commits"])
+
+
+def test_what_was_used_again_is_young_and_the_current_stays_whatever_its_age(
+    store: tuple[Path, list[str]],
+) -> None:
+    path, (first, second, third) = store
+    assert precache.use(f"{path}@{first}").previous == third
+    done = precache.gc(path, keep=0, older_than="0s")
+    assert removed(done) == [third, second]
+    assert precache.open(path).id == first
+    assert precache.verify(path).ok
+
+
+def test_bad_usage_and_no_store(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="keep is -1"):
+        precache.gc(tmp_path, keep=-1)
+    with pytest.raises(StoreError, match="there is no store at"):
+        precache.gc(tmp_path)
+
+
+def test_folders_of_other_names_are_left_alone(store: tuple[Path, list[str]]) -> None:
+    path, _ = store
+    for name in ("notes", "abc123", "f" * 31, "F" * 32):
+        (path / name).mkdir()
+        (path / name / "file").write_text("mine")
+    precache.gc(path, keep=0, older_than=0)
+    assert {p.name for p in path.iterdir()} >= {"notes", "abc123", "f" * 31, "F" * 32}
+
+
+# --- after it -----------------------------------------------------------------------------------
+
+
+def test_what_was_removed_says_so_and_can_be_built_again(
+    source: Path, store: tuple[Path, list[str]]
+) -> None:
+    path, (first, second, third) = store
+    before = pixels(f"{path}@{first}")
+    log = read_commits(open_folder(path))
+    assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
+    assert sorted(p.name for p in path.iterdir()) == sorted([third, "commits"])
+    assert read_commits(open_folder(path)) == log
+    with pytest.raises(StoreError, match=f"{first} is gone"):
+        precache.open(f"{path}@{first[:6]}")
+    with pytest.raises(StoreError, match="is gone"):
+        precache.use(f"{path}@{first}")
+    with pytest.raises(StoreError, match="fits no version") as caught:
+        precache.open(f"{path}@0000")
+    assert third[:12] in str(caught.value)
+    assert first[:12] not in str(caught.value)
+    again = build_here(source, path, recipe(SIDES[0]), {"shard_samples": 4})
+    assert (again.version, again.shards_skipped) == (first, 0)
+    after = pixels(path)
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(after[key], before[key]) for key in before)
+
+
+def test_bytes_that_others_hold_free_nothing(store: tuple[Path, list[str]]) -> None:
+    path, (first, second, third) = store
+    kept = path / first / "image/c/0/0/0/0"
+    twice = path / first / "valid/zarr.json"
+    kept_nbytes, twice_nbytes = kept.stat().st_size, twice.stat().st_size
+    os.link(kept, path / third / "image/c/linked")
+    os.link(twice, path / second / "valid/linked")
+    before = precache.versions(path)
+    found = {each.version: each for each in before.versions}
+    assert found[first].shared_nbytes == kept_nbytes + twice_nbytes
+    assert found[third].shared_nbytes == kept_nbytes
+    both = found[first].nbytes + found[second].nbytes
+    all_ = both + found[third].nbytes
+    assert before.nbytes == all_ - kept_nbytes - twice_nbytes
+    told = precache.gc(path, keep=1, older_than=0, dry_run=True)
+    done = precache.gc(path, keep=1, older_than=0)
+    assert dataclasses.replace(done, dry_run=True).removed == told.removed
+    assert done.freed_nbytes == both - kept_nbytes - twice_nbytes
+    assert (
+        precache.versions(path).nbytes == found[third].nbytes == before.nbytes - done.freed_nbytes
+    )
+
+
+# --- builds -------------------------------------------------------------------------------------
+
+
+def leave_a_build(source: Path, store: Path | str, options: Any = None) -> Folder:
+    """A build that ends when its first shard is done; returns the version's folder."""
+    given = {"address": "serial", "shard_samples": 4, "keep_order": True, "on_error": "raise"}
+    bad = source / "zzz"
+    bad.mkdir()
+    (bad / "bad.jpg").write_bytes(b"none")
+    try:
+        with pytest.raises(BuildError):
+            precache.build(source, store, recipe(170), **given, storage_options=options)
+    finally:
+        shutil.rmtree(bad)
+    [left] = precache.versions(store, options).unfinished
+    return open_folder(store, options).folder(left.version)
+
+
+def age(folder: Path, seconds: float) -> None:
+    """As if all below had been written so long ago, builds begun so long ago."""
+    then = time.time() - seconds
+    for path in folder.rglob("*"):
+        if path.name == "build.json":
+            path.write_text(json.dumps({**json.loads(path.read_text()), "begun": then}))
+        os.utime(path, (then, then))
+
+
+def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, list[str]]) -> None:
+    path, _ = store
+    left = leave_a_build(source, path).name
+    assert "at work on it" in why(precache.gc(path, older_than=0))[left]
+    age(path / left, 3 * DAY)
+    assert why(precache.gc(path, older_than="4d"))[left] == "unfinished, left 3 days ago"
+    [found] = precache.versions(path).unfinished
+    assert found.build is not None
+    assert (found.build.done, found.build.shards) == (3, 3)
+    assert 3 * DAY <= found.idle_seconds < 3 * DAY + 600
+
+    (path / left / HEARTBEAT).write_text(str(time.time() - 40))
+    assert "at work on it" in why(precache.gc(path, older_than=0))[left]
+    (path / left / HEARTBEAT).write_text("yesterday")
+    with pytest.raises(StoreError, match="damaged or forged: it is no time"):
+        precache.gc(path, older_than=0)
+    (path / left / HEARTBEAT).write_text(str(time.time() - 2 * DAY))
+    age(path / left, 2 * DAY)
+    assert removed(precache.gc(path, older_than="1d")) == [left]
+    assert not (path / left).exists()
+
+
+def test_a_copy_that_was_left_goes_too(store: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, versions = store
+    target = tmp_path / "other"
+    precache.pull(f"{path}@{versions[0]}", target)
+    partial = target / versions[1]
+    shutil.copytree(path / versions[1] / "image", partial / "image")
+    age(partial, 10)
+    assert "at work on it" in why(precache.gc(target, older_than=0))[versions[1]]
+    age(partial, 9 * DAY)
+    assert removed(precache.gc(target)) == [versions[1]]
+    assert precache.verify(target).ok
+
+
+def lose(array: np.ndarray, store: str) -> np.ndarray:
+    """The array as it is; takes the version's first shard away, where LOSE is set."""
+    if "LOSE" in os.environ:
+        for path in Path(store).glob("*/image/c/0/0/0/0"):
+            path.unlink()
+    return array
+
+
+def test_a_build_whose_shards_are_removed_notes_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    ops = [
+        {"op": "decode"},
+        {"op": "resize", "size": [150, 150]},
+        {
+            "op": "function",
+            "function": "tests.test_garbage:lose",
+            "params": {"store": str(path)},
+        },
+    ]
+    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+    monkeypatch.setenv("LOSE", "1")
+    with pytest.raises(BuildError, match=r"1 of 3 shards of .* were removed while"):
+        build_here(source, path, pipeline, {"shard_samples": 4})
+    assert read_commits(open_folder(path)) == []
+    monkeypatch.delenv("LOSE")
+    done = build_here(source, path, pipeline, {"shard_samples": 4})
+    assert done.shards_skipped == 2
+    assert precache.verify(path).ok
+
+
+def test_what_a_later_version_has_linked_stays(source: Path, tmp_path: Path) -> None:
+    photos, path = tmp_path / "in", tmp_path / "store"
+    shutil.copytree(source, photos)
+    options = {"shard_samples": 4, "keep_order": True}
+    first = build_here(photos, path, recipe(150), options).version
+    write(photos / "zoo/0001.jpg", encoded(cut(77)))
+    second = build_here(photos, path, recipe(150), options).version
+    before = pixels(path)
+    listed = precache.versions(path)
+    new, old = listed.versions
+    assert new.shared_nbytes == old.shared_nbytes > 50_000
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [first]
+    assert done.freed_nbytes == old.nbytes - old.shared_nbytes
+    assert precache.open(path).id == second
+    assert precache.verify(path).ok
+    after = pixels(path)
+    assert all(np.array_equal(after[key], before[key]) for key in before)
+    assert precache.versions(path).nbytes == listed.nbytes - done.freed_nbytes
+
+
+def test_a_build_goes_on_though_what_it_takes_over_is_removed(source: Path, tmp_path: Path) -> None:
+    photos, path = tmp_path / "in", tmp_path / "store"
+    shutil.copytree(source, photos)
+    params = {"folder": str(tmp_path / "held"), "store": str(path)}
+    (tmp_path / "held").mkdir()
+    hold = {"op": "function", "function": "tests.building:hold", "params": params}
+    plain = recipe(150).to_dict()["fields"]["image"]
+    held = precache.Pipeline.from_dict({"fields": {"image": {"ops": [*plain["ops"], hold]}}})
+    options = {"shard_samples": 4, "keep_order": True}
+    first = build_here(photos, path, held, options).version
+    second = build_here(photos, path, recipe(150), options).version
+    write(photos / "ant/0001.jpg", encoded(cut(77)))  # in the first shard: some go over, some not
+    write(photos / "zoo/0001.jpg", encoded(cut(78)))
+    process = start(build_here, photos, path, held, options, {"HOLD": "1"})
+    poll(lambda: list((tmp_path / "held").iterdir()), "a build that holds")
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [first]
+    assert why(done)[second] == "current"
+    (tmp_path / "held/go").touch()
+    assert end(process) == 0
+    assert precache.verify(path).ok
+    found = pixels(path)
+    build_here(photos, tmp_path / "anew", held, options)
+    right = pixels(tmp_path / "anew")
+    assert found.keys() == right.keys()
+    assert all(np.array_equal(found[key], right[key]) for key in right)
+
+
+# --- committers ---------------------------------------------------------------------------------
+
+
+def test_a_version_that_is_gone_does_not_become_current(store: tuple[Path, list[str]]) -> None:
+    path, (first, _, third) = store
+    folder = open_folder(path)
+    folder.remove(first)
+    with pytest.raises(StorageError, match=f"{first} of .* was removed while it was made current"):
+        append_commit(folder, first)
+    assert [c.version for c in read_commits(folder)][-2:] == [first, third]
+    assert precache.open(path).id == third
+
+
+def test_a_version_that_became_current_while_it_went_is_put_back(
+    store: tuple[Path, list[str]],
+) -> None:
+    path, (first, _, _) = store
+    before = contents(path / first)
+    process = start(collect_until, 2, path)  # after its way to _gc, before it is looked at again
+    assert end(process) == -signal.SIGKILL
+    [left] = (path / "_gc").iterdir()
+    version = left.name.partition(".")[0]
+    append_entry(open_folder(path), version)  # it leaves a temporary file's folder there
+    assert (path / version).exists()
+    precache.gc(path, keep=0, older_than="1d")
+    assert precache.open(path).id == version
+    assert precache.verify(path).ok
+    assert not (path / "_gc").exists()
+    if version == first:
+        assert contents(path / first) == before
+
+
+def test_one_in_a_bucket_is_put_back_too(source: Path) -> None:
+    url = "memory://garbage/put-back"
+    first, second, third = build_all(source, url)
+    folder = open_folder(url)
+    folder.put(f"_gc/{first}", [folder.read(f"{first}/{ROOT}")])
+    folder.remove(f"{first}/{ROOT}")
+    folder.put(f"_gc/{second}", [folder.read(f"{second}/{ROOT}")])
+    folder.remove(f"{second}/{ROOT}")
+    append_entry(folder, first)
+    precache.gc(url)
+    assert precache.open(url).id == first
+    assert precache.verify(url).ok
+    assert folder.names() == sorted([first, third, "commits"])
+
+
+# --- killed -------------------------------------------------------------------------------------
+
+
+def test_killed_anywhere_and_run_again_the_end_is_the_same(
+    built: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    original, (_, _, third) = built
+    right = tmp_path / "right"
+    shutil.copytree(original, right)
+    precache.gc(right, keep=1, older_than=0)
+    for change in itertools.chain(range(6), itertools.count(6, 17)):
+        path = tmp_path / f"killed-{change}"
+        shutil.copytree(original, path)
+        status = end(start(collect_until, change, path))
+        assert precache.open(path).id == third
+        assert precache.verify(path).ok
+        precache.gc(path, keep=1, older_than=0)
+        assert contents(path) == contents(right)
+        assert {p.name for p in path.iterdir()} == {third, "commits"}
+        if status == 0:
+            assert change > 40
+            return
+        assert status == -signal.SIGKILL
+
+
+# --- readers ------------------------------------------------------------------------------------
+
+
+def read_until(store: Path, told: Path) -> None:
+    """Epochs of a loader, each row checked against the first; an epoch's number is told after."""
+    right: dict[int, bytes] = {}
+    with precache.Loader(store, batch_size=3, seed=1) as loader:
+        for epoch in itertools.count():
+            rows = 0
+            for batch in loader:
+                for row, image in zip(batch["row"].tolist(), batch["image"], strict=True):
+                    assert right.setdefault(row, image.numpy().tobytes()) == image.numpy().tobytes()
+                    rows += 1
+            assert rows == len(right) == 10
+            (told / str(epoch)).touch()
+            if (told / "stop").exists():
+                return
+
+
+def test_a_reader_of_the_current_version_notes_nothing(
+    store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    path, (first, second, _) = store
+    told = tmp_path / "told"
+    told.mkdir()
+    process = start(read_until, path, told)
+    poll((told / "1").exists, "two epochs")
+    assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
+    epochs = len(list(told.iterdir()))
+    poll((told / str(epochs + 2)).exists, "epochs after it")
+    (told / "stop").touch()
+    assert end(process) == 0
+
+
+def test_two_at_once_remove_all(store: tuple[Path, list[str]]) -> None:
+    path, (_, _, third) = store
+    processes = [start(collect_until, 10**9, path) for _ in range(3)]
+    assert [end(process) for process in processes] == [0, 0, 0]
+    precache.gc(path, keep=1, older_than=0)
+    assert {p.name for p in path.iterdir()} == {third, "commits"}
+    assert precache.verify(path).ok
+
+
+# --- elsewhere ----------------------------------------------------------------------------------
+
+
+def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:
+    url, options = "s3://bucket/garbage.store", s3.options()
+    first, second, third = build_all(source, url, options)
+    found = precache.versions(url, options)
+    assert [each.version for each in found.versions] == [third, second, first]
+    assert found.nbytes == sum(each.nbytes for each in found.versions)
+    left = leave_a_build(source, url, options).name
+    told = precache.gc(url, 1, 0, dry_run=True, storage_options=options)
+    assert removed(told) == [second, first]
+    done = precache.gc(url, 1, 0, storage_options=options)
+    assert removed(done) == [second, first]
+    assert done.freed_nbytes == sum(each.nbytes for each in found.versions[1:])
+    assert open_folder(url, options).names() == sorted([third, left, "commits"])
+    assert precache.verify(url, storage_options=options).ok
+    with pytest.raises(StoreError, match="is gone"):
+        precache.use(f"{url}@{first}", options)
+
+
+def test_the_command(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    path, (first, second, third) = store
+    line = ["gc", str(path), "--keep", "1", "--older-than", "0s"]
+    assert main([*line, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"would remove {first[:12]}: replaced" in text
+    assert f"kept {third[:12]}: current" in text
+    assert "would free" in text
+    assert main([*line, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["version"] for each in told["removed"]] == [second, first]
+    assert told["freed_nbytes"] == sum(each["nbytes"] for each in told["removed"])
+    assert main(["gc", str(path), "--older-than", "soon"]) == 2
+    assert "'soon' is no age" in capsys.readouterr().err

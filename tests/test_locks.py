@@ -1,0 +1,107 @@
+"""Locks between processes: nothing stays locked, whatever breaks in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from precache.locks import LockedFile, remove_if_free
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    path, inside = tmp_path / "lock", list[int]()
+
+    def work() -> None:
+        for _ in range(50):
+            with LockedFile(path):
+                inside.append(1)
+                assert len(inside) == 1
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == []
+
+
+def test_only_what_nobody_has_locked_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert remove_if_free(path)
+    with LockedFile(path) as file:
+        assert not remove_if_free(path)
+        assert file.is_at(path)
+        path.unlink()
+        assert not file.is_at(path)
+        path.touch()
+        assert not file.is_at(path)
+    assert remove_if_free(path)
+    assert not path.exists()
+
+
+_INTERRUPT = """
+import random, signal, sys
+from pathlib import Path
+from precache.diskcache import OVERHEAD, DiskCache
+from precache.locks import LockedFile, remove_if_free
+
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+folder, dice, kept = Path(sys.argv[1]), random.Random(3), None
+cache = DiskCache(folder, OVERHEAD + 10**6)
+signal.signal(signal.SIGALRM, interrupt)
+
+def alone():
+    with LockedFile(folder / "alone"):
+        pass
+
+def lease():
+    cache.join(10**5, 4, "a-").close()
+
+for work, times in ((alone, 300), (lease, 150)):
+    for _ in range(times):
+        try:
+            # Again after a while: some callbacks of Python's swallow what breaks into them.
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-5, 4e-4), 0.1)
+            while True:
+                work()
+        except KeyboardInterrupt as error:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            kept = error  # with its traceback, as a notebook does
+        assert remove_if_free(folder / "alone")
+        assert remove_if_free(folder / "lock")
+        kept = None  # a lease that was not closed yet goes with it
+        for path in (folder / "users").iterdir():
+            assert remove_if_free(path), path
+"""
+
+
+def test_an_interrupt_leaves_nothing_locked(run_python: Run, tmp_path: Path) -> None:
+    run_python(_INTERRUPT, tmp_path)
+
+
+def test_a_forked_child_has_none_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    reader, writer = os.pipe()
+    with LockedFile(path) as file:
+        child = os.fork()
+        if not child:
+            os.write(writer, b"closed" if file.closed else b"locked")
+            signal.pause()
+            os._exit(0)
+        assert os.read(reader, 6) == b"closed"
+    try:
+        assert remove_if_free(path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
