@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from precache.garbage import gc
     from precache.inventory import use, versions
-    from precache.jobs import build, submit
+    from precache.jobs import build, plan, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from precache.store import open_version as open
     from precache.transfer import pull
     from precache.verification import verify
+    from workers.buildplan import BuildPlan
     from workers.request import BuildResult
 
 __version__ = "0.1.0"
@@ -65,7 +66,7 @@ _HOMES = {
     ],
     "precache.garbage": ["gc"],
     "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "submit"],
+    "precache.jobs": ["build", "plan", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
@@ -85,6 +86,7 @@ _HOMES = {
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
+    "workers.buildplan": ["BuildPlan"],
     "workers.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -92,6 +94,7 @@ _ELSEWHERE = {"open": "open_version"}
 
 __all__ = [
     "BuildError",
+    "BuildPlan",
     "BuildResult",
     "CachedDataset",
     "CenterCrop",
@@ -124,6 +127,7 @@ __all__ = [
     "mix",
     "diagnose",
     "open",
+    "plan",
     "pull",
     "simulate",
     "submit",

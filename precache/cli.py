@@ -1,4 +1,4 @@
-"""The command line: ``precache build | submit | status | cancel | info | verify | …``."""
+"""The command line: ``precache build | plan | submit | status | cancel | info | verify | …``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from precache.build_options import (
 )
 from precache.errors import PrecacheError, UsageError
 from precache.job_commands import add_job_commands
+from precache.plan_command import add_plan, show_plan
 from precache.report import (
     bench_progress,
     build_json,
@@ -39,6 +40,7 @@ examples:
   precache build photos/ photos.store --resize 256 --crop 224
   precache build photos/ photos.store --pipeline recipe.toml --address ray://head:10001
   precache build val/ val.store --resize 256 --crop 224 --classes photos.store
+  precache plan photos/ photos.store --resize 256 --crop 224
   precache submit s3://bucket/photos s3://bucket/photos.store --address http://head:8265
   precache info photos.store
   precache verify photos.store@3f2a
@@ -63,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=precache.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_build(commands)
+    add_plan(commands)
     add_job_commands(commands)
     info = commands.add_parser("info", help="what a store holds", description=_info.__doc__)
     verify = commands.add_parser(
@@ -148,6 +151,9 @@ def _add_build(commands: Any) -> None:
     build.set_defaults(run=_build)
     where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
     run = add_build_options(build, "local", where)
+    run.add_argument(
+        "--dry-run", action="store_true", help="only say what would be done, as precache plan does"
+    )
     run.add_argument("--storage-options-at", metavar="NAME", help=argparse.SUPPRESS)
 
 
@@ -157,6 +163,9 @@ def _build(options: argparse.Namespace) -> int:
     Killed or failed, the same command continues it; with nothing changed it does nothing.
     What is not given about the recipe stays as it is: no resize, no crop.
     """
+    if options.dry_run:
+        show_plan(options, timing=True)
+        return 0
     sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
     keywords = build_keywords(options)
     if options.storage_options_at is not None:

@@ -25,14 +25,14 @@ PRECACHE = """
     report resident refresh loader usage pagecache measurements snapshot probes remedies verdict
     diagnosis durations simulation simulation_text pictures turns mixture stallpublisher
     stallrecorder metering lightning bench verification transfer jobs png catalogue originals
-    view viewfacts viewpages viewserver build_options job_commands simulate_command version_text
-    version_commands cli __main__
+    view viewfacts viewpages viewserver build_options job_commands plan_command simulate_command
+    version_text version_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan descent goal heartbeat standing reuse ops timing offered outputs shardrows
-    shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
-    sharing suspects request parcel jobserver submission results account buildreport
-    reportpage build
+    usercode sources plan descent goal heartbeat standing reuse spared ops timing offered outputs
+    shardrows shard_task dispatch placement cluster sharing request listed work probe takeover
+    commit tally nodeview progress metrics suspects parcel jobserver submission results account
+    buildreport reportpage build shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
@@ -147,7 +147,7 @@ def test_importing_precache_loads_no_heavy_library(
 
 
 @pytest.mark.parametrize(
-    "modules", ["workers.plan, workers.goal, workers.sources", "workers.build"]
+    "modules", ["workers.plan, workers.goal, workers.sources", "workers.build", "workers.buildplan"]
 )
 def test_planning_a_build_loads_neither_torch_nor_ray_nor_a_decoder(
     run_python: Callable[..., subprocess.CompletedProcess[str]], modules: str

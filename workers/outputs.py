@@ -9,7 +9,6 @@ import torch
 
 from precache.errors import SampleError
 from precache.layout import RowShape
-from precache.pipeline import Field
 from precache.receipts import ChannelSums
 from precache.shardwriter import ShardWriter
 from workers.offered import OfferedRows
@@ -43,11 +42,6 @@ class Sums:
 
     def result(self) -> ChannelSums:
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
-
-
-def is_summed(field: Field, shape: RowShape) -> bool:
-    """Whether channel sums are kept of a field: of images alone."""
-    return field.decodes and len(shape.shape) == 3
 
 
 class FieldOutput:

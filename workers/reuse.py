@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -88,6 +88,8 @@ class Origin:
     holes: Mapping[int, str]
     objects: Mapping[str, np.ndarray]
     sums: Mapping[str, np.ndarray | None]
+    rivals: int = 1
+    """Versions, this one among them, that have some field made as far."""
 
     @property
     def own_shapes(self) -> dict[str, RowShape]:
@@ -159,7 +161,7 @@ def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | 
         except (DamageError, StorageError, StoreError):
             continue  # it offers nothing, and `verify` says why
         if found is not None:
-            return found
+            return replace(found, rivals=len(candidates))
     return None
 
 

@@ -6,7 +6,6 @@ import contextlib
 
 from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
-from workers.outputs import is_summed
 from workers.reuse import Offer
 from workers.shard_task import (
     ShardTask,
@@ -14,6 +13,7 @@ from workers.shard_task import (
     require_permit,
     run_shard,
 )
+from workers.spared import is_linked
 from workers.timing import Timing, node_name
 
 
@@ -46,17 +46,8 @@ def _finished(task: ShardTask) -> Receipt | None:
 
 def _link(task: ShardTask, offer: Offer) -> Receipt | None:
     """The whole shard as a link, nothing of it being read; None where that cannot be."""
-    fields = offer.fields
-    linked = (
-        fields.keys() == task.shapes.keys()
-        and len(offer.same) == len(task.keys)
-        and all(offer.same)
-        and all(offer.content)
-        and not (task.removed or task.barred)
-        and all(each.made.encoded for each in fields.values())
-        and all(each.sums or not _is_summed(task, name) for name, each in fields.items())
-    )
-    if not linked or any(
+    fields, left_out = offer.fields, bool(task.removed or task.barred)
+    if not is_linked(task.job.pipeline, task.shapes, len(task.keys), offer, left_out) or any(
         offer.folder.size(each.object_name) != each.size for each in fields.values()
     ):
         return None
@@ -85,7 +76,3 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
     )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
-
-
-def _is_summed(task: ShardTask, name: str) -> bool:
-    return is_summed(task.job.pipeline.fields[name], task.shapes[name])
