@@ -166,11 +166,10 @@ class _Build:
 
     def _goal(self, run: Run, recipe: Recipe, origin: Origin | None) -> Goal:
         """The version to be made; one that descends from another keeps its rows a shard."""
-        shapes = origin.shapes(recipe.pipeline) if origin else None
-        if origin is None or shapes is None:
-            return self._probe(run, recipe)
-        added = 1 - origin.same.sum() / len(recipe.table)
-        self._check_space(int(added * sum(each[:, 0].sum() for each in origin.objects.values())))
+        shapes = origin.shapes() if origin else {}
+        if origin is None or shapes.keys() != recipe.pipeline.fields.keys():
+            return self._probe(run, recipe, shapes)
+        self._check_space(origin.nbytes_to_write(len(recipe.table), recipe.pipeline))
         return Goal.of(self.store, recipe, self._per_shard(recipe, shapes), shapes)
 
     def _per_shard(self, recipe: Recipe, shapes: Mapping[str, RowShape]) -> int:
@@ -186,8 +185,8 @@ class _Build:
         nbytes = [row.nbytes for row in shapes.values()]
         return wanted is None or wanted <= per_shard <= rows_per_shard(0, nbytes, wanted)
 
-    def _probe(self, run: Run, recipe: Recipe) -> Goal:
-        """Learn row shapes from a few samples, and refuse a disk that is too small."""
+    def _probe(self, run: Run, recipe: Recipe, known: Mapping[str, RowShape]) -> Goal:
+        """Learn other row shapes from a few samples, and refuse a disk that is too small."""
         from workers.probe import ProbeTask, run_probe
 
         table = recipe.table
@@ -204,7 +203,8 @@ class _Build:
         if isinstance(probe, PrecacheError):
             raise probe
         self._check_space(int(probe.stored_per_row * len(table)))
-        return Goal.of(self.store, recipe, self._per_shard(recipe, probe.shapes), probe.shapes)
+        shapes = {**probe.shapes, **known}
+        return Goal.of(self.store, recipe, self._per_shard(recipe, shapes), shapes)
 
     def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
         from workers.suspects import Trial, find_killers
@@ -235,6 +235,8 @@ class _Build:
     def _make(self, run: Run, goal: Goal, origin: Origin | None) -> BuildResult:
         goal.begin()
         receipts = read_receipts(goal)
+        if self.request.recompute:
+            receipts = {n: each for n, each in receipts.items() if not each.rows_reused}
         todo = shards_to_do(goal.shards, receipts, goal.sizes())
         receipts = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
         skipped = len(receipts)

@@ -332,8 +332,8 @@ class FieldRecipe:
         if applied == len(self._field.ops):
             return row
         if self._field.decodes and row.ndim == 3:
-            row = np.ascontiguousarray(row.transpose(1, 2, 0))
-        return self._finish(row, applied, key)
+            row = row.transpose(1, 2, 0)
+        return self._finish(row.copy(), applied, key)  # a function may keep what it was given
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
         for number, op in enumerate(self._field.ops[applied:], applied):

@@ -68,7 +68,7 @@ def ops_digest(pipeline: Pipeline, name: str, count: int) -> str:
     random = any(isinstance(op, RandomResizedCrop | HorizontalFlip) for op in ops)
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
-        "input": name if field.input is None else field.input,
+        "input": [name] if field.input is None else field.input,
         "seed": pipeline.seed if random else None,
         "shrunk": shrink_to(field) if count == 1 else None,
         "decodes": field.decodes,

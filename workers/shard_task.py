@@ -93,8 +93,10 @@ class ShardTask:
 
     @property
     def memory(self) -> int:
-        """Bytes its process may need: libraries and a large photograph, and a whole shard."""
-        return BASE_MEMORY + self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
+        """Bytes its process may need: libraries and a large photograph, and whole shards."""
+        made = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
+        offered = self.offer.fields.values() if self.offer else ()
+        return BASE_MEMORY + made + sum(each.size for each in offered)
 
     def retried(self) -> ShardTask:
         return replace(self, again=True)

@@ -79,18 +79,14 @@ class ShardRows:
             for name, recipe in recipes.items()
         }
         self._complete = len(old) == len(recipes)
-        self._finished = self._complete and all(
-            each.offered.made.applied == len(pipeline.fields[name].ops)
-            for name, each in old.items()
-        )
+        self._finished = self._complete and all(each.offered.made.finished for each in old.values())
 
     def needs_sample(self, place: int) -> bool:
         """Whether a row cannot be made of what the earlier version has."""
         if place in self._removed:
             return False
-        if place in self._holes:
-            return not (self._finished and self._same[place] and self._before[place])
-        return not (self._complete and self._same[place])
+        made = self._finished if place in self._holes else self._complete
+        return not (made and self._same[place] and self._before[place])
 
     def make(self, place: int, key: str, sample: Sample | None, barred: str = "") -> str:
         """Make a row of every field; the reason where it is a hole, else empty.
@@ -160,7 +156,7 @@ class Object:
     """A finished object, its bytes and what a receipt says of it."""
 
     def __init__(self, output: FieldOutput, offer: Offer | None) -> None:
-        self._parts, self.made = output.writer.finish()
+        self._parts, self.made = output.finish()
         self._offer, self._old = offer, output.old
 
     @property
@@ -173,11 +169,13 @@ class Object:
         )
 
     def put(self, folder: Folder, name: str) -> ShardObject:
-        """Put it, as a link where it is the earlier version's."""
+        """Put it, as a link where it is the earlier version's, which may be gone meanwhile."""
         if self.is_old and self._offer is not None and self._old is not None:
-            folder.copy(name, self._offer.folder, self._old.offered.object_name, scratch=SCRATCH)
-        else:
-            folder.put(name, self._parts, scratch=SCRATCH)
+            with contextlib.suppress(StorageError):
+                there = self._old.offered.object_name
+                folder.copy(name, self._offer.folder, there, scratch=SCRATCH)
+                return self.made
+        folder.put(name, self._parts, scratch=SCRATCH)
         return self.made
 
 

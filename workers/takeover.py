@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from precache.errors import StorageError
 from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
 from workers.outputs import is_summed
@@ -45,14 +46,17 @@ def _finished(task: ShardTask) -> Receipt | None:
 
 
 def _link(task: ShardTask, offer: Offer) -> Receipt | None:
-    """The whole shard as a link, nothing of it being read; None where that cannot be."""
+    """The whole shard as a link, nothing of it being read; None where that cannot be.
+
+    The earlier version may be removed at any moment.
+    """
     fields = offer.fields
     linked = (
         fields.keys() == task.shapes.keys()
         and len(offer.same) == len(task.keys)
         and all(offer.same)
-        and all(offer.content)
-        and not (task.removed or task.barred)
+        and all(known or place in task.removed for place, known in enumerate(offer.content))
+        and not task.barred
         and all(each.made.encoded for each in fields.values())
         and all(each.sums or not _is_summed(task, name) for name, each in fields.items())
     )
@@ -65,7 +69,10 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
     objects: dict[str, ShardObject] = {}
     for name, at in task.objects.items():
         shape, each = task.shapes[name], fields[name]
-        task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+        try:
+            task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+        except StorageError:
+            return None
         step = shape.chunk_rows(task.rows_per_shard)
         raw_nbytes = -(-len(task.keys) // step) * step * shape.nbytes
         objects[name] = ShardObject(each.size, each.xxh3, raw_nbytes)
@@ -79,7 +86,7 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
         timing.seconds,
         timing.cpu_seconds,
         reused=True,
-        rows_reused=len(task.keys),
+        rows_reused=len(task.keys) - len(task.removed),
         host=node_name(),
         began=timing.began,
     )
