@@ -26,7 +26,7 @@ PRECACHE = """
     job_commands simulate_command cli __main__
 """
 WORKERS = """
-    usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
+    usercode sources plan descent goal standing reuse repair ops timing offered outputs shardrows
     shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
     sharing suspects request parcel jobserver submission results account buildreport
     reportpage build

@@ -38,6 +38,7 @@ from workers.plan import (
     shards_to_do,
 )
 from workers.progress import BuildProgress
+from workers.repair import give_to_twins, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin, find_origin, place_rows
@@ -257,11 +258,17 @@ class _Build:
         return result_of(goal, receipts, made, self.ignored)
 
     def _repair(self, run: Run, goal: Goal) -> BuildResult:
-        """Make missing objects of a committed version again; they must be what they were."""
+        """Have missing objects of a committed version again, in all versions that share them.
+
+        They must be what they were.
+        """
         lost = lost_objects(goal)
+        for each in take_from_twins(self.store, goal, lost):
+            del lost[each]
         todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {}, lost)
+        give_to_twins(self.store, goal, lost)
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
