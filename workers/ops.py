@@ -333,7 +333,14 @@ class FieldRecipe:
             return row
         if self._field.decodes and row.ndim == 3:
             row = row.transpose(1, 2, 0)
-        return self._finish(row.copy(), applied, key)  # a function may keep what it was given
+        for op in self._field.ops[applied:]:
+            if not isinstance(op, CenterCrop):
+                # Others see the layout that they would without a base, and may keep their argument.
+                row = row.copy()
+                break
+            row = center_crop(row, op.size)
+            applied += 1
+        return self._finish(row, applied, key)
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
         for number, op in enumerate(self._field.ops[applied:], applied):

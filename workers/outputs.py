@@ -27,7 +27,8 @@ class Sums:
         self.total = np.zeros(channels) if start is None else np.array(start.total)
         self.squares = np.zeros(channels) if start is None else np.array(start.squares)
         # 256 squares of a byte are the most that float32 adds up without rounding.
-        self._blocks = torch.zeros(channels, -(-self._pixels // 256), 256)
+        shape = (channels, -(-self._pixels // 256), 256)
+        self._blocks = torch.from_numpy(np.zeros(shape, np.float32))  # torch's would wake threads
         self._values = self._blocks.view(channels, -1)[:, : self._pixels]
 
     def add(self, row: np.ndarray, sign: int = 1) -> None:
@@ -87,6 +88,11 @@ class FieldOutput:
         self._waiting: list[int] = []
 
     @property
+    def copies(self) -> bool:
+        """Whether rows need not be decoded, neither to be taken over nor to be summed."""
+        return self._copies and (self._sums is None or self._by_difference)
+
+    @property
     def unchanged(self) -> bool:
         """Whether what is taken over is in the sums already."""
         return self._by_difference
@@ -130,7 +136,7 @@ class FieldOutput:
                 self._forget(row)
                 self._sums.add(self.writer.row)
         if self._taken:
-            self._wait(row)
+            self.carry(row)
         else:
             self.writer.advance()
         self._taken = False
@@ -141,7 +147,7 @@ class FieldOutput:
             self._forget(row)
         self._taken = False
         if self._copies and row < len(self._counted) and not self._counted[row]:
-            self._wait(row)
+            self.carry(row)
             return
         self._decode_waiting()
         self.writer.row[...] = 0
@@ -153,7 +159,7 @@ class FieldOutput:
             self._copy_chunk()
         return self.writer.finish()
 
-    def _wait(self, row: int) -> None:
+    def carry(self, row: int) -> None:
         """A row that the earlier version has: its chunk is copied if all its rows are the same."""
         assert self.old is not None
         self._waiting.append(row)

@@ -79,7 +79,22 @@ class ShardRows:
             for name, recipe in recipes.items()
         }
         self._complete = len(old) == len(recipes)
+        copies = self._complete and all(each.copies for each in self.outputs.values())
+        known = zip(self._same.tolist(), self._before, strict=True)
+        self._plain = [copies and same and bool(before) for same, before in known]
+        for row in self._holes.keys() | removed:
+            self._plain[row] = False
         self._finished = self._complete and all(each.offered.made.finished for each in old.values())
+
+    def carry(self, place: int) -> bool:
+        """Keep a row with its chunk, where that is all there is to do."""
+        if not self._plain[place]:
+            return False
+        for each in self.outputs.values():
+            each.carry(place)
+        self.content.append(self._before[place])
+        self.taken += 1
+        return True
 
     def needs_sample(self, place: int) -> bool:
         """Whether a row cannot be made of what the earlier version has."""

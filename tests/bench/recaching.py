@@ -43,6 +43,8 @@ from tests.building import cut, encoded
 DISTINCT = 300
 """Photos that differ; the others are links to them."""
 SIZES = (160, 64)
+BATCH = 4 << 20
+"""Bytes of rows that are decoded at a time."""
 MEGA = 1e6
 NOTHING = """
 import json, sys, time
@@ -222,7 +224,7 @@ def _recode(path: str, folder: Path, codec: str) -> Cost:
     array = ArrayReader(version, "image").array
     pipeline = Recipe(array.row_shape[1], codec).pipeline
     encode = encoder(pipeline.fields["image"].stored_as, "uint8")
-    rows = np.empty(array.chunk_shape, np.uint8)
+    rows = np.empty((BATCH // math.prod(array.chunk_shape), *array.chunk_shape), np.uint8)
     chunks = math.prod(array.chunks_per_object)
     target = precache.storage.open_folder(folder)
 
@@ -230,11 +232,15 @@ def _recode(path: str, folder: Path, codec: str) -> Cost:
         for name, each in _objects(path).items():
             data = memoryview(each.read_bytes())
             writer = ShardWriter(array.chunk_shape, "uint8", chunks, encode)
-            for offset, length in decode_index(data[-chunks * 16 - 4 :], chunks).tolist():
-                if length < len(data):
-                    array.decoder.decode(data[offset : offset + length], rows)
-                    undo_image(rows)
-                    writer.put_chunk(encode(rows))
+            index = decode_index(data[-chunks * 16 - 4 :], chunks).tolist()
+            index = [each for each in index if each[1] < len(data)]
+            for start in range(0, len(index), len(rows)):
+                part = index[start : start + len(rows)]
+                for (offset, length), chunk in zip(part, rows, strict=False):
+                    array.decoder.decode(data[offset : offset + length], chunk)
+                undo_image(rows[: len(part)])
+                for chunk in rows[: len(part)]:
+                    writer.put_chunk(encode(chunk))
             target.put(name, writer.finish()[0])
         return version.rows
 
