@@ -52,7 +52,7 @@ began = time.perf_counter()
 from precache.cli import main
 status = main(sys.argv[1:])
 loaded = [name for name in ("torch", "ray") if name in sys.modules]
-print(json.dumps([status, time.perf_counter() - began, loaded]), file=sys.stderr)
+print(json.dumps([status, time.perf_counter() - began, time.process_time(), loaded]), file=sys.stderr)
 """
 
 
@@ -337,12 +337,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class Nothing:
-    """A build with nothing to do, as a process: its seconds in all, in Python code, and modules."""
+    """A build with nothing to do, as a process: the median of three, and what it loaded."""
 
     keys: int
     seconds: float
+    cpu_seconds: float
     loaded: Sequence[str]
-    read: int
 
 
 def nothing(folder: Path, keys: int) -> Nothing:
@@ -359,12 +359,11 @@ def nothing(folder: Path, keys: int) -> Nothing:
             [sys.executable, "-c", NOTHING, *line, "--address", "local"],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-        status, seconds, loaded = json.loads(ran.stderr.splitlines()[-1])
+        status, *figures = json.loads(ran.stderr.splitlines()[-1])
         if status:
             raise SystemExit(ran.stderr)
-        found.append((seconds, loaded))
-    seconds, loaded = sorted(found)[1]
-    return Nothing(keys, seconds, loaded, 0)
+        found.append(figures)
+    return Nothing(keys, *sorted(found)[1])
 
 
 # --- results ------------------------------------------------------------------------------------
@@ -419,7 +418,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if still:
         loaded = " and ".join(still.loaded) or "neither torch nor Ray"
         console.print(
-            f"nothing changed, {still.keys:,} local keys: {still.seconds:.1f} s; loaded {loaded}"
+            f"nothing changed, {still.keys:,} local keys: {still.seconds:.1f} s, "
+            f"{still.cpu_seconds:.1f} CPU-s; loaded {loaded}"
         )
     console.print(str(Machine.here()), soft_wrap=True)
 
