@@ -29,10 +29,10 @@ PRECACHE = """
     version_text version_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan descent goal heartbeat standing reuse spared ops timing offered outputs
-    shardrows shard_task dispatch placement cluster sharing request listed work probe takeover
-    commit tally nodeview progress metrics suspects parcel jobserver submission results account
-    buildreport reportpage build shardplan estimate rates differences buildplan
+    usercode sources plan descent goal heartbeat standing reuse repair spared ops timing offered
+    outputs shardrows shard_task dispatch placement cluster sharing request listed work probe
+    takeover commit tally nodeview progress metrics suspects parcel jobserver submission results
+    account buildreport reportpage build shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

@@ -32,6 +32,7 @@ from workers.goal import SCRATCH, Goal, Recipe, find_goal
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
 from workers.progress import BuildProgress
+from workers.repair import give_to_twins, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
@@ -180,7 +181,7 @@ class _Build:
             self._check_space(work.needed)
         goal.begin()
         if work.receipts:  # what lay idle may have been swept before it was begun again
-            work = remaining(goal, origin)
+            work = remaining(goal, origin, recompute=self.request.recompute)
         receipts = dict(work.receipts)
         skipped = len(receipts)
         done = sum(len(goal.rows_of(shard)) for shard in receipts)
@@ -200,10 +201,17 @@ class _Build:
         return result_of(goal, receipts, made, self.listed.ignored)
 
     def _repair(self, run: Run, work: Work) -> BuildResult:
-        """Make missing objects of a committed version again; they must be what they were."""
-        goal, todo = work.goal, work.todo
+        """Have missing objects of a committed version again, in all versions that share them.
+
+        They must be what they were.
+        """
+        goal, lost = work.goal, dict(work.lost or {})
+        for each in take_from_twins(self.store, goal, lost):
+            del lost[each]
+        todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
-        made = self._run_shards(run, goal, todo, {}, work.lost)
+        made = self._run_shards(run, goal, todo, {}, lost)
+        give_to_twins(self.store, goal, lost)
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")

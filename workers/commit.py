@@ -121,7 +121,7 @@ def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> 
 def _labels(goal: Goal, receipts: Sequence[Receipt]) -> np.ndarray:
     labels = goal.table.labels
     if any(receipt.labels for receipt in receipts):
-        fetched = np.concatenate([np.array(r.labels or [], np.int64) for r in receipts])
+        fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
         labels = np.where(fetched < 0, labels, fetched)
     return labels
 

@@ -347,7 +347,14 @@ class FieldRecipe:
         if applied == len(self._field.ops):
             return row
         if self._field.decodes and row.ndim == 3:
-            row = np.ascontiguousarray(row.transpose(1, 2, 0))
+            row = row.transpose(1, 2, 0)
+        for op in self._field.ops[applied:]:
+            if not isinstance(op, CenterCrop):
+                # Others see the layout that they would without a base, and may keep their argument.
+                row = row.copy()
+                break
+            row = center_crop(row, op.size)
+            applied += 1
         return self._finish(row, applied, key)
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:

@@ -79,7 +79,7 @@ def ops_digest(
     versions |= {n: libraries[n].split("+")[0] for n in versions.keys() & libraries.keys()}
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
-        "input": name if field.input is None else field.input,
+        "input": [name] if field.input is None else field.input,
         "seed": pipeline.seed if random else None,
         "shrunk": shrink_to(field) if count == 1 else None,
         "decodes": field.decodes,

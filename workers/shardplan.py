@@ -102,7 +102,7 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
     linked = (
         offer is not None
         and whole.keys() == offer.fields.keys()
-        and is_linked(pipeline, goal.shapes, count, offer, bool(gone))
+        and is_linked(pipeline, goal.shapes, count, offer, gone)
     )
     known = np.array([bool(each) for each in spared.content])
     needs = spared.needs_sample & (not linked)

@@ -74,6 +74,18 @@ class ShardRows:
             )
             for name, recipe in recipes.items()
         }
+        copies = spared.complete and all(each.copies for each in self.outputs.values())
+        self._plain = spared.plain if copies else np.zeros(rows, np.bool_)
+
+    def carry(self, place: int) -> bool:
+        """Keep a row with its chunk, where that is all there is to do."""
+        if not self._plain[place]:
+            return False
+        for each in self.outputs.values():
+            each.carry(place)
+        self.content.append(self._spared.content[place])
+        self.taken += 1
+        return True
 
     def needs_sample(self, place: int) -> bool:
         """Whether a row cannot be made of what the earlier version has."""
@@ -147,7 +159,7 @@ class Object:
     """A finished object, its bytes and what a receipt says of it."""
 
     def __init__(self, output: FieldOutput, offer: Offer | None) -> None:
-        self._parts, self.made = output.writer.finish()
+        self._parts, self.made = output.finish()
         self._offer, self._old = offer, output.old
 
     @property
@@ -160,11 +172,13 @@ class Object:
         )
 
     def put(self, folder: Folder, name: str) -> ShardObject:
-        """Put it, as a link where it is the earlier version's."""
+        """Put it, as a link where it is the earlier version's, which may be gone meanwhile."""
         if self.is_old and self._offer is not None and self._old is not None:
-            folder.copy(name, self._offer.folder, self._old.offered.object_name, scratch=SCRATCH)
-        else:
-            folder.put(name, self._parts, scratch=SCRATCH)
+            with contextlib.suppress(StorageError):
+                there = self._old.offered.object_name
+                folder.copy(name, self._offer.folder, there, scratch=SCRATCH)
+                return self.made
+        folder.put(name, self._parts, scratch=SCRATCH)
         return self.made
 
 

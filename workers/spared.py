@@ -33,8 +33,10 @@ class Spared:
         XXH3-128 (hex) that each raw sample had, empty where unknown.
     holes
         Place -> why.
-    finished
-        Whether all fields are there, with all their ops applied.
+    complete, finished
+        Whether all fields are there, and with all their ops applied.
+    plain
+        (rows,) bool: whether a row is what it was, and no hole.
     needs_sample
         (rows,) bool: whether a row cannot be made of what the earlier version has.
     """
@@ -52,24 +54,30 @@ class Spared:
         self.same = np.zeros(rows, np.bool_)
         self.content = [""] * rows
         self.holes: dict[int, str] = {}
-        complete = self.finished = False
+        self.complete = self.finished = False
         if offer and self.count:
             self.same[: self.count] = offer.same
             self.content[: self.count] = offer.content
             self.holes = {row - first_row: why for row, why in offer.holes.items()}
-            complete = len(fields) == len(pipeline.fields)
-            self.finished = complete and all(
-                offer.fields[name].made.applied == len(pipeline.fields[name].ops) for name in fields
+            self.complete = len(fields) == len(pipeline.fields)
+            self.finished = self.complete and all(
+                offer.fields[name].made.finished for name in fields
             )
-        self.needs_sample = ~self.same if complete else np.ones(rows, np.bool_)
+        known = self.same & np.fromiter(map(bool, self.content), np.bool_, rows)
+        self.needs_sample = ~known if self.complete else np.ones(rows, np.bool_)
+        self.plain = known.copy()
         for place in self.holes:
-            kept = self.finished and self.same[place] and self.content[place]
-            self.needs_sample[place] = not kept
+            self.needs_sample[place] = not (self.finished and known[place])
+        self.plain[[*self.holes, *removed]] = False
         self.needs_sample[list(removed)] = False
 
 
 def is_linked(
-    pipeline: Pipeline, shapes: Mapping[str, RowShape], rows: int, offer: Offer, left_out: bool
+    pipeline: Pipeline,
+    shapes: Mapping[str, RowShape],
+    rows: int,
+    offer: Offer,
+    removed: Collection[int],
 ) -> bool:
     """Whether a shard can be the earlier version's as it is, without a look at its rows.
 
@@ -77,16 +85,15 @@ def is_linked(
     ----------
     rows
         Of the shard.
-    left_out
-        Whether it has rows that must be holes, removed or barred.
+    removed
+        Places of rows whose samples are no more.
     """
     fields = offer.fields
     return (
         fields.keys() == shapes.keys()
         and len(offer.same) == rows
         and all(offer.same)
-        and all(offer.content)
-        and not left_out
+        and all(known or place in removed for place, known in enumerate(offer.content))
         and all(each.made.encoded for each in fields.values())
         and all(
             each.sums or not is_summed(pipeline.fields[name], shapes[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from precache.errors import StorageError
 from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
 from workers.reuse import Offer
@@ -45,10 +46,16 @@ def _finished(task: ShardTask) -> Receipt | None:
 
 
 def _link(task: ShardTask, offer: Offer) -> Receipt | None:
-    """The whole shard as a link, nothing of it being read; None where that cannot be."""
-    fields, left_out = offer.fields, bool(task.removed or task.barred)
-    if not is_linked(task.job.pipeline, task.shapes, len(task.keys), offer, left_out) or any(
-        offer.folder.size(each.object_name) != each.size for each in fields.values()
+    """The whole shard as a link, nothing of it being read; None where that cannot be.
+
+    The earlier version may be removed at any moment.
+    """
+    fields, pipeline = offer.fields, task.job.pipeline
+    linked = is_linked(pipeline, task.shapes, len(task.keys), offer, task.removed)
+    if (
+        task.barred
+        or not linked
+        or any(offer.folder.size(each.object_name) != each.size for each in fields.values())
     ):
         return None
     timing = Timing()
@@ -56,7 +63,10 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
     objects: dict[str, ShardObject] = {}
     for name, at in task.objects.items():
         shape, each = task.shapes[name], fields[name]
-        task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+        try:
+            task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+        except StorageError:
+            return None
         step = shape.chunk_rows(task.rows_per_shard)
         raw_nbytes = -(-len(task.keys) // step) * step * shape.nbytes
         objects[name] = ShardObject(each.size, each.xxh3, raw_nbytes)
@@ -70,7 +80,7 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
         timing.seconds,
         timing.cpu_seconds,
         reused=True,
-        rows_reused=len(task.keys),
+        rows_reused=len(task.keys) - len(task.removed),
         host=node_name(),
         began=timing.began,
     )

@@ -86,15 +86,26 @@ def find_work(
         origin = find_origin(store, recipe.pipeline, recipe.table)
     if goal is None:
         shapes, needed = _known(recipe, origin) or _measured(recipe, measure)
+        shapes = {**shapes, **(origin.shapes() if origin else {})}
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
         if is_readable(goal):
             return _losses(goal)
-    return remaining(goal, origin, needed)
+    return remaining(goal, origin, needed, request.recompute)
 
 
-def remaining(goal: Goal, origin: Origin | None, needed: int | None = None) -> Work:
-    """What there is to do for a version that is not committed."""
+def remaining(
+    goal: Goal, origin: Origin | None, needed: int | None = None, recompute: bool = False
+) -> Work:
+    """What there is to do for a version that is not committed.
+
+    Parameters
+    ----------
+    recompute
+        Count no shard as done that has rows of an earlier version.
+    """
     receipts = read_receipts(goal)
+    if recompute:
+        receipts = {n: each for n, each in receipts.items() if not each.rows_reused}
     todo = shards_to_do(goal.shards, receipts, goal.sizes())
     there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
     return Work(goal, origin, there, todo, None, needed)
@@ -107,11 +118,10 @@ def _losses(goal: Goal) -> Work:
 
 def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
     """Row shapes as an earlier version has them, and the bytes of what it has not."""
-    shapes = origin.shapes(recipe.pipeline) if origin else None
-    if origin is None or shapes is None:
+    shapes = origin.shapes() if origin else {}
+    if origin is None or shapes.keys() != recipe.pipeline.fields.keys():
         return None
-    added = 1 - origin.same.sum() / len(recipe.table)
-    return shapes, int(added * sum(each[:, 0].sum() for each in origin.objects.values()))
+    return shapes, origin.nbytes_to_write(len(recipe.table), recipe.pipeline)
 
 
 def _measured(recipe: Recipe, measure: Callable[[Recipe], Measured]) -> tuple[Shapes, int]:
