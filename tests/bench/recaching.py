@@ -52,7 +52,8 @@ began = time.perf_counter()
 from precache.cli import main
 status = main(sys.argv[1:])
 loaded = [name for name in ("torch", "ray") if name in sys.modules]
-print(json.dumps([status, time.perf_counter() - began, time.process_time(), loaded]), file=sys.stderr)
+spent = time.perf_counter() - began, time.process_time()
+print(json.dumps([status, *spent, loaded]), file=sys.stderr)
 """
 
 
