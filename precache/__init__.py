@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from precache.jobs import build, submit
+    from precache.jobs import build, doctor, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from precache.store import open_version as open
     from precache.transfer import pull
     from precache.verification import verify
+    from workers.prognosis import Prognosis
     from workers.request import BuildResult
 
 __version__ = "0.1.0"
@@ -57,7 +58,7 @@ _HOMES = {
         "StoreError",
         "UsageError",
     ],
-    "precache.jobs": ["build", "submit"],
+    "precache.jobs": ["build", "doctor", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
@@ -77,6 +78,7 @@ _HOMES = {
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
+    "workers.prognosis": ["Prognosis"],
     "workers.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -98,6 +100,7 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "PrecacheError",
+    "Prognosis",
     "RandomResizedCrop",
     "Resize",
     "Simulation",
@@ -109,6 +112,7 @@ __all__ = [
     "UsageError",
     "Version",
     "build",
+    "doctor",
     "meter",
     "mix",
     "open",

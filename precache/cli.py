@@ -18,6 +18,7 @@ from precache.build_options import (
     build_keywords,
     read_pipeline,
 )
+from precache.doctor_command import add_doctor
 from precache.errors import PrecacheError
 from precache.job_commands import add_job_commands
 from precache.report import (
@@ -35,6 +36,7 @@ from precache.simulate_command import add_simulate
 
 _EPILOG = """\
 examples:
+  precache doctor photos/ --resize 256 --crop 224 --rate 4000
   precache build photos/ photos.store --resize 256 --crop 224
   precache build photos/ photos.store --pipeline recipe.toml --address ray://head:10001
   precache build val/ val.store --resize 256 --crop 224 --classes photos.store
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (info, verify, bench):
         add_storage_option(command)
     _add_transfer(commands)
+    add_doctor(commands)
     add_simulate(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")

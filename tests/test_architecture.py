@@ -23,13 +23,13 @@ PRECACHE = """
     readahead fetchers feed columns nvcomp stream transforms ranks rankstore outputs selection
     dataset report resident loader durations simulation simulation_text pictures turns mixture
     stallpublisher stallrecorder metering lightning bench verification transfer jobs build_options
-    job_commands simulate_command cli __main__
+    job_commands simulate_command doctor_text doctor_command cli __main__
 """
 WORKERS = """
     usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
     shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
     sharing suspects request parcel jobserver submission results account buildreport
-    reportpage build
+    reportpage build prognosis stagetimes sourceprobe trials doctor
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

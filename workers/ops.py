@@ -327,6 +327,26 @@ class FieldRecipe:
         """
         return self._finish(self._input(sample), 0, key)
 
+    def steps(self, sample: Sample, key: str) -> Iterator[np.ndarray]:
+        """What each op leaves, one after another, valid until the next; `stored` is its row.
+
+        Raises
+        ------
+        SampleError
+            Saying why this sample goes no further.
+        """
+        value = self._input(sample)
+        for number, op in enumerate(self._field.ops):
+            value = self._apply(op, number, value, key)
+            yield np.asarray(value)
+
+    def stored(self, value: Any) -> np.ndarray:
+        """What an op leaves, laid out as a row is: (C, H, W) for a decoded image."""
+        array = np.asarray(value)
+        if self._field.decodes and array.ndim == 3:
+            array = array.transpose(2, 0, 1)
+        return array
+
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
         """The row that comes of a stored one by the ops after the first `applied`."""
         if applied == len(self._field.ops):
@@ -338,10 +358,7 @@ class FieldRecipe:
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
         for number, op in enumerate(self._field.ops[applied:], applied):
             value = self._apply(op, number, value, key)
-        array = np.asarray(value)
-        if self._field.decodes and array.ndim == 3:
-            array = array.transpose(2, 0, 1)
-        return array
+        return self.stored(value)
 
     def _input(self, sample: Sample) -> Any:
         wanted = self._field.input
