@@ -84,7 +84,7 @@ def _fewer(cores_before: float, own: CodecFigures) -> str:
 
 
 def _cut(found: Prognosis) -> str:
-    if found.misfits:
+    if found.cut == "fetch" and found.misfits:
         return "none yet: rows differ in shape, and a store's are alike; add a resize and a crop"
     if found.cut == "fetch":
         return "nowhere: no store would be cheaper to read than the files"

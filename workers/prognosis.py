@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 Times = npt.NDArray[np.float64]
 
+FEW = 0.01
+"""Share of samples whose rows may have other shapes: a build lets as many fail."""
 SLOWEST = 5
 """Samples that are named."""
 CONFIDENCE = 1.96
@@ -476,16 +478,18 @@ def _cuts(found: Measured, rate: float, cores: int) -> list[CutPoint]:
     ops = [float(each.cpu.mean()) for each in found.ops]
     own = found.codecs[0]
     last = len(ops) - 1
+    few = len(found.misfits) <= FEW * len(found.keys)
     encode = float(found.encode.cpu.mean())
     # What a build does between its stages is the same wherever it stops.
     between = max(0.0, found.build_cpu - fetch - sum(ops) - encode)
-    cuts = [("fetch", True, False, float(np.mean(found.nbytes)), 0.0, fetch + sum(ops))]
+    cuts = [("fetch", True, False, found.source_bytes / found.samples, 0.0, fetch + sum(ops))]
     for at, (step, cut) in enumerate(zip(found.ops, found.cuts, strict=True)):
         stored = own.stored if at == last else float(cut.nbytes.mean())
         read = own.cpu_ms_per_1000 / 1e6 if at == last else float(cut.decode_cpu.mean())
         kept = encode if at == last else float(cut.encode_cpu.mean())
         done, left = fetch + sum(ops[: at + 1]) + kept + between, read + sum(ops[at + 1 :])
-        cuts.append((step.name, cut.one_shape, cut.frozen, stored, done, left))
+        storable = cut.one_shape or (at == last and few)
+        cuts.append((step.name, storable, cut.frozen, stored, done, left))
     return [
         CutPoint(
             after,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ ROUNDS = 5
 class HeldRows:
     """Finished rows in memory as a source, over and over until there are `count`."""
 
-    rows: Sequence[Mapping[str, np.ndarray]]
+    rows: Sequence[Mapping[Any, np.ndarray]]
     count: int
     labels_with_samples: bool = False
     content_decides: bool = False
@@ -44,8 +45,7 @@ class HeldRows:
         return Listing(RowTable(keys, unknown, unknown, [""] * self.count, unknown, ()))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
-        rows = (self.rows[int(key) % len(self.rows)] for key in keys)
-        return [Sample({**row}) for row in rows]
+        return [Sample(self.rows[int(key) % len(self.rows)]) for key in keys]
 
 
 def build_cpu(
@@ -102,7 +102,7 @@ class Read:
 def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: float) -> int:
     """Rows of a store to read: as many as the source has, up to some bytes, in whole samples."""
     most = min(population, int(min(MOST_BYTES, most_bytes) // max(1, row_nbytes)))
-    return max(1, most // sampled) * sampled if population >= sampled else population
+    return max(1, most // sampled) * sampled
 
 
 def read_codec(
