@@ -29,7 +29,7 @@ WORKERS = """
     usercode sources plan descent goal standing reuse ops timing offered outputs shardrows
     shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
     sharing suspects request parcel jobserver submission results account buildreport
-    reportpage build prognosis stagetimes sourceprobe trials doctor
+    reportpage build measured prognosis stagetimes sourceprobe trials doctor
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

@@ -13,7 +13,8 @@ import precache
 from precache.doctor_text import cores, duration, number, print_prognosis
 from tests.building import cli, environment, write, write_jpegs
 from tests.test_prognosis import ask, cut, measured, times
-from workers.prognosis import Host, Prognosis
+from workers.measured import Host
+from workers.prognosis import Prognosis
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.measured import CodecTimes, CutTimes, Host, Measured, StepTimes, Throughput
 from workers.prognosis import (
-    CodecTimes,
-    CutTimes,
-    Host,
-    Measured,
     Prognosis,
-    StepTimes,
-    Throughput,
     best_cut,
     prognosis,
     relative_error,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +19,12 @@ from precache.layout import RowShape
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
 from precache.storage import StorageOptions
 from workers.buildreport import shown
+from workers.measured import CodecTimes, Host, Measured
 from workers.plan import function_hashes
-from workers.prognosis import CodecTimes, Host, Measured, Prognosis, prognosis
+from workers.prognosis import Prognosis, prognosis
 from workers.shard_task import Job
 from workers.sourceprobe import probe_source
-from workers.sources import open_source
+from workers.sources import Listing, Source, open_source
 from workers.stagetimes import Codec, Passed, codec_for, take_through
 from workers.trials import build_cpu, read_codec, rows_to_read
 
@@ -65,39 +66,41 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
     """
     _check(question)
     started = time.monotonic()
-    cores = usable_cores()
     load = os.getloadavg()[0]
     source = open_source(question.source, question.storage_options)
     listing = source.list(
         lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
     )
     listing_seconds = time.monotonic() - started
+    found = _measure(question, source, listing, tick)
+    host = replace(found.host, load=load)
+    found = replace(found, listing_seconds=listing_seconds, host=host)
+    cores = question.cores or host.cores
+    return prognosis(found, question.rate, cores, time.monotonic() - started)
+
+
+def _measure(
+    question: Question, source: Source, listing: Listing, tick: Callable[[str], None]
+) -> Measured:
+    """All but what was known before."""
     table = listing.table
     order = np.random.default_rng(ORDER_SEED).permutation(len(table))[: question.samples]
     keys, sizes = [table.keys[row] for row in order], table.sizes[order].tolist()
     job = Job(source, question.pipeline, question.import_path, function_hashes(question.pipeline))
-
     tick("reading files at several depths")
-    storage, io_wait = probe_source(
-        source, table.keys, table.sizes.tolist(), question.seconds * PROBE
-    )
-    try:
-        passed = take_through(
-            job, keys, sizes, [codec.name for codec in CODECS], question.seconds * STAGES,
-            lambda done: tick(f"stages, sample {done} of {len(keys)}"),
-        )  # fmt: skip
-    except SampleError as error:
-        raise SourceError(f"{question.source}: {error}") from None
+    budget = question.seconds * PROBE
+    storage, io_wait = probe_source(source, table.keys, table.sizes.tolist(), budget)
+    passed = _stages(question, job, keys, sizes, tick)
     nbytes = [each.nbytes for each in passed.taken]
     with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
         burnt, codecs = _trials(question, job, passed, len(table), Path(folder), tick)
     memory = psutil.virtual_memory()
-    found = Measured(
+    return Measured(
         source=shown(question.source),
         samples=len(table),
         complete=listing.complete,
         source_bytes=_source_bytes(table.sizes, nbytes),
-        listing_seconds=listing_seconds,
+        listing_seconds=0.0,
         keys=[each.key for each in passed.taken],
         nbytes=nbytes,
         failures=passed.failures,
@@ -109,9 +112,26 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
         codecs=codecs,
         build_cpu=burnt,
         storage=storage,
-        host=Host(cores, memory.total, memory.available, io_wait, load),
+        host=Host(usable_cores(), memory.total, memory.available, io_wait, 0.0),
     )
-    return prognosis(found, question.rate, question.cores or cores, time.monotonic() - started)
+
+
+def _stages(
+    question: Question,
+    job: Job,
+    keys: Sequence[str],
+    sizes: Sequence[int],
+    tick: Callable[[str], None],
+) -> Passed:
+    names = [codec.name for codec in CODECS]
+
+    def tell(done: int) -> None:
+        tick(f"stages, sample {done} of {len(keys)}")
+
+    try:
+        return take_through(job, keys, sizes, names, question.seconds * STAGES, tell)
+    except SampleError as error:
+        raise SourceError(f"{question.source}: {error}") from None
 
 
 def _check(question: Question) -> None:

@@ -328,13 +328,7 @@ class FieldRecipe:
         return self._finish(self._input(sample), 0, key)
 
     def steps(self, sample: Sample, key: str) -> Iterator[np.ndarray]:
-        """What each op leaves, one after another, valid until the next; `stored` is its row.
-
-        Raises
-        ------
-        SampleError
-            Saying why this sample goes no further.
-        """
+        """What each op leaves, in turn, valid until the next; `stored` makes a row of it."""
         value = self._input(sample)
         for number, op in enumerate(self._field.ops):
             value = self._apply(op, number, value, key)

@@ -12,7 +12,7 @@ import numpy as np
 
 from precache.errors import FetchError
 from precache.machine import MachineReader
-from workers.prognosis import Throughput
+from workers.measured import Throughput
 from workers.sources import FolderSource, Source
 from workers.timing import Timing
 

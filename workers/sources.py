@@ -82,13 +82,7 @@ class Source(Protocol):
         """Threads of a task that may fetch at a time."""
 
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
-        """Every sample; `tick` is told how many were found so far.
-
-        Parameters
-        ----------
-        seconds
-            After which what was found will do, where a listing takes time.
-        """
+        """Every sample, or those found in `seconds`; `tick` is told how many there are so far."""
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
         """Samples in order, or why each could not be had.

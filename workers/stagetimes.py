@@ -26,8 +26,8 @@ from precache.pipeline import (
     RawCodec,
     ZstdCodec,
 )
+from workers.measured import CutTimes, StepTimes
 from workers.ops import FieldRecipe
-from workers.prognosis import CutTimes, StepTimes
 from workers.shard_task import Job, one_thread, recipes_of
 from workers.sources import Sample
 from workers.timing import Timing
