@@ -114,11 +114,14 @@ def tables(found: Prognosis) -> Iterator[tuple[str, Table]]:
 
 
 def _stages(found: Prognosis) -> Table:
-    table = _table("", "mean", "median", "p95", "max", "of all CPU", "a core-second")
+    table = _table("", "mean", "median", "p95", "max", "CPU share", "a core-second")
     for each in found.stages:
         ms = each.wall_ms if each.name == "fetch" else each.cpu_ms
         figures = [number(value) for value in (ms.mean, ms.median, ms.p95, ms.max)]
         table.add_row(each.name, *figures, f"{each.share:.0%}", f"{each.per_core_second:,.0f}")
+    whole = 1e3 / found.build.samples_per_core_second
+    rest = whole - sum(each.cpu_ms.mean for each in found.stages)
+    table.add_row("rest of a build", number(max(0.0, rest)))
     return table
 
 

@@ -193,7 +193,7 @@ def _compare(source: Path, folder: Path, codec: str) -> Truth:
     build_here(source, folder / "warm", pipeline)
     ratios: list[tuple[float, ...]] = []
     for turn in range(3):
-        found = precache.doctor(source, pipeline, seconds=30)
+        found = precache.doctor(source, pipeline, seconds=15)
         built = build_here(source, folder / str(turn), pipeline)
         read = bench(folder / str(turn), epochs=5).warm
         own = found.codecs[0]
@@ -215,12 +215,12 @@ def _compare(source: Path, folder: Path, codec: str) -> Truth:
 def test_builds_and_benches_come_out_as_foretold(tmp_path: Path, origin: str, codec: str) -> None:
     """By CPU time and bytes: on a machine that others use, samples/s say little."""
     if origin == "made":
-        source = write_jpegs(tmp_path / "in", 400, (420, 290))
+        source = write_jpegs(tmp_path / "in", 300, (420, 290))
     elif PHOTOS.is_dir():
         files = sorted(
             path for path in PHOTOS.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg")
         )
-        source = multiply(files, PHOTOS, 5 * len(files), tmp_path / "in")
+        source = multiply(files, PHOTOS, 2 * len(files), tmp_path / "in")
     else:
         pytest.skip(f"no photos: name a folder of them in PHOTOS; {PHOTOS} is none")
     truth = _compare(source, tmp_path, codec)
