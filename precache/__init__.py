@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from precache.garbage import gc
     from precache.inventory import use, versions
-    from precache.jobs import build, plan, submit
+    from precache.jobs import build, doctor, plan, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from precache.transfer import pull
     from precache.verification import verify
     from workers.buildplan import BuildPlan
+    from workers.prognosis import Prognosis
     from workers.request import BuildResult
 
 __version__ = "0.1.0"
@@ -66,7 +67,7 @@ _HOMES = {
     ],
     "precache.garbage": ["gc"],
     "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "plan", "submit"],
+    "precache.jobs": ["build", "doctor", "plan", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
@@ -87,6 +88,7 @@ _HOMES = {
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
     "workers.buildplan": ["BuildPlan"],
+    "workers.prognosis": ["Prognosis"],
     "workers.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -110,6 +112,7 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "PrecacheError",
+    "Prognosis",
     "RandomResizedCrop",
     "Resize",
     "Simulation",
@@ -123,6 +126,7 @@ __all__ = [
     "build",
     "diff",
     "gc",
+    "doctor",
     "meter",
     "mix",
     "diagnose",

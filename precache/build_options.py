@@ -20,31 +20,9 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
     address, where
         Default and help of ``--address``.
     """
-    build.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a folder of images (path or URL), one sub-folder a class; or python:module:factory "
-        "for a torch Dataset",
-    )
+    add_source(build)
     build.add_argument("store", metavar="STORE", help="folder of the store (path or URL)")
-    recipe = build.add_argument_group("recipe")
-    recipe.add_argument(
-        "--pipeline", metavar="FILE", help="TOML file or JSON text, in place of this group's flags"
-    )
-    recipe.add_argument(
-        "--resize", type=_size, metavar="N|HxW", help="shorter side, or exact height and width"
-    )
-    recipe.add_argument("--crop", type=_size, metavar="N|HxW", help="centre crop after the resize")
-    recipe.add_argument(
-        "--interpolation", choices=("bilinear", "bicubic"), help="default bilinear; antialiased"
-    )
-    recipe.add_argument("--mode", choices=("RGB", "L", "RGBA"), help="colours; default RGB")
-    recipe.add_argument(
-        "--codec",
-        choices=("image", "raw", "zstd"),
-        help="image (lossless, smallest; default), raw (fastest, largest), zstd (any reader)",
-    )
-    recipe.add_argument("--seed", type=int, help="of random ops; part of the recipe; default 0")
+    add_recipe_options(build)
     rows = build.add_argument_group("rows")
     rows.add_argument("--labels", metavar="CSV", help="key,label lines that override the folders")
     rows.add_argument(
@@ -97,6 +75,38 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return run
+
+
+def add_source(to: argparse.ArgumentParser) -> None:
+    """The argument ``SOURCE``."""
+    to.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder of images (path or URL), one sub-folder a class; or python:module:factory "
+        "for a torch Dataset",
+    )
+
+
+def add_recipe_options(to: argparse.ArgumentParser) -> None:
+    """What `read_pipeline` reads."""
+    recipe = to.add_argument_group("recipe")
+    recipe.add_argument(
+        "--pipeline", metavar="FILE", help="TOML file or JSON text, in place of this group's flags"
+    )
+    recipe.add_argument(
+        "--resize", type=_size, metavar="N|HxW", help="shorter side, or exact height and width"
+    )
+    recipe.add_argument("--crop", type=_size, metavar="N|HxW", help="centre crop after the resize")
+    recipe.add_argument(
+        "--interpolation", choices=("bilinear", "bicubic"), help="default bilinear; antialiased"
+    )
+    recipe.add_argument("--mode", choices=("RGB", "L", "RGBA"), help="colours; default RGB")
+    recipe.add_argument(
+        "--codec",
+        choices=("image", "raw", "zstd"),
+        help="image (lossless, smallest; default), raw (fastest, largest), zstd (any reader)",
+    )
+    recipe.add_argument("--seed", type=int, help="of random ops; part of the recipe; default 0")
 
 
 def _add_placement(to: Any) -> None:

@@ -18,6 +18,7 @@ from precache.build_options import (
     build_keywords,
     read_pipeline,
 )
+from precache.doctor_command import add_doctor
 from precache.errors import PrecacheError, UsageError
 from precache.job_commands import add_job_commands
 from precache.plan_command import add_plan, show_plan
@@ -37,6 +38,7 @@ from precache.version_commands import add_version_commands
 
 _EPILOG = """\
 examples:
+  precache doctor photos/ --resize 256 --crop 224 --rate 4000
   precache build photos/ photos.store --resize 256 --crop 224
   precache build photos/ photos.store --pipeline recipe.toml --address ray://head:10001
   precache build val/ val.store --resize 256 --crop 224 --classes photos.store
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         add_storage_option(command)
     _add_transfer(commands)
     add_version_commands(commands)
+    add_doctor(commands)
     add_simulate(commands)
     _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")

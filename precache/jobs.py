@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from precache.storage import StorageOptions
 
 if TYPE_CHECKING:
     from workers.buildplan import BuildPlan
+    from workers.prognosis import Prognosis
     from workers.request import BuildResult, Request
     from workers.submission import ClusterJob
 
@@ -262,6 +263,62 @@ def submit(
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
     parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
     return submit_build(parcel, address, storage_options or {})
+
+
+def doctor(
+    source: str | os.PathLike[str],
+    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    *,
+    samples: int = 200,
+    seconds: float = 45.0,
+    rate: float = 1000.0,
+    cores: int | None = None,
+    storage_options: StorageOptions = None,
+    tick: Callable[[str], None] = lambda what: None,
+) -> Prognosis:
+    """Time a sample of a source before anything is cached, and tell what caching would bring.
+
+    Nothing is kept: trials are in a temporary folder, on the disk that TMPDIR names.
+
+    Parameters
+    ----------
+    source, pipeline, storage_options
+        As `build` takes them.
+    samples
+        Drawn at random from the source, without repetition.
+    seconds
+        That measuring may take; fewer samples are measured where they are slow.
+    rate
+        Samples a second that the training device takes.
+    cores
+        Of the build, and of training; by default those that this process may use.
+    tick
+        Told what is being measured.
+
+    Raises
+    ------
+    UsageError
+        A number that makes no sense, or a source that is missing, empty, or has no sample that
+        the pipeline makes a row of.
+    """
+    try:
+        from workers.doctor import Question, examine
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"doctor decodes samples and needs {error.name}: pip install 'precache[workers]'"
+        ) from None
+    recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    question = Question(
+        os.fspath(source),
+        recipe,
+        samples=samples,
+        seconds=seconds,
+        rate=rate,
+        cores=cores,
+        import_path=tuple(path or str(Path.cwd()) for path in sys.path),
+        storage_options=storage_options,
+    )
+    return examine(question, tick)
 
 
 def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:

@@ -90,6 +90,7 @@ def source(tmp_path: Path) -> Path:
         ["info"],
         ["verify"],
         ["bench"],
+        ["doctor"],
         ["pull"],
         ["push"],
     ],

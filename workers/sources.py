@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,10 +56,14 @@ Fetched = list[Sample | FetchError]
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source holds, sorted by key; `ignored` files are not images by suffix."""
+    """What a source holds, sorted by key; `ignored` files are not images by suffix.
+
+    It is not `complete` where the time was up before the end.
+    """
 
     table: RowTable
     ignored: int = 0
+    complete: bool = True
 
 
 class Source(Protocol):
@@ -75,8 +81,8 @@ class Source(Protocol):
     def fetch_threads(self) -> int:
         """Threads of a task that may fetch at a time."""
 
-    def list(self, tick: Tick) -> Listing:
-        """Every sample; `tick` is told how many were found so far."""
+    def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
+        """Every sample, or those found in `seconds`; `tick` is told how many there are so far."""
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
         """Samples in order, or why each could not be had.
@@ -100,13 +106,17 @@ class FolderSource:
     def fetch_threads(self) -> int:
         return 2 if self.folder.local("") else 4  # a network answers late
 
-    def list(self, tick: Tick) -> Listing:
+    def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
+        until = time.monotonic() + seconds
         if (kind := self.folder.kind()) != "folder":
             what = "is not a folder" if kind else "does not exist"
             raise SourceError(f"the source {self.folder} {what}; give a folder of images")
         found = _Files()
-        ignored = 0
+        ignored, complete = 0, True
         for file in self.folder.walk():
+            if found.keys and time.monotonic() > until:
+                complete = False
+                break
             if _is_image(file.name):
                 found.add(file)
                 if len(found.keys) % TICK == 0:
@@ -120,7 +130,7 @@ class FolderSource:
             )
         tick(len(found.keys))
         _require_utf8(found.keys)
-        return Listing(found.table(), ignored)
+        return Listing(found.table(), ignored, complete)
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
         read = self.folder.read_many(keys, sizes)
@@ -198,7 +208,7 @@ class DatasetSource:
     content_decides: bool = False  # of an array or an image its plain bytes are hashed
     fetch_threads: int = 1  # a Dataset promises nothing about threads
 
-    def list(self, tick: Tick) -> Listing:
+    def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
         dataset = _dataset(self.factory, self.code)
         try:
             count = len(dataset)

@@ -1,0 +1,209 @@
+"""Measurements before anything is cached: of a source, a pipeline and this machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from precache.errors import SampleError, SourceError, UsageError
+from precache.layout import RowShape
+from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
+from precache.storage import StorageOptions
+from workers.buildreport import shown
+from workers.measured import CodecTimes, Host, Measured
+from workers.plan import function_hashes
+from workers.prognosis import Prognosis, prognosis
+from workers.shard_task import Job
+from workers.sourceprobe import probe_source
+from workers.sources import Listing, Source, open_source
+from workers.stagetimes import Codec, Passed, codec_for, take_through
+from workers.trials import build_cpu, read_codec, rows_to_read
+
+LISTING, STAGES, PROBE, BUILD, READING = 0.2, 0.3, 0.15, 0.1, 0.25
+"""Shares of the time for each part."""
+READ_RATE = 300e6
+"""Raw bytes a second that writing a store and reading its epochs are taken to make, at least."""
+ORDER_SEED = 0
+CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), ImageCodec())
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user asked; `precache.doctor` explains each."""
+
+    source: str
+    pipeline: Pipeline
+    samples: int = 200
+    seconds: float = 45.0
+    rate: float = 1000.0
+    cores: int | None = None
+    import_path: tuple[str, ...] = ()
+    storage_options: StorageOptions = None
+
+
+def examine(question: Question, tick: Callable[[str], None] = lambda what: None) -> Prognosis:
+    """Measure a sample and say what follows.
+
+    Parameters
+    ----------
+    tick
+        Told what is being done.
+
+    Raises
+    ------
+    UsageError
+        A number that makes no sense, or a source that is missing, empty or unusable.
+    """
+    _check(question)
+    started = time.monotonic()
+    load = os.getloadavg()[0]
+    source = open_source(question.source, question.storage_options)
+    listing = source.list(
+        lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
+    )
+    listing_seconds = time.monotonic() - started
+    found = _measure(question, source, listing, tick)
+    host = replace(found.host, load=load)
+    found = replace(found, listing_seconds=listing_seconds, host=host)
+    cores = question.cores or host.cores
+    return prognosis(found, question.rate, cores, time.monotonic() - started)
+
+
+def _measure(
+    question: Question, source: Source, listing: Listing, tick: Callable[[str], None]
+) -> Measured:
+    """All but what was known before."""
+    table = listing.table
+    order = np.random.default_rng(ORDER_SEED).permutation(len(table))[: question.samples]
+    keys, sizes = [table.keys[row] for row in order], table.sizes[order].tolist()
+    job = Job(source, question.pipeline, question.import_path, function_hashes(question.pipeline))
+    tick("reading files at several depths")
+    budget = question.seconds * PROBE
+    storage, io_wait = probe_source(source, table.keys, table.sizes.tolist(), budget)
+    passed = _stages(question, job, keys, sizes, tick)
+    nbytes = [each.nbytes for each in passed.taken]
+    with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
+        burnt, codecs = _trials(question, job, passed, len(table), Path(folder), tick)
+    memory = psutil.virtual_memory()
+    return Measured(
+        source=shown(question.source),
+        samples=len(table),
+        complete=listing.complete,
+        source_bytes=_source_bytes(table.sizes, nbytes),
+        listing_seconds=0.0,
+        keys=[each.key for each in passed.taken],
+        nbytes=nbytes,
+        failures=passed.failures,
+        misfits=passed.misfits(),
+        fetch=passed.stage("fetch"),
+        ops=[passed.stage(name) for name in passed.steps],
+        encode=passed.stage("encode"),
+        cuts=passed.cuts(),
+        codecs=codecs,
+        build_cpu=burnt,
+        storage=storage,
+        host=Host(usable_cores(), memory.total, memory.available, io_wait, 0.0),
+    )
+
+
+def _stages(
+    question: Question,
+    job: Job,
+    keys: Sequence[str],
+    sizes: Sequence[int],
+    tick: Callable[[str], None],
+) -> Passed:
+    names = [codec.name for codec in CODECS]
+
+    def tell(done: int) -> None:
+        tick(f"stages, sample {done} of {len(keys)}")
+
+    try:
+        return take_through(job, keys, sizes, names, question.seconds * STAGES, tell)
+    except SampleError as error:
+        raise SourceError(f"{question.source}: {error}") from None
+
+
+def _check(question: Question) -> None:
+    for name in ("samples", "cores"):
+        value = getattr(question, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
+    for name in ("seconds", "rate"):
+        value = getattr(question, name)
+        if not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value:g}; give a number above 0")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of its control group."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CPU_QUOTA.read_text("ascii").split()
+        return max(1, min(allowed, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no control group of version 2, or no quota ("max")
+        return allowed
+
+
+def _source_bytes(sizes: np.ndarray, measured: Sequence[int]) -> float:
+    """Of all samples: as listed, else by the mean of those measured."""
+    return float(sizes.sum()) if (sizes >= 0).all() else float(np.mean(measured)) * len(sizes)
+
+
+def _trials(
+    question: Question,
+    job: Job,
+    passed: Passed,
+    population: int,
+    folder: Path,
+    tick: Callable[[str], None],
+) -> tuple[float, list[CodecTimes]]:
+    """CPU seconds of a build for a sample, and every codec's figures, the recipe's own first."""
+    tick("building the sample")
+    size_of = {each.key: each.size for each in passed.usual}
+    burnt = build_cpu(
+        job, passed.shapes, list(size_of), list(size_of.values()), population, folder / "build",
+        question.seconds * BUILD,
+    )  # fmt: skip
+    own = own_codec(question.pipeline)
+    rows = [each.rows for each in passed.usual]
+    raw = sum(row.nbytes for row in passed.shapes.values())
+    others: list[Codec] = [codec for codec in CODECS if codec.name != own]
+    able = [codec for codec in others if any(_holds(codec, row) for row in passed.shapes.values())]
+    share = question.seconds * READING / (1 + len(able))
+    count = rows_to_read(population, len(rows), raw, share * READ_RATE)
+    found = []
+    for name, codec in ((own, None), *((codec.name, codec) for codec in able)):
+        tick(f"training from {name}")
+        read = read_codec(codec, question.pipeline, rows, count, folder / name)
+        encode = [
+            each.cpu["encode"] if codec is None else each.encode[name] for each in passed.usual
+        ]
+        warm = read.cost.warm
+        encode_cpu = float(np.mean(encode))
+        found.append(
+            CodecTimes(
+                name, read.stored, read.raw, encode_cpu, warm.samples_per_s, warm.cpu_ms_per_1000
+            )
+        )
+        shutil.rmtree(folder / name)
+    return burnt, found
+
+
+def own_codec(pipeline: Pipeline) -> str:
+    """The codecs of a pipeline's fields, by name."""
+    return "+".join(dict.fromkeys(each.stored_as.name for each in pipeline.fields.values()))
+
+
+def _holds(codec: Codec, row: RowShape) -> bool:
+    return codec_for(codec, row) == codec
