@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precache.dataset import CachedDataset
+    from precache.diagnosis import Diagnosis, diagnose
     from precache.difference import diff
     from precache.errors import (
         BuildError,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     )
     from precache.garbage import gc
     from precache.inventory import use, versions
-    from precache.jobs import build, submit
+    from precache.jobs import build, plan, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from precache.store import open_version as open
     from precache.transfer import pull
     from precache.verification import verify
+    from workers.buildplan import BuildPlan
     from workers.request import BuildResult
 
 __version__ = "0.1.0"
@@ -51,6 +53,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "precache.dataset": ["CachedDataset"],
     "precache.difference": ["diff"],
+    "precache.diagnosis": ["Diagnosis", "diagnose"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -63,7 +66,7 @@ _HOMES = {
     ],
     "precache.garbage": ["gc"],
     "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "submit"],
+    "precache.jobs": ["build", "plan", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
@@ -83,6 +86,7 @@ _HOMES = {
     "precache.store": ["Version", "open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
+    "workers.buildplan": ["BuildPlan"],
     "workers.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -90,11 +94,13 @@ _ELSEWHERE = {"open": "open_version"}
 
 __all__ = [
     "BuildError",
+    "BuildPlan",
     "BuildResult",
     "CachedDataset",
     "CenterCrop",
     "DamageError",
     "Decode",
+    "Diagnosis",
     "Field",
     "Function",
     "HorizontalFlip",
@@ -119,7 +125,9 @@ __all__ = [
     "gc",
     "meter",
     "mix",
+    "diagnose",
     "open",
+    "plan",
     "pull",
     "simulate",
     "submit",

@@ -245,7 +245,8 @@ class RemoteFolder:
         same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
         if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
             there = origin._at(source)
-            self._write(name, lambda path: self._fs.cp_file(there, path))
+            if there != self._at(name):  # S3 refuses to copy an object onto itself
+                self._write(name, lambda path: self._fs.cp_file(there, path))
         else:
             self.put(name, [origin.read(source)])
 

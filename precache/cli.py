@@ -1,4 +1,4 @@
-"""The command line: ``precache build | submit | status | cancel | info | verify | …``."""
+"""The command line: ``precache build | plan | submit | status | cancel | info | verify | …``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from precache.build_options import (
     build_keywords,
     read_pipeline,
 )
-from precache.errors import PrecacheError
+from precache.errors import PrecacheError, UsageError
 from precache.job_commands import add_job_commands
+from precache.plan_command import add_plan, show_plan
 from precache.report import (
     bench_progress,
     build_json,
@@ -39,10 +40,12 @@ examples:
   precache build photos/ photos.store --resize 256 --crop 224
   precache build photos/ photos.store --pipeline recipe.toml --address ray://head:10001
   precache build val/ val.store --resize 256 --crop 224 --classes photos.store
+  precache plan photos/ photos.store --resize 256 --crop 224
   precache submit s3://bucket/photos s3://bucket/photos.store --address http://head:8265
   precache info photos.store
   precache verify photos.store@3f2a
   precache bench photos.store --json
+  precache view photos.store --source photos/
   precache pull gs://bucket/photos.store --to photos.store
   precache diff photos.store@3f2a photos.store
   precache gc photos.store --keep 2 --older-than 7d --dry-run
@@ -62,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=precache.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_build(commands)
+    add_plan(commands)
     add_job_commands(commands)
     info = commands.add_parser("info", help="what a store holds", description=_info.__doc__)
     verify = commands.add_parser(
@@ -79,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_transfer(commands)
     add_version_commands(commands)
     add_simulate(commands)
+    _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
     bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
@@ -103,6 +108,39 @@ def _add_transfer(commands: Any) -> None:
         command.set_defaults(run=_transfer)
 
 
+def _add_view(commands: Any) -> None:
+    view = commands.add_parser(
+        "view",
+        help="look at samples in a browser",
+        description=inspect.cleandoc(_view.__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    view.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
+    what = view.add_argument_group("what is shown")
+    what.add_argument(
+        "--source",
+        metavar="SOURCE",
+        help="what the store was built from: raw files, and what each op makes of them, stand "
+        "beside the stored rows",
+    )
+    what.add_argument(
+        "--run-functions",
+        action="store_true",
+        help="run the functions that the store's recipe names; only for a store that you trust",
+    )
+    what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
+    what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
+    what.add_argument(
+        "--class", dest="label", default="", metavar="NAME", help="rows of one class, or its number"
+    )
+    add_storage_option(what)
+    where = view.add_argument_group("where")
+    where.add_argument("--out", metavar="FILE", help="write one page that needs no server, and end")
+    where.add_argument("--port", type=int, default=0, metavar="N", help="default any that is free")
+    where.add_argument("--open", action="store_true", help="open it in a browser")
+    view.set_defaults(run=_view)
+
+
 def _add_build(commands: Any) -> None:
     build = commands.add_parser(
         "build",
@@ -113,6 +151,9 @@ def _add_build(commands: Any) -> None:
     build.set_defaults(run=_build)
     where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
     run = add_build_options(build, "local", where)
+    run.add_argument(
+        "--dry-run", action="store_true", help="only say what would be done, as precache plan does"
+    )
     run.add_argument("--storage-options-at", metavar="NAME", help=argparse.SUPPRESS)
 
 
@@ -122,6 +163,9 @@ def _build(options: argparse.Namespace) -> int:
     Killed or failed, the same command continues it; with nothing changed it does nothing.
     What is not given about the recipe stays as it is: no resize, no crop.
     """
+    if options.dry_run:
+        show_plan(options, timing=True)
+        return 0
     sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
     keywords = build_keywords(options)
     if options.storage_options_at is not None:
@@ -199,6 +243,34 @@ def _bench(options: argparse.Namespace) -> int:
             storage_options=dict(options.storage_options),
         )
     show(options.json, dataclasses.asdict(result), lambda: print_bench(result))
+    return 0
+
+
+def _view(options: argparse.Namespace) -> int:
+    """Show in a browser what a store holds: samples, classes, statistics, holes, the build.
+
+    Serves pages at an address of this machine that it prints, until Ctrl-C. Rows are found by key
+    and class; the page of a row compares it with what the ops make of its raw file, where --source
+    names the source. For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
+    """
+    try:
+        from precache.catalogue import Query
+        from precache.viewpages import open_pages
+        from precache.viewserver import serve, write_page
+    except ModuleNotFoundError as error:
+        raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
+    pages = open_pages(
+        options.store,
+        options.source,
+        options.rows,
+        dict(options.storage_options),
+        options.run_functions,
+    )
+    query = Query(options.find, label=options.label)
+    if options.out is None:
+        serve(pages, query, options.port, browser=options.open)
+    else:
+        write_page(pages, query, options.out)
     return 0
 
 

@@ -16,7 +16,8 @@ from precache.pipeline import Pipeline
 from precache.storage import StorageOptions
 
 if TYPE_CHECKING:
-    from workers.request import BuildResult
+    from workers.buildplan import BuildPlan
+    from workers.request import BuildResult, Request
     from workers.submission import ClusterJob
 
 
@@ -111,30 +112,89 @@ def build(
     BuildError, StorageError
         The build is incomplete; the same call continues it.
     """
+    request = _request(**locals())
+    from workers.build import run_build
+
+    return run_build(request, progress)
+
+
+def plan(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    *,
+    timing: bool = True,
+    **options: Any,
+) -> BuildPlan:
+    """Say what the same `build` would do, and why; nothing is written into the store.
+
+    Parameters
+    ----------
+    source, store, pipeline
+        As `build` takes them.
+    timing
+        Make a few dozen rows in memory, in this process or on the cluster that is joined, to
+        tell what the build will take. Without it rows are made only where nothing else tells
+        their shapes.
+    options
+        The others of `build`.
+
+    Returns
+    -------
+    BuildPlan
+        What differs from the current version, what is taken over from which version, what is to
+        be computed, and an estimate of the time and the bytes.
+
+    Raises
+    ------
+    UsageError, SourceError, PipelineError
+        The build would end so.
+    """
+    known = inspect.signature(build).parameters
+    _require_known("plan", options, known)
+    defaults = {name: each.default for name, each in known.items()}
+    given = {**defaults, "source": source, "store": store, "pipeline": pipeline, **options}
+    request = _request(**given)
+    from workers.buildplan import run_plan
+
+    return run_plan(request, timing, given["progress"])
+
+
+def _require_known(function: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    unknown = options.keys() - known.keys()
+    if unknown:
+        raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
+
+
+def _request(
+    source: str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    pipeline: Pipeline | str | os.PathLike[str] | None,
+    *,
+    progress: bool,
+    labels: str | os.PathLike[str] | None,
+    classes: str | os.PathLike[str] | None,
+    cpus_per_task: float,
+    memory_per_task: int | str | None,
+    node_resources: Mapping[str, float] | None,
+    node_labels: Mapping[str, str] | None,
+    nice: int,
+    report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    **as_given: Any,
+) -> Request:
+    """What `build` was given, as the workers take it; `progress` is not theirs."""
     try:
-        from workers.build import run_build
         from workers.placement import Placement
         from workers.request import Request
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
-    recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
     reports = [report] if isinstance(report, str | os.PathLike) else report
-    request = Request(
+    return Request(
         os.fspath(source),
         os.fspath(store),
-        recipe,
-        address=address,
+        pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline),
         labels=None if labels is None else os.fspath(labels),
         classes=None if classes is None else os.fspath(classes),
-        keep_order=keep_order,
-        shard_samples=shard_samples,
-        on_error=on_error,
-        max_failures=max_failures,
-        accept_missing=accept_missing,
-        check_space=check_space,
-        cpus=cpus,
-        compact=compact,
-        recompute=recompute,
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         placement=Placement(
             cpus_per_task,
@@ -143,10 +203,9 @@ def build(
             node_labels or {},
             nice,
         ),
-        storage_options=storage_options,
         reports=tuple(os.fspath(path) for path in reports),
+        **as_given,
     )
-    return run_build(request, progress)
 
 
 def submit(
@@ -197,9 +256,7 @@ def submit(
     from workers.submission import submit_build
 
     known = inspect.signature(build).parameters
-    unknown = options.keys() - known.keys()
-    if unknown:
-        raise TypeError(f"submit() got an unexpected keyword argument {min(unknown)!r}")
+    _require_known("submit", options, known)
     defaults = {name: known[name].default for name in options} | {"progress": True}
     given = {name: value for name, value in options.items() if value != defaults[name]}
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)

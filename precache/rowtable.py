@@ -17,6 +17,9 @@ from precache.errors import StoreError
 REMOVED = "removed from the source"
 """Why a row is a hole whose sample is no more."""
 
+ROWS_PER_GROUP = 1 << 16
+"""Rows that are in memory a second time while a table is written."""
+
 
 @dataclass(frozen=True)
 class RowTable:
@@ -70,10 +73,11 @@ class RowTable:
     def digest(self) -> str:
         """SHA-256 (hex) over keys, identities, labels and class names."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())
-        columns = self.sizes.tolist(), self.mtimes.tolist(), self.labels.tolist()
+        columns = self.sizes, self.mtimes, self.labels
         for start in range(0, len(self), 4096):
             part = slice(start, start + 4096)
-            rows = zip(self.keys[part], self.etags[part], *(c[part] for c in columns), strict=True)
+            numbers = (column[part].tolist() for column in columns)
+            rows = zip(self.keys[part], self.etags[part], *numbers, strict=True)
             digest.update(json.dumps(list(rows)).encode())
         if self.removed:
             digest.update(json.dumps(sorted(self.removed)).encode())
@@ -96,21 +100,27 @@ class RowTable:
         import pyarrow as pa  # only nodes that build have it
         import pyarrow.parquet as pq
 
-        columns = {
-            "key": pa.array(self.keys, pa.string()),
-            "size": pa.array(self.sizes),
-            "mtime_ns": pa.array(self.mtimes),
-            "etag": pa.array(self.etags, pa.string()),
-            "label": pa.array(self.labels),
+        columns: dict[str, tuple[Any, Any]] = {
+            "key": (self.keys, pa.string()),
+            "size": (self.sizes, pa.int64()),
+            "mtime_ns": (self.mtimes, pa.int64()),
+            "etag": (self.etags, pa.string()),
+            "label": (self.labels, pa.int64()),
         }
         if reasons is not None and content is not None:
-            columns["hole"] = pa.array(reasons, pa.string())
-            columns["content"] = pa.array(content, pa.string())
+            columns |= {"hole": (reasons, pa.string()), "content": (content, pa.string())}
         if self.removed:
-            columns["removed"] = pa.array(np.isin(np.arange(len(self)), list(self.removed)))
-        table = pa.table(columns).replace_schema_metadata({"classes": json.dumps(self.classes)})
+            removed = np.isin(np.arange(len(self)), list(self.removed))
+            columns["removed"] = (removed, pa.bool_())
+        kinds = {name: kind for name, (_, kind) in columns.items()}
+        schema = pa.schema(kinds, {"classes": json.dumps(self.classes)})
         sink = io.BytesIO()
-        pq.write_table(table, sink, compression="zstd")
+        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+            for start in range(0, len(self), ROWS_PER_GROUP):
+                part = slice(start, start + ROWS_PER_GROUP)
+                arrays = [pa.array(values[part], kind) for values, kind in columns.values()]
+                writer.write_table(pa.table(arrays, schema=schema))
+        pa.default_memory_pool().release_unused()  # else it keeps 100 MB of a million rows
         return sink.getvalue()
 
     @classmethod

@@ -37,6 +37,11 @@ class ShardWriter:
         view: np.ndarray = self._chunk[self._filled, ...]
         return view
 
+    @property
+    def filled(self) -> int:
+        """Rows of the chunk that was begun."""
+        return self._filled
+
     def advance(self) -> None:
         """The next row is in its place."""
         self._filled += 1

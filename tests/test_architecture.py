@@ -17,20 +17,22 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
-    machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
-    metadata rowtable receipts smallarrays commits store status places inventory garbage
-    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
-    columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
-    refresh loader durations simulation simulation_text pictures turns mixture stallpublisher
-    stallrecorder metering lightning bench verification transfer jobs build_options job_commands
-    simulate_command version_text version_commands cli __main__
+    errors states pipeline attributes layout codecs zarr_codec sampler stallclock
+    eventclock machine stalls folder localdisk retries filesystems s3reads blobs storage locks
+    diskcache metadata rowtable receipts smallarrays commits store status places inventory
+    garbage difference shardwriter prefetch fetchers objects ranges decoded shards slots
+    readahead feed columns nvcomp stream transforms ranks rankstore outputs selection dataset
+    report resident refresh loader usage pagecache measurements snapshot probes remedies verdict
+    diagnosis durations simulation simulation_text pictures turns mixture stallpublisher
+    stallrecorder metering lightning bench verification transfer jobs png catalogue originals
+    view viewfacts viewpages viewserver build_options job_commands plan_command simulate_command
+    version_text version_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan descent goal heartbeat standing reuse ops timing offered outputs shardrows
-    shard_task probe takeover commit tally nodeview progress metrics dispatch placement cluster
-    sharing suspects request parcel jobserver submission results account buildreport
-    reportpage build
+    usercode sources plan descent goal heartbeat standing reuse repair spared ops timing offered
+    outputs shardrows shard_task dispatch placement cluster sharing request listed work probe
+    takeover commit tally nodeview progress metrics suspects parcel jobserver submission results
+    account buildreport reportpage build shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
@@ -145,7 +147,7 @@ def test_importing_precache_loads_no_heavy_library(
 
 
 @pytest.mark.parametrize(
-    "modules", ["workers.plan, workers.goal, workers.sources", "workers.build"]
+    "modules", ["workers.plan, workers.goal, workers.sources", "workers.build", "workers.buildplan"]
 )
 def test_planning_a_build_loads_neither_torch_nor_ray_nor_a_decoder(
     run_python: Callable[..., subprocess.CompletedProcess[str]], modules: str

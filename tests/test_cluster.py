@@ -401,6 +401,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 @pytest.mark.heavy
 def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 12)
+    plan = ("plan", tmp_path / "in", tmp_path / "one", *FLAGS, "--address", "auto", "--json")
+    planned = cli(*plan, env=cluster)
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["estimate"]["cpus"] == 2
     for name in ("one", "two"):
         ran = cli(
             *("build", tmp_path / "in", tmp_path / name, *FLAGS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 import struct
 import subprocess
 import sys
@@ -19,10 +20,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+import workers.ops
 from precache.errors import PipelineError, SampleError
 from precache.layout import RowShape
 from precache.pipeline import Decode, Field, Pipeline, RandomResizedCrop, ToDType
-from tests.building import encoded, environment, photograph
+from tests.building import ask, encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
 from workers.ops import FieldRecipe, Scratch, center_crop, decode, resize, resized_shape, to_dtype
 from workers.shardrows import ShardRows
@@ -191,6 +193,28 @@ def test_formats_are_decoded_as_by_pillow(name: str, mode: str) -> None:
     assert np.array_equal(decode(data, Decode(mode=mode)), by_pillow(data, mode))
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_strips_make_no_difference(monkeypatch: pytest.MonkeyPatch, name: str, mode: str) -> None:
+    data = FORMATS[name]()
+    whole = decode(data, Decode(mode=mode))
+    monkeypatch.setattr(workers.ops, "STRIP_PIXELS", 5000)
+    assert np.array_equal(decode(data, Decode(mode=mode)), whole)
+
+
+def test_a_large_picture_is_in_memory_twice_at_most() -> None:
+    pixels = 50_000_000
+    data = encoded(Image.new("RGB", (10_000, pixels // 10_000)), "PNG", compress_level=1)
+    assert ask(memory_to_decode, data) < 10 * pixels, "Pillow takes 4 bytes a pixel, we take 3"
+
+
+def memory_to_decode(data: bytes) -> int:
+    """Bytes by which the peak of this process grows."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    decode(data, Decode())
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
 def test_a_palette_with_a_transparency_for_each_colour() -> None:
     data = palette(transparency=bytes(range(0, 256, 4)))
     with Image.open(io.BytesIO(data)) as image:
@@ -199,8 +223,12 @@ def test_a_palette_with_a_transparency_for_each_colour() -> None:
     assert np.array_equal(decode(data, Decode()), np.asarray(expected)[..., :3])
 
 
+@pytest.mark.parametrize("strip", [5000, 1 << 20])
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_sixteen_bits_keep_their_high_byte(kind: str) -> None:
+def test_sixteen_bits_keep_their_high_byte(
+    monkeypatch: pytest.MonkeyPatch, kind: str, strip: int
+) -> None:
+    monkeypatch.setattr(workers.ops, "STRIP_PIXELS", strip)
     grey = np.asarray(photograph().convert("L"))
     wide = grey.astype(np.uint16) << 8 | np.random.default_rng(0).integers(
         0, 256, grey.shape, np.uint16

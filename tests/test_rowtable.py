@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -40,6 +41,17 @@ def test_a_table_round_trips_through_parquet(table: RowTable) -> None:
     again = RowTable.from_parquet(table.to_parquet(), "rows.parquet")
     _assert_same(table, again)
     assert again.digest() == table.digest()
+
+
+def test_a_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache.rowtable.ROWS_PER_GROUP", 3)
+    numbers = np.arange(10)
+    names = [str(number) for number in numbers]
+    table = RowTable(names, numbers, numbers + 1, names[::-1], numbers - 1, ("cat",))
+    data = table.to_parquet(names, names)
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 4
+    assert pq.read_table(io.BytesIO(data))["content"].to_pylist() == names
+    _assert_same(table, RowTable.from_parquet(data, "rows.parquet"))
 
 
 def test_holes_and_content_hashes_ride_along(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from precache.errors import (
     SourceError,
     StorageError,
 )
-from precache.layout import RowShape, rows_per_shard
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
@@ -30,27 +29,21 @@ from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures
 from workers.goal import SCRATCH, Goal, Recipe, find_goal
-from workers.plan import (
-    deciding_versions,
-    default_max_failures,
-    function_hashes,
-    sample_for_probe,
-    shards_to_do,
-)
+from workers.listed import Listed, list_rows
+from workers.plan import default_max_failures
 from workers.progress import BuildProgress
+from workers.repair import give_to_twins, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
-from workers.reuse import Offer, Origin, find_origin, place_rows
+from workers.reuse import Offer, Origin
 from workers.sharing import require_shared
-from workers.standing import is_readable, is_whole, lost_objects, read_receipts
+from workers.standing import is_whole
+from workers.work import Measured, Work, find_work, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.probe import ProbeTask
     from workers.shard_task import Job, ShardTask
 
-PROBE_SAMPLES = 24
-LARGEST_SHARD_BYTES = 512 << 20
-"""Raw, of one field: above, rows are laid into shards anew."""
 ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
@@ -97,14 +90,13 @@ class _Build:
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(request.source, request.storage_options)
         self.joined = is_joined(request.address)
-        self.ignored = 0
+        self.listed: Listed
         self.barred: dict[str, str] = {}
-        self.code: Mapping[str, str] = {}
         self.timings: dict[str, float] = {}
-        self.inherited: int | None = None
 
     def run(self) -> BuildResult:
-        recipe = self._list()
+        self.listed = listed = self._list()
+        recipe = listed.recipe
         goal = find_goal(self.store, recipe, self.request.shard_samples)
         if goal is not None and is_whole(goal):
             return self._nothing_to_do(goal)
@@ -116,11 +108,11 @@ class _Build:
             if self.joined and isinstance(self.source, sources.FolderSource):
                 first = next(recipe.table.present_keys())
                 require_shared(request.placement, self.source.folder, first)
-            origin = self._find_origin(recipe)
-            goal = goal or self._goal(run, recipe, origin)
-            if is_readable(goal):
-                return self._repair(run, goal) if lost_objects(goal) else self._nothing_to_do(goal)
-            return self._make(run, goal, origin)
+            measure = functools.partial(self._measure, run)
+            work = find_work(request, self.store, listed, goal, measure)
+            if not work.committed:
+                return self._make(run, work)
+            return self._repair(run, work) if work.todo else self._nothing_to_do(work.goal)
 
     def _nothing_to_do(self, goal: Goal) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
@@ -128,73 +120,25 @@ class _Build:
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
-        return committed_result(goal, self.ignored)
+        return committed_result(goal, self.listed.ignored)
 
-    def _list(self) -> Recipe:
-        began = time.perf_counter()
-        request = self.request
-        listing = self.source.list(self.progress.listed)
-        self.ignored, table = listing.ignored, listing.table
-        if request.labels is not None:
-            table = sources.override_labels(table, request.labels)
-        if request.classes is not None:
-            if self.source.labels_with_samples and (table.labels < 0).all():
-                raise SourceError(
-                    f"--classes {request.classes} numbers labels before samples are fetched, and "
-                    f"{request.source} has no targets; give it targets, or --labels"
-                )
-            frozen = sources.read_classes(request.classes, request.storage_options)
-            table = sources.freeze_classes(table, frozen, request.classes)
-        placed = place_rows(self.store, table, request.keep_order, request.compact, self._may_have)
-        table, self.inherited = placed.table, placed.rows_per_shard
-        if placed.changed:
-            self.progress.say(placed.changed)
+    def _list(self) -> Listed:
+        listed = list_rows(self.request, self.store, self.source, self.progress.listed)
+        table = listed.recipe.table
+        if listed.placed.changed:
+            self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
-        ignored = f"; {self.ignored} not images by suffix" if self.ignored else ""
-        self.progress.say(f"{len(table):,} samples{classes} in {request.source}{ignored}")
-        self.code = function_hashes(request.pipeline)
-        fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
-        recipe = Recipe(request.pipeline, fingerprint, table, table.digest())
-        self.timings["list"] = time.perf_counter() - began
-        return recipe
+        ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
+        self.progress.say(f"{len(table):,} samples{classes} in {self.request.source}{ignored}")
+        self.timings["list"] = listed.seconds
+        return listed
 
-    def _find_origin(self, recipe: Recipe) -> Origin | None:
-        """A version whose rows may be taken over: samples that bring labels must be fetched."""
-        if self.request.recompute or self._job().fetch_labels:
-            return None
-        return find_origin(self.store, recipe.pipeline, recipe.table)
+    def _measure(self, run: Run, recipe: Recipe) -> Measured:
+        """Row shapes and stored bytes, from a few samples."""
+        from workers.probe import probe_task, run_probe
 
-    def _goal(self, run: Run, recipe: Recipe, origin: Origin | None) -> Goal:
-        """The version to be made; one that descends from another keeps its rows a shard."""
-        shapes = origin.shapes(recipe.pipeline) if origin else None
-        if origin is None or shapes is None:
-            return self._probe(run, recipe)
-        added = 1 - origin.same.sum() / len(recipe.table)
-        self._check_space(int(added * sum(each[:, 0].sum() for each in origin.objects.values())))
-        return Goal.of(self.store, recipe, self._per_shard(recipe, shapes), shapes)
-
-    def _per_shard(self, recipe: Recipe, shapes: Mapping[str, RowShape]) -> int:
-        """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
-        nbytes = [row.nbytes for row in shapes.values()]
-        if self.inherited and self.inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
-            return self.inherited
-        return rows_per_shard(len(recipe.table), nbytes, self.request.shard_samples)
-
-    def _may_have(self, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
-        """Whether shards of an earlier version hold as many rows as are asked for."""
-        wanted = self.request.shard_samples
-        nbytes = [row.nbytes for row in shapes.values()]
-        return wanted is None or wanted <= per_shard <= rows_per_shard(0, nbytes, wanted)
-
-    def _probe(self, run: Run, recipe: Recipe) -> Goal:
-        """Learn row shapes from a few samples, and refuse a disk that is too small."""
-        from workers.probe import ProbeTask, run_probe
-
-        table = recipe.table
-        rows = sample_for_probe(table, PROBE_SAMPLES)
-        keys, sizes = [table.keys[row] for row in rows], table.sizes[rows].tolist()
         self.progress.phase("Measuring a few samples")
-        task = ProbeTask(self._job(), keys, sizes)
+        task = probe_task(self._job(), recipe.table)
         [(_, probe)] = run(run_probe, [task])
         if isinstance(probe, CrashError):
             self._bar_killers(run, [task])
@@ -203,8 +147,8 @@ class _Build:
             raise SourceError(f"{self.request.source}: {probe}") from None
         if isinstance(probe, PrecacheError):
             raise probe
-        self._check_space(int(probe.stored_per_row * len(table)))
-        return Goal.of(self.store, recipe, self._per_shard(recipe, probe.shapes), probe.shapes)
+        measured: Measured = probe
+        return measured
 
     def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
         from workers.suspects import Trial, find_killers
@@ -216,10 +160,9 @@ class _Build:
     def _job(self) -> Job:
         from workers.shard_task import Job
 
-        request = self.request
-        relabelled = request.labels is not None or request.classes is not None
-        fetch_labels = self.source.labels_with_samples and not relabelled
-        return Job(self.source, request.pipeline, request.import_path, self.code, fetch_labels)
+        request, listed = self.request, self.listed
+        path = request.import_path
+        return Job(self.source, request.pipeline, path, listed.code, listed.fetches_labels)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
@@ -232,17 +175,20 @@ class _Build:
                 "--no-space-check"
             )
 
-    def _make(self, run: Run, goal: Goal, origin: Origin | None) -> BuildResult:
+    def _make(self, run: Run, work: Work) -> BuildResult:
+        goal, origin = work.goal, work.origin
+        if work.needed is not None:
+            self._check_space(work.needed)
         goal.begin()
-        receipts = read_receipts(goal)
-        todo = shards_to_do(goal.shards, receipts, goal.sizes())
-        receipts = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
+        if work.receipts:  # what lay idle may have been swept before it was begun again
+            work = remaining(goal, origin, recompute=self.request.recompute)
+        receipts = dict(work.receipts)
         skipped = len(receipts)
         done = sum(len(goal.rows_of(shard)) for shard in receipts)
         self.progress.begin(done, len(goal.table))
         if skipped:
             self.progress.say(f"{skipped} of {goal.shards} shards are there already")
-        made = self._run_shards(run, goal, todo, receipts, origin=origin)
+        made = self._run_shards(run, goal, work.todo, receipts, origin=origin)
         rows = sum(receipt.rows_reused for receipt in made)
         if rows and origin is not None:
             self.progress.say(
@@ -252,18 +198,24 @@ class _Build:
         self.progress.phase("Committing")
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
-        return result_of(goal, receipts, made, self.ignored)
+        return result_of(goal, receipts, made, self.listed.ignored)
 
-    def _repair(self, run: Run, goal: Goal) -> BuildResult:
-        """Make missing objects of a committed version again; they must be what they were."""
-        lost = lost_objects(goal)
+    def _repair(self, run: Run, work: Work) -> BuildResult:
+        """Have missing objects of a committed version again, in all versions that share them.
+
+        They must be what they were.
+        """
+        goal, lost = work.goal, dict(work.lost or {})
+        for each in take_from_twins(self.store, goal, lost):
+            del lost[each]
         todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {}, lost)
+        give_to_twins(self.store, goal, lost)
         append_commit(self.store, goal.version)
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
-        result = committed_result(goal, self.ignored)
+        result = committed_result(goal, self.listed.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)
         return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
 
@@ -289,7 +241,8 @@ class _Build:
 
         made: list[Receipt] = []
         self.account.begin(goal, todo, receipts)
-        self._check_failures(goal, receipts)
+        failed = _failed(goal, receipts.values())
+        self._judge(failed, len(goal.table))
         task_of = functools.partial(self._task, goal, lost, origin, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
@@ -306,8 +259,9 @@ class _Build:
                     receipts[task.shard] = outcome
                     made.append(outcome)
                     self.account.add(outcome)
-                    failed = self._check_failures(goal, receipts)
-                    self.progress.advance(len(goal.rows_of(task.shard)), failed)
+                    failed += _failed(goal, [outcome])
+                    self._judge(failed, len(goal.table))
+                    self.progress.advance(len(goal.rows_of(task.shard)), len(failed))
             if not errors:
                 return made
             todo = sorted(errors)
@@ -364,12 +318,6 @@ class _Build:
         require_shared(self.request.placement, goal.folder, name)
         return name
 
-    def _check_failures(self, goal: Goal, receipts: Mapping[int, Receipt]) -> int:
-        """How many samples failed; raises where that is more than allowed."""
-        reasons = failures(list(receipts.values()))
-        self._judge([(goal.table.keys[row], why) for row, why in reasons.items()], len(goal.table))
-        return len(reasons)
-
     def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
         """Raise where more samples failed than allowed."""
         skip, limit = self.request.on_error == "skip", self.request.max_failures
@@ -383,3 +331,8 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _failed(goal: Goal, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
+    """Key and reason of every sample that failed, in row order."""
+    return [(goal.table.keys[row], why) for row, why in failures(receipts).items()]

@@ -228,14 +228,7 @@ class _Ray:
         self._ray = ray
         self._placement = placement
         self._notice = notice
-        # Deaths are told to `dispatch`, which counts them and knows what to do.
-        self._remote: Any = ray.remote(_on_worker)
-        self._options: dict[str, Any] = {
-            "num_cpus": placement.cpus,
-            "max_retries": 0,
-            "resources": dict(placement.resources) or None,
-            "label_selector": dict(placement.labels) or None,
-        }
+        self._remotes: dict[tuple[Callable[[Any], Any], int], Any] = {}
         self._memory = 0
         self._under_way: dict[Any, None] = {}
         self._slots, self._looked = 0, float("-inf")
@@ -258,12 +251,28 @@ class _Ray:
     def submit(self, function: Callable[[Any], Any], item: Item) -> Hashable:
         given = self._placement.memory
         self._memory = item.memory if given is None else given
-        remote = self._remote.options(
-            **self._options, memory=self._memory or None, name=function.__name__
-        )
-        reference: Hashable = remote.remote(function, item, self._placement.nice)
+        remote = self._remotes.get((function, self._memory)) or self._remote_of(function)
+        reference: Hashable = remote.remote(item)
         self._under_way[reference] = None
         return reference
+
+    def _remote_of(self, function: Callable[[Any], Any]) -> Any:
+        """What Ray calls on a worker: made once, so that a task's only argument is its item."""
+        placement, nice = self._placement, self._placement.nice
+
+        def on_worker(item: Any) -> Any:
+            return _on_worker(function, item, nice)
+
+        made: Any = self._ray.remote(on_worker)
+        made = self._remotes[function, self._memory] = made.options(
+            name=function.__name__,
+            num_cpus=placement.cpus,
+            memory=self._memory or None,
+            max_retries=0,  # deaths are told to `dispatch`, which counts them and knows what to do
+            resources=dict(placement.resources) or None,
+            label_selector=dict(placement.labels) or None,
+        )
+        return made
 
     def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         references = list(self._under_way)

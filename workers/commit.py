@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,13 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
-def holes(receipts: Sequence[Receipt]) -> dict[int, str]:
+def holes(receipts: Iterable[Receipt]) -> dict[int, str]:
     """Row -> why it is a hole, in row order."""
     found = {row: why for receipt in receipts for row, why in receipt.holes.items()}
     return dict(sorted(found.items()))
 
 
-def failures(receipts: Sequence[Receipt]) -> dict[int, str]:
+def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
     """Holes whose samples failed, in row order: not those that the source has no more."""
     return {row: why for row, why in holes(receipts).items() if why != REMOVED}
 
@@ -121,7 +121,7 @@ def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> 
 def _labels(goal: Goal, receipts: Sequence[Receipt]) -> np.ndarray:
     labels = goal.table.labels
     if any(receipt.labels for receipt in receipts):
-        fetched = np.concatenate([np.array(r.labels or [], np.int64) for r in receipts])
+        fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
         labels = np.where(fetched < 0, labels, fetched)
     return labels
 

@@ -42,6 +42,8 @@ class Changes:
 def same_identity(before: RowTable, now: RowTable) -> np.ndarray:
     """(rows,) bool: whether rows of both tables, in the same places, are of the same sample.
 
+    Where a source tells neither an etag nor a time, as web pages do not, nothing says so.
+
     Parameters
     ----------
     before
@@ -52,15 +54,21 @@ def same_identity(before: RowTable, now: RowTable) -> np.ndarray:
     count = len(before)
     same: np.ndarray = (before.sizes == now.sizes[:count]) & (before.mtimes == now.mtimes[:count])
     same &= np.fromiter(map(str.__eq__, before.etags, now.etags), np.bool_, count)
+    same &= (before.mtimes >= 0) | np.fromiter(map(bool, before.etags), np.bool_, count)
     same[[*before.removed, *(row for row in now.removed if row < count)]] = False
     return same
 
 
-def descend(parent: RowTable, listing: RowTable) -> RowTable | None:
+def descend(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable | None:
     """The listing in the places that its samples have in `parent`; what is new comes after.
 
     A sample that is listed no more leaves a removed row behind, which it takes again should it come
     back.
+
+    Parameters
+    ----------
+    keep_order
+        Whether what is new keeps the order of the listing, too.
 
     Returns
     -------
@@ -75,7 +83,7 @@ def descend(parent: RowTable, listing: RowTable) -> RowTable | None:
     # A row that is gone takes some other's identity first, and loses it below.
     placed = listing.take(np.where(there, numbers, numbers.max()))
     gone = frozenset(np.flatnonzero(~there).tolist())
-    added = order_rows(listing.take(np.fromiter(at.values(), np.int64, len(at))), keep_order=False)
+    added = order_rows(listing.take(np.fromiter(at.values(), np.int64, len(at))), keep_order)
     blank = ~there
     keys = list(parent.keys)
     etags = ["" if row in gone else etag for row, etag in enumerate(placed.etags)]

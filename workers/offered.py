@@ -9,9 +9,12 @@ import xxhash
 
 from precache.codecs import undo_image
 from precache.errors import StorageError
-from precache.layout import decode_index
+from precache.layout import MISSING, decode_index
 from precache.store import read_array_documents
 from workers.reuse import Offer, OfferedField
+
+DECODE_BYTES = 4 << 20
+"""Of rows that are decoded at a time where all of them are wanted."""
 
 
 class OfferedRows:
@@ -34,7 +37,12 @@ class OfferedRows:
         chunks = math.prod(self._array.chunks_per_object)
         self._index = decode_index(self._data[-chunks * 16 - 4 :], chunks).tolist()
         self.chunk_rows = self._array.chunk_shape[0]
-        self._decoded = np.empty(self._array.chunk_shape, self._array.dtype)
+        # Where chunks are copied, those that have to be decoded lie apart.
+        nbytes = math.prod(self._array.chunk_shape) * np.dtype(self._array.dtype).itemsize
+        step = 1 if self.offered.made.encoded else max(1, DECODE_BYTES // max(1, nbytes))
+        shape = (min(step, chunks), *self._array.chunk_shape)
+        self._decoded = np.empty(shape, self._array.dtype)
+        self._rows = self._decoded.reshape(-1, *shape[2:])
         self._holds = -1
 
     def chunk(self, number: int) -> memoryview:
@@ -44,11 +52,20 @@ class OfferedRows:
 
     def row(self, row: int) -> np.ndarray:
         """A row by its place in the shard, decoded; valid until the next."""
-        chunk, place = divmod(row, self.chunk_rows)
-        if chunk != self._holds:
-            self._array.decoder.decode(self.chunk(chunk), self._decoded)
-            if self._array.decoder.filtered:
-                undo_image(self._decoded)
-            self._holds = chunk
-        decoded: np.ndarray = self._decoded[place]
+        run, place = divmod(row, len(self._rows))
+        if run != self._holds:
+            self._decode(run * len(self._decoded))
+            self._holds = run
+        decoded: np.ndarray = self._rows[place]
         return decoded
+
+    def _decode(self, first: int) -> None:
+        """A run of chunks; the filter is undone for all of them at once, which costs less."""
+        there = 0
+        for entry in self._index[first : first + len(self._decoded)]:
+            if entry[0] == MISSING:
+                break
+            self._array.decoder.decode(self.chunk(first + there), self._decoded[there])
+            there += 1
+        if self._array.decoder.filtered:
+            undo_image(self._decoded[:there])

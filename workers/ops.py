@@ -30,6 +30,9 @@ from workers.plan import shrink_to
 from workers.sources import Sample
 from workers.usercode import load_object
 
+STRIP_PIXELS = 4 << 20
+"""Of Pillow's images that are converted at a time: each step makes a copy."""
+
 _APP1 = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
 
 # --- decoding -----------------------------------------------------------------------------------
@@ -180,7 +183,8 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
         try:
             with Image.open(io.BytesIO(data)) as image:
                 _check_pixels(image.width, image.height, op)
-                return _to_array(ImageOps.exif_transpose(image), op.mode)
+                ImageOps.exif_transpose(image, in_place=True)  # else it copies what is upright
+                return _to_array(image, op.mode)
         except UnidentifiedImageError:
             raise SampleError("not an image that Pillow knows, whatever its name") from None
         except (SampleError, MemoryError):
@@ -191,6 +195,17 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
 
 def _to_array(image: Image.Image, mode: str) -> np.ndarray:
     """(H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, an alpha channel is dropped."""
+    rows = max(1, STRIP_PIXELS // image.width)
+    if image.height <= rows:
+        return _strip(image, mode)
+    array = np.empty((image.height, image.width, len(mode)), np.uint8)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        array[top : top + rows] = _strip(image.crop(box), mode)
+    return array
+
+
+def _strip(image: Image.Image, mode: str) -> np.ndarray:
     if image.mode.startswith("I;16") or image.mode == "I":
         wide = np.asarray(image).astype(np.int64)
         image = Image.fromarray(np.clip(wide >> 8, 0, 255).astype(np.uint8))
@@ -332,12 +347,37 @@ class FieldRecipe:
         if applied == len(self._field.ops):
             return row
         if self._field.decodes and row.ndim == 3:
-            row = np.ascontiguousarray(row.transpose(1, 2, 0))
+            row = row.transpose(1, 2, 0)
+        for op in self._field.ops[applied:]:
+            if not isinstance(op, CenterCrop):
+                # Others see the layout that they would without a base, and may keep their argument.
+                row = row.copy()
+                break
+            row = center_crop(row, op.size)
+            applied += 1
         return self._finish(row, applied, key)
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
         for number, op in enumerate(self._field.ops[applied:], applied):
             value = self._apply(op, number, value, key)
+        return self.row(value)
+
+    def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
+        """What each op leaves, behind what they start from; valid until the next sample.
+
+        Raises
+        ------
+        SampleError
+            As a call does, once the op is reached.
+        """
+        value = self._input(sample)
+        yield None, value
+        for number, op in enumerate(self._field.ops):
+            value = self._apply(op, number, value, key)
+            yield op, value
+
+    def row(self, value: Any) -> np.ndarray:
+        """What the last op leaves as it is stored: a decoded image as (C, H, W)."""
         array = np.asarray(value)
         if self._field.decodes and array.ndim == 3:
             array = array.transpose(2, 0, 1)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from precache.errors import SampleError
+from precache.folder import Buffer
 from precache.layout import RowShape
-from precache.pipeline import Field
-from precache.receipts import ChannelSums
+from precache.receipts import ChannelSums, ShardObject
 from precache.shardwriter import ShardWriter
 from workers.offered import OfferedRows
 from workers.ops import FieldRecipe
@@ -26,7 +26,8 @@ class Sums:
         self.total = np.zeros(channels) if start is None else np.array(start.total)
         self.squares = np.zeros(channels) if start is None else np.array(start.squares)
         # 256 squares of a byte are the most that float32 adds up without rounding.
-        self._blocks = torch.zeros(channels, -(-self._pixels // 256), 256)
+        shape = (channels, -(-self._pixels // 256), 256)
+        self._blocks = torch.from_numpy(np.zeros(shape, np.float32))  # torch's would wake threads
         self._values = self._blocks.view(channels, -1)[:, : self._pixels]
 
     def add(self, row: np.ndarray, sign: int = 1) -> None:
@@ -43,11 +44,6 @@ class Sums:
 
     def result(self) -> ChannelSums:
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
-
-
-def is_summed(field: Field, shape: RowShape) -> bool:
-    """Whether channel sums are kept of a field: of images alone."""
-    return field.decodes and len(shape.shape) == 3
 
 
 class FieldOutput:
@@ -77,16 +73,18 @@ class FieldOutput:
         self.old = old
         self._shape = shape
         self._counted = counted
-        start = old.offered.sums if old and old.offered.made.encoded else None
-        start = start if shape.dtype == "uint8" else None
+        known = old.offered if old and old.offered.made.finished else None
+        start = known.sums if known and shape.dtype == "uint8" else None
         self._by_difference = start is not None
         self._sums = Sums(shape.shape, start) if summed else None
+        self._copies = known is not None and known.made.encoded
         self._taken = False
+        self._waiting: list[int] = []
 
     @property
-    def _encoded(self) -> bool:
-        """Whether single rows can be taken over as they are stored."""
-        return self.old is not None and self.old.offered.made.encoded and self.old.chunk_rows == 1
+    def copies(self) -> bool:
+        """Whether rows need not be decoded, neither to be taken over nor to be summed."""
+        return self._copies and (self._sums is None or self._by_difference)
 
     @property
     def unchanged(self) -> bool:
@@ -100,7 +98,7 @@ class FieldOutput:
     def take(self, row: int, key: str) -> None:
         """Have a row of the earlier version, and apply the ops that it lacks."""
         assert self.old is not None
-        if self._encoded:
+        if self._copies:
             self._taken = True
         else:
             self._place(self.recipe.resume(self.old.row(row), self.old.offered.made.applied, key))
@@ -111,6 +109,7 @@ class FieldOutput:
                 f"its {self.recipe.name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape.dtype} {self._shape.shape}; add a resize and a crop"
             )
+        self._decode_waiting()
         np.copyto(self.writer.row, row)
         self._taken = False
 
@@ -131,8 +130,7 @@ class FieldOutput:
                 self._forget(row)
                 self._sums.add(self.writer.row)
         if self._taken:
-            assert self.old is not None
-            self.writer.put_chunk(self.old.chunk(row))
+            self.carry(row)
         else:
             self.writer.advance()
         self._taken = False
@@ -142,8 +140,40 @@ class FieldOutput:
         if self._sums is not None and self._by_difference:
             self._forget(row)
         self._taken = False
+        if self._copies and row < len(self._counted) and not self._counted[row]:
+            self.carry(row)
+            return
+        self._decode_waiting()
         self.writer.row[...] = 0
         self.writer.advance()
+
+    def finish(self) -> tuple[list[Buffer], ShardObject]:
+        """The object's bytes in parts, and what the receipt says of it."""
+        if self._waiting:  # the earlier version's last chunk, and all of its rows
+            self._copy_chunk()
+        return self.writer.finish()
+
+    def carry(self, row: int) -> None:
+        """A row that the earlier version has: its chunk is copied if all its rows are the same."""
+        assert self.old is not None
+        self._waiting.append(row)
+        if self.writer.filled:
+            self._decode_waiting()
+        elif len(self._waiting) == self.old.chunk_rows:
+            self._copy_chunk()
+
+    def _copy_chunk(self) -> None:
+        assert self.old is not None
+        self.writer.put_chunk(self.old.chunk(self._waiting[0] // self.old.chunk_rows))
+        self._waiting.clear()
+
+    def _decode_waiting(self) -> None:
+        """Rows of a chunk that is to be encoded anew."""
+        for row in self._waiting:
+            assert self.old is not None
+            np.copyto(self.writer.row, self.old.row(row))
+            self.writer.advance()
+        self._waiting.clear()
 
     def sums(self) -> ChannelSums | None:
         return None if self._sums is None else self._sums.result()

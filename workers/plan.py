@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -60,20 +61,30 @@ def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
     return versions | given | function_hashes(pipeline)
 
 
-def ops_digest(pipeline: Pipeline, name: str, count: int) -> str:
-    """SHA-256 (hex) of all that decides what the first `count` ops of a field make of a sample."""
+def ops_digest(
+    pipeline: Pipeline, name: str, count: int, libraries: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """SHA-256 (hex) of all that decides what the first `count` ops of a field make of a sample.
+
+    Parameters
+    ----------
+    libraries
+        Versions of libraries in place of those installed.
+    """
     field = pipeline.fields[name]
     ops = field.ops[:count]
     part = pipeline.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
     random = any(isinstance(op, RandomResizedCrop | HorizontalFlip) for op in ops)
+    versions = deciding_versions(part)
+    versions |= {n: libraries[n].split("+")[0] for n in versions.keys() & libraries.keys()}
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
-        "input": name if field.input is None else field.input,
+        "input": [name] if field.input is None else field.input,
         "seed": pipeline.seed if random else None,
         "shrunk": shrink_to(field) if count == 1 else None,
         "decodes": field.decodes,
         "revision": OPS_REVISION,
-        "versions": deciding_versions(part),
+        "versions": versions,
     }
     return hashlib.sha256(canonical_json(meaning)).hexdigest()
 

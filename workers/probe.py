@@ -12,7 +12,12 @@ from precache.codecs import encoder
 from precache.errors import FetchError, PipelineError, SampleError
 from precache.layout import RowShape, rows_per_chunk
 from precache.pipeline import DTYPES, ImageCodec, Pipeline
+from precache.rowtable import RowTable
+from workers.plan import sample_for_probe
 from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of
+from workers.work import Measured
+
+PROBE_SAMPLES = 24
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,13 @@ class ProbeTask:
         return replace(self, keys=[key for key, _ in both], sizes=[size for _, size in both])
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a few samples told: shapes by field, and mean stored bytes of a row over all fields."""
-
-    shapes: Mapping[str, RowShape]
-    stored_per_row: float
+def probe_task(job: Job, table: RowTable) -> ProbeTask:
+    """For samples from all over a table."""
+    rows = sample_for_probe(table, PROBE_SAMPLES)
+    return ProbeTask(job, [table.keys[row] for row in rows], table.sizes[rows].tolist())
 
 
-def run_probe(task: ProbeTask) -> Probe:
+def run_probe(task: ProbeTask) -> Measured:
     """Learn row shapes from the first sample that decodes, and stored bytes from all given.
 
     Raises
@@ -71,7 +74,7 @@ def run_probe(task: ProbeTask) -> Probe:
     if not shapes:
         why = reasons[0] if reasons else "each kills the worker that decodes it"
         raise SampleError(f"none of the first {len(task.keys)} samples has a row: {why}")
-    return Probe(shapes, float(stored.mean()))
+    return Measured(shapes, float(stored.mean()))
 
 
 def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.receipts import ChannelSums
 from precache.rowtable import RowTable, kept_contents
-from precache.store import ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
+from precache.store import HOLES, ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
 from workers.descent import changes, descend, same_identity
 from workers.goal import Goal
 from workers.plan import ops_digest, order_rows
@@ -28,15 +28,18 @@ class Made:
     ----------
     applied
         Ops of the field that made its rows.
+    finished
+        Whether these are all.
+    encoded
+        Whether its codec is the field's, too: chunks can be copied.
     shape
         Of its rows.
-    encoded
-        Whether its codec is the field's, and all ops are applied: chunks can be copied.
     """
 
     applied: int
-    shape: RowShape
+    finished: bool
     encoded: bool
+    shape: RowShape
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,10 @@ class Offer:
     folder
         Of the earlier version.
     same
-        Whether each row's sample has the identity that it had.
+        Whether each row's sample has the identity that it had, or is gone as it was.
     content
-        XXH3-128 (hex) of each raw sample, empty where there was none.
+        XXH3-128 (hex) of each raw sample, empty where there was none, or where it has to be tried
+        again.
     holes
         Row number -> why.
     content_decides
@@ -88,22 +92,25 @@ class Origin:
     holes: Mapping[int, str]
     objects: Mapping[str, np.ndarray]
     sums: Mapping[str, np.ndarray | None]
+    rivals: int = 1
+    """Versions, this one among them, that have some field made as far."""
 
-    @property
-    def own_shapes(self) -> dict[str, RowShape]:
-        """Row shapes of all fields of that version."""
-        fields = self.version.fields.items()
-        return {name: RowShape(each.shape, each.dtype) for name, each in fields}
+    def shapes(self) -> dict[str, RowShape]:
+        """Row shapes of the fields that have all their ops applied: they stay as they are."""
+        return {name: made.shape for name, made in self.fields.items() if made.finished}
 
-    def shapes(self, pipeline: Pipeline) -> dict[str, RowShape] | None:
-        """Row shapes of all fields; None where one has ops yet to be applied."""
-        if any(self._left(name, pipeline) for name in pipeline.fields):
-            return None
-        return {name: self.fields[name].shape for name in pipeline.fields}
-
-    def _left(self, name: str, pipeline: Pipeline) -> bool:
-        made = self.fields.get(name)
-        return made is None or made.applied < len(pipeline.fields[name].ops)
+    def nbytes_to_write(self, rows: int, pipeline: Pipeline) -> int:
+        """About how many bytes of a version of so many rows are no links to this one."""
+        starts = np.arange(0, len(self.same), self.rows_per_shard)
+        linked = np.logical_and.reduceat(self.same, starts)
+        needed = 0.0
+        for name, made in self.fields.items():
+            sizes = self.objects[name][:, 0].astype(np.float64)
+            if pipeline.fields[name].stored_as.name == "raw":
+                sizes = np.full(len(starts), made.shape.nbytes * len(self.same) / len(starts))
+            added = (rows / len(self.same) - 1) * sizes.sum()
+            needed += added + sizes[~linked | (not made.encoded)].sum()
+        return int(needed)
 
     def offer(self, goal: Goal, shard: int, content_decides: bool) -> Offer | None:
         """What it has of a shard; None where it has nothing."""
@@ -113,7 +120,11 @@ class Origin:
         part = slice(rows.start, min(rows.stop, len(self.content)))
         if part.start >= part.stop:
             return None
-        fields = {name: self._field(name, shard) for name in self.fields}
+        fields = {
+            name: self._field(name, shard)
+            for name, made in self.fields.items()
+            if not made.finished or made.shape == goal.shapes[name]
+        }
         holes = {row: self.holes[row] for row in rows if row in self.holes}
         same = self.same[part].tolist()
         return Offer(self.version.folder, fields, same, self.content[part], holes, content_decides)
@@ -138,10 +149,14 @@ def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
         old = attributes.fields.get(name)
         if old is None or not old.recipe or name not in before:
             continue
-        for applied in range(len(field.ops), -1, -1):
+        every = len(field.ops)
+        # What a field without ops stores need not be what ops would have been given.
+        for applied in range(every, 0, -1) or [0]:
             if ops_digest(pipeline, name, applied) == old.recipe:
-                whole = applied == len(field.ops) and field.stored_as == before[name].stored_as
-                found[name] = Made(applied, RowShape(old.shape, old.dtype), whole)
+                finished = applied == every
+                encoded = finished and field.stored_as == before[name].stored_as
+                shape = RowShape(old.shape, old.dtype)
+                found[name] = Made(applied, finished, encoded, shape)
                 break
     return found
 
@@ -159,7 +174,7 @@ def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | 
         except (DamageError, StorageError, StoreError):
             continue  # it offers nothing, and `verify` says why
         if found is not None:
-            return found
+            return replace(found, rivals=len(candidates))
     return None
 
 
@@ -228,7 +243,7 @@ def place_rows(
         parent = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
-    placed = descend(parent, listing)
+    placed = descend(parent, listing, keep_order)
     if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
         return Placed(fresh)
     changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
@@ -238,20 +253,28 @@ def place_rows(
 def _read(
     version: Version, attributes: Attributes, made: Mapping[str, Made], table: RowTable
 ) -> Origin | None:
-    version.small_checks()[ROW_TABLE]()
+    for name in (ROW_TABLE, HOLES):
+        version.small_checks()[name]()
     where = version.folder.path(ROW_TABLE)
     data = version.folder.read(ROW_TABLE)
     before = RowTable.from_parquet(data, where)
     if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
         return None
+    same = same_identity(before, table)
+    same[list(before.removed & table.removed)] = True
+    holes = {row: why for row, (_, why) in version.holes.items()}
+    content = kept_contents(data, where)
+    if attributes.fields.keys() - made.keys():
+        for row in holes:  # that may be for the sake of a field that is no more
+            content[row] = ""
     tables = {name: version.shard_table(name) for name in made}
     return Origin(
         version,
         made,
         attributes.rows_per_shard,
-        same_identity(before, table),
-        kept_contents(data, where),
-        {row: why for row, (_, why) in version.holes.items()},
+        same,
+        content,
+        holes,
         {name: each for name, each in tables.items() if each is not None},
         {name: version.shard_sums(name) for name in made},
     )

@@ -29,7 +29,7 @@ FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are in the making at a time."""
 BASE_MEMORY = 1 << 30
-"""Bytes of a worker's process: 250 MB of libraries, the rest for the largest photographs."""
+"""Bytes of a worker's process: 250 MB of libraries, the rest for photos of 100 million pixels."""
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
 
@@ -93,8 +93,10 @@ class ShardTask:
 
     @property
     def memory(self) -> int:
-        """Bytes its process may need: libraries and a large photograph, and a whole shard."""
-        return BASE_MEMORY + self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
+        """Bytes its process may need: libraries and a large photograph, and whole shards."""
+        made = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
+        offered = self.offer.fields.values() if self.offer else ()
+        return BASE_MEMORY + made + sum(each.size for each in offered)
 
     def retried(self) -> ShardTask:
         return replace(self, again=True)
@@ -182,13 +184,17 @@ def run_shard(task: ShardTask) -> Receipt:
         task.offer,
         task.first_row,
     )
-    wanted = [place for place in range(len(task.keys)) if rows.needs_sample(place)]
+    wanted = list(filter(rows.needs_sample, range(len(task.keys))))
+    needed = frozenset(wanted)
     holes: dict[int, str] = {}
     labels: list[int] = []
     unfetched: list[FetchError] = []
     with one_thread(), contextlib.closing(_fetch(task, wanted)) as samples:
         for place, key in enumerate(task.keys):
-            fetched = next(samples) if rows.needs_sample(place) else None
+            if key not in task.barred and rows.carry(place):
+                labels.append(-1)
+                continue
+            fetched = next(samples) if place in needed else None
             timing.charge("fetch")
             sample = fetched if isinstance(fetched, Sample) else None
             reason = task.barred.get(key, "")

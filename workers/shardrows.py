@@ -18,9 +18,10 @@ from precache.shardwriter import ShardWriter
 from workers.goal import SCRATCH
 from workers.offered import OfferedRows
 from workers.ops import FieldRecipe
-from workers.outputs import FieldOutput, is_summed
+from workers.outputs import FieldOutput
 from workers.reuse import Offer
 from workers.sources import Sample
+from workers.spared import Spared, is_summed
 
 
 class ShardRows:
@@ -63,34 +64,32 @@ class ShardRows:
         self._made: tuple[int, str, Mapping[str, bool]] = 0, "", {}
         self._offer = offer
         self._removed = removed
-        old = _open(offer)
-        count = len(offer.same) if offer and old else 0
-        self._same = np.zeros(rows, np.bool_)
-        self._before = [""] * rows
-        self._holes: dict[int, str] = {}
-        if offer and count:
-            self._same[:count] = offer.same
-            self._before[:count] = offer.content
-            self._holes = {row - first_row: why for row, why in offer.holes.items()}
-        counted = np.ones(count, np.bool_)
-        counted[list(self._holes)] = False
+        old = open_offered(offer)
+        self._spared = spared = Spared(pipeline, rows, removed, offer, old, first_row)
+        counted = np.ones(spared.count, np.bool_)
+        counted[list(spared.holes)] = False
         self.outputs = {
-            name: _output(pipeline, recipe, shapes[name], rows_per_shard, old.get(name), counted)
+            name: field_output(
+                pipeline, recipe, shapes[name], rows_per_shard, old.get(name), counted
+            )
             for name, recipe in recipes.items()
         }
-        self._complete = len(old) == len(recipes)
-        self._finished = self._complete and all(
-            each.offered.made.applied == len(pipeline.fields[name].ops)
-            for name, each in old.items()
-        )
+        copies = spared.complete and all(each.copies for each in self.outputs.values())
+        self._plain = spared.plain if copies else np.zeros(rows, np.bool_)
+
+    def carry(self, place: int) -> bool:
+        """Keep a row with its chunk, where that is all there is to do."""
+        if not self._plain[place]:
+            return False
+        for each in self.outputs.values():
+            each.carry(place)
+        self.content.append(self._spared.content[place])
+        self.taken += 1
+        return True
 
     def needs_sample(self, place: int) -> bool:
         """Whether a row cannot be made of what the earlier version has."""
-        if place in self._removed:
-            return False
-        if place in self._holes:
-            return not (self._finished and self._same[place] and self._before[place])
-        return not (self._complete and self._same[place])
+        return bool(self._spared.needs_sample[place])
 
     def make(self, place: int, key: str, sample: Sample | None, barred: str = "") -> str:
         """Make a row of every field; the reason where it is a hole, else empty.
@@ -101,20 +100,20 @@ class ShardRows:
             Where `needs_sample` asked for it; one without inputs was not to be had, and `barred`
             says why.
         """
-        before = self._before[place]
+        spared, before = self._spared, self._spared.content[place]
         content = before if sample is None else sample.content
         alike = bool(before) and (
-            bool(self._same[place]) if sample is None else self._is_alike(place, content)
+            bool(spared.same[place]) if sample is None else self._is_alike(place, content)
         )
         taken = dict.fromkeys(self.outputs, False)
         if place in self._removed:
             content, reason = "", REMOVED
         elif barred:
             reason = barred
-        elif alike and place in self._holes and self._finished:
-            reason = self._holes[place]
+        elif alike and place in spared.holes and spared.finished:
+            reason = spared.holes[place]
         else:
-            alike = alike and place not in self._holes
+            alike = alike and place not in spared.holes
             taken = {name: alike and each.old is not None for name, each in self.outputs.items()}
             reason = self._row(place, key, sample, taken)
         self.content.append(content)
@@ -133,8 +132,8 @@ class ShardRows:
 
     def _is_alike(self, place: int, content: str) -> bool:
         assert self._offer is not None
-        same = bool(self._same[place]) or self._offer.content_decides
-        return same and content == self._before[place]
+        same = bool(self._spared.same[place]) or self._offer.content_decides
+        return same and content == self._spared.content[place]
 
     def _row(self, place: int, key: str, sample: Sample | None, taken: Mapping[str, bool]) -> str:
         try:
@@ -160,7 +159,7 @@ class Object:
     """A finished object, its bytes and what a receipt says of it."""
 
     def __init__(self, output: FieldOutput, offer: Offer | None) -> None:
-        self._parts, self.made = output.writer.finish()
+        self._parts, self.made = output.finish()
         self._offer, self._old = offer, output.old
 
     @property
@@ -173,15 +172,17 @@ class Object:
         )
 
     def put(self, folder: Folder, name: str) -> ShardObject:
-        """Put it, as a link where it is the earlier version's."""
+        """Put it, as a link where it is the earlier version's, which may be gone meanwhile."""
         if self.is_old and self._offer is not None and self._old is not None:
-            folder.copy(name, self._offer.folder, self._old.offered.object_name, scratch=SCRATCH)
-        else:
-            folder.put(name, self._parts, scratch=SCRATCH)
+            with contextlib.suppress(StorageError):
+                there = self._old.offered.object_name
+                folder.copy(name, self._offer.folder, there, scratch=SCRATCH)
+                return self.made
+        folder.put(name, self._parts, scratch=SCRATCH)
         return self.made
 
 
-def _open(offer: Offer | None) -> dict[str, OfferedRows]:
+def open_offered(offer: Offer | None) -> dict[str, OfferedRows]:
     """Fields of an offer whose objects are what they were."""
     found = {}
     for name in offer.fields if offer else ():
@@ -191,7 +192,7 @@ def _open(offer: Offer | None) -> dict[str, OfferedRows]:
     return found
 
 
-def _output(
+def field_output(
     pipeline: Pipeline,
     recipe: FieldRecipe,
     shape: RowShape,
@@ -199,6 +200,7 @@ def _output(
     old: OfferedRows | None,
     counted: np.ndarray,
 ) -> FieldOutput:
+    """Where the rows of a field of a shard go; `FieldOutput` explains `old` and `counted`."""
     field = pipeline.fields[recipe.name]
     chunk_rows = shape.chunk_rows(rows_per_shard)
     encode = encoder(field.stored_as, shape.dtype)

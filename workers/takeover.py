@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
+from precache.errors import StorageError
 from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
-from workers.outputs import is_summed
 from workers.reuse import Offer
 from workers.shard_task import (
     ShardTask,
@@ -14,6 +14,7 @@ from workers.shard_task import (
     require_permit,
     run_shard,
 )
+from workers.spared import is_linked
 from workers.timing import Timing, node_name
 
 
@@ -45,19 +46,16 @@ def _finished(task: ShardTask) -> Receipt | None:
 
 
 def _link(task: ShardTask, offer: Offer) -> Receipt | None:
-    """The whole shard as a link, nothing of it being read; None where that cannot be."""
-    fields = offer.fields
-    linked = (
-        fields.keys() == task.shapes.keys()
-        and len(offer.same) == len(task.keys)
-        and all(offer.same)
-        and all(offer.content)
-        and not (task.removed or task.barred)
-        and all(each.made.encoded for each in fields.values())
-        and all(each.sums or not _is_summed(task, name) for name, each in fields.items())
-    )
-    if not linked or any(
-        offer.folder.size(each.object_name) != each.size for each in fields.values()
+    """The whole shard as a link, nothing of it being read; None where that cannot be.
+
+    The earlier version may be removed at any moment.
+    """
+    fields, pipeline = offer.fields, task.job.pipeline
+    linked = is_linked(pipeline, task.shapes, len(task.keys), offer, task.removed)
+    if (
+        task.barred
+        or not linked
+        or any(offer.folder.size(each.object_name) != each.size for each in fields.values())
     ):
         return None
     timing = Timing()
@@ -65,7 +63,10 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
     objects: dict[str, ShardObject] = {}
     for name, at in task.objects.items():
         shape, each = task.shapes[name], fields[name]
-        task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+        try:
+            task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+        except StorageError:
+            return None
         step = shape.chunk_rows(task.rows_per_shard)
         raw_nbytes = -(-len(task.keys) // step) * step * shape.nbytes
         objects[name] = ShardObject(each.size, each.xxh3, raw_nbytes)
@@ -79,13 +80,9 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
         timing.seconds,
         timing.cpu_seconds,
         reused=True,
-        rows_reused=len(task.keys),
+        rows_reused=len(task.keys) - len(task.removed),
         host=node_name(),
         began=timing.began,
     )
     task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
     return receipt
-
-
-def _is_summed(task: ShardTask, name: str) -> bool:
-    return is_summed(task.job.pipeline.fields[name], task.shapes[name])

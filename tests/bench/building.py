@@ -88,7 +88,7 @@ class Building:
 # --- measuring ----------------------------------------------------------------------------------
 
 
-def _decodes(path: Path) -> bool:
+def decodes(path: Path) -> bool:
     """Whether libjpeg-turbo alone makes RGB of it, as it does of nearly all photos."""
     try:
         simplejpeg.decode_jpeg(path.read_bytes())
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     addresses = (options.address,) if options.address else ADDRESSES
     with work_folder(None) as folder:
         root, files = find_photos(options.photos, folder)
-        usable = [path for path in files if _decodes(path)]
+        usable = [path for path in files if decodes(path)]
         log.print(f"{len(usable)} of {len(files)} photos are JPEGs that decode to RGB")
         source = multiply(usable, root, options.count, folder / "source")
         decoded, buildings = measure(source, folder, addresses, options.rounds)

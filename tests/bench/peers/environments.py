@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,17 +45,19 @@ class NotInstalledError(Exception):
     """A peer's environment is not there; the message says why, in one line."""
 
 
-def python_of(name: str | None, folder: Path) -> Path:
+def python_of(
+    name: str | None, folder: Path, known: Mapping[str, Environment] = ENVIRONMENTS
+) -> Path:
     """The interpreter of an environment in `folder`, or this one where `name` is None."""
     if name is None:
         return Path(sys.executable)
     home = folder / name
-    if not _is_done(home, ENVIRONMENTS[name]):
+    if not _is_done(home, known[name]):
         raise NotInstalledError("not installed; run with --install")
     return home / "bin/python"
 
 
-def install(name: str, folder: Path) -> None:
+def install(name: str, folder: Path, known: Mapping[str, Environment] = ENVIRONMENTS) -> None:
     """Make an environment in `folder`, unless it is there.
 
     Raises
@@ -62,10 +65,10 @@ def install(name: str, folder: Path) -> None:
     NotInstalledError
         With the last error that pip gave.
     """
-    home, environment = folder / name, ENVIRONMENTS[name]
+    home, environment = folder / name, known[name]
     if _is_done(home, environment):
         return
-    log.print(f"{name}: installing {', '.join(environment.requirements)}")
+    log.print(f"{name}: installing {', '.join(environment.requirements)}", markup=False)
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run((sys.executable, "-m", "venv", home), check=True)
     pip = (str(home / "bin/python"), "-m", "pip", "install", "--quiet")

@@ -1,0 +1,209 @@
+"""The command ``precache plan``, which is ``precache build --dry-run``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+import precache
+from precache.build_options import add_build_options, build_keywords, read_pipeline
+from precache.report import show, size
+
+if TYPE_CHECKING:
+    from workers.buildplan import BuildPlan
+    from workers.differences import Differences, KeyChange
+    from workers.estimate import Estimate
+    from workers.shardplan import FieldRows
+
+_HEAD = 12
+"""Width of the names at the left."""
+
+
+def add_plan(commands: Any) -> None:
+    """Add the command to the subparsers of ``precache``."""
+    command = commands.add_parser(
+        "plan",
+        help="what a build would do, and why, and what it would take",
+        description=inspect.cleandoc(_plan.__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
+    run = add_build_options(command, "local", where)
+    run.add_argument(
+        "--no-timing", action="store_true", help="make no rows to tell what it would take"
+    )
+    command.set_defaults(run=_plan)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Say what precache build, with the same arguments, would do; nothing is written.
+
+    What differs from the current version, what is taken over from which version, what is to be
+    computed, and, by making a few dozen rows in memory, the time and the bytes that it takes.
+    """
+    show_plan(options, not options.no_timing)
+    return 0
+
+
+def show_plan(options: argparse.Namespace, timing: bool) -> None:
+    """Plan the build of these options, and print the plan."""
+    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
+    recipe, keywords = read_pipeline(options), build_keywords(options)
+    found = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
+    data = {**dataclasses.asdict(found), "shards_to_make": found.shards_to_make}
+    show(options.json, data, lambda: _print(found))
+
+
+def _print(plan: BuildPlan) -> None:
+    console = Console()
+    console.print(_headline(plan), style="bold", highlight=False, soft_wrap=True)
+    for name, value in _lines(plan):
+        line = Text.assemble((name.ljust(_HEAD), "bold"), value)
+        console.print(line, soft_wrap=True)
+
+
+def _headline(plan: BuildPlan) -> str:
+    version = f"version {plan.version[:8]}"
+    match plan.state:
+        case "nothing" if plan.version == plan.current:
+            return f"Nothing to do: {version} is complete"
+        case "nothing":
+            return f"Nothing to do but to make it current again: {version} is complete"
+        case "repair":
+            return f"Objects of {version} are lost, and would be made again"
+        case "continue":
+            return f"A build of {version} began, and would go on"
+        case "build":
+            return f"A new {version} would be made"
+
+
+def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
+    """Names and values; those without a name go on with the one before."""
+    yield "version", plan.version
+    yield "current", plan.current or "none yet"
+    if plan.differences is not None:
+        yield from _differences(plan.differences, plan.keeps_rows)
+    removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
+    ignored = f"; {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
+    yield "samples", f"{plan.samples:,}{removed}{ignored}"
+    if plan.shards == plan.shards_skipped:
+        return
+    base = "nothing" if plan.base is None else f"version {plan.base[:8]}"
+    yield "taken over", f"{base}: {plan.base_reason}"
+    for name, rows in plan.fields.items():
+        yield "", f"{name}: {_field_rows(rows)}"
+    counts = plan.shards_to_make, plan.shards_reused, plan.shards_skipped
+    parts = "{:,} to make, {:,} reused, {:,} there before".format(*counts)
+    yield "shards", f"{plan.shards:,}: {parts}"
+    fetched = f"{plan.rows_computed:,} samples to fetch"
+    if plan.rows_compared:
+        fetched += f" ({plan.rows_compared:,} of them reused if their content is what it was)"
+    yield "rows", f"{fetched}, {plan.rows_reused:,} reused"
+    yield "bytes", ", ".join(_bytes(plan))
+    if plan.estimate is not None:
+        yield from _estimate(plan.estimate)
+
+
+def _differences(found: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
+    lines = [f"{each.where}: {_value(each.before)} → {_value(each.after)}" for each in found.recipe]
+    lines += [
+        f"the module of {each} was edited, or that of another function of its field"
+        if len(found.functions) > 1
+        else f"the module of {each} was edited"
+        for each in found.functions
+    ]
+    if not lines:
+        lines = ["the same"]
+    yield from _under("recipe", lines)
+    yield from _under("source", list(_source(found)))
+    if not keeps_rows:
+        yield "rows", "laid down anew, not in their places"
+    yield from _under(
+        "libraries",
+        [
+            f"{each.name} {each.before} → {each.after}: "
+            + (
+                "it decides pixels, so that they are computed again"
+                if each.decides
+                else "not held to decide pixels, so that rows of both may lie side by side; "
+                "--recompute makes all anew"
+            )
+            for each in found.libraries
+        ],
+    )
+
+
+def _under(name: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines):
+        yield ("" if number else name), line
+
+
+def _source(found: Differences) -> Iterator[str]:
+    source = found.source
+    if source is None or not source.any:
+        yield "the same"
+        return
+    yield f"{source.same:,} the same"
+    for name in ("added", "changed", "removed", "relabelled"):
+        change: KeyChange = getattr(source, name)
+        if change.count:
+            rest = f", … {change.count - len(change.examples):,} more"
+            more = rest if change.count > len(change.examples) else ""
+            yield f"{change.count:,} {name}: {', '.join(change.examples)}{more}"
+    if source.classes_changed:
+        yield "classes have other names or numbers"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _field_rows(rows: FieldRows) -> str:
+    words = {
+        "linked": "in whole shards",
+        "copied": "copied as they are stored",
+        "resumed": "made of its rows",
+        "computed": "computed of samples",
+    }
+    parts = [f"{getattr(rows, n):,} {word}" for n, word in words.items() if getattr(rows, n)]
+    return ", ".join(parts) or "no row"
+
+
+def _bytes(plan: BuildPlan) -> Iterator[str]:
+    kinds = {
+        "fetched": plan.bytes_fetched,
+        "read of earlier shards": plan.bytes_read,
+        "linked": plan.bytes_linked,
+        "written": plan.bytes_written,
+    }
+    for name, nbytes in kinds.items():
+        if nbytes is None:
+            yield f"{name}: unknown without timing"
+        elif nbytes or name in ("fetched", "written"):
+            yield f"{size(nbytes)} {name}"
+
+
+def _estimate(found: Estimate) -> Iterator[tuple[str, str]]:
+    cores = f"{found.cpus} core{'s' * (found.cpus > 1)}"
+    cpu, hours = f"{found.cpu_seconds:.2g} CPU-s", found.cpu_seconds / 3600
+    cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
+    took = f"about {_duration(found.seconds)} on {cores}, {cpu}"
+    yield "time", f"{took}; by {found.samples} samples, without the start of Ray"
+    for key, why in found.failed:
+        yield "would fail", f"{key}: {why}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,118 @@
+"""Arrays as PNG files, for pages: a training node has no Pillow, and the format is short."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
+"""Channels -> PNG's colour type: grey, grey and alpha, RGB, RGBA."""
+
+PICTURE_SIDE = 16
+"""Arrays of two axes are pictures from this side on; smaller ones are tables of numbers."""
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """(H, W, C) uint8 with C from 1 to 4 -> a PNG file, lossless.
+
+    Format: W3C, Portable Network Graphics, sections 5 and 11; every line has the filter `Up`.
+    """
+    height, width, channels = pixels.shape
+    flat = pixels.reshape(height, width * channels)
+    lines = np.full((height, 1 + flat.shape[1]), 2, np.uint8)
+    lines[:, 1:] = flat
+    lines[1:, 1:] -= flat[:-1]
+    header = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An array as a screen can show it.
+
+    Attributes
+    ----------
+    pixels
+        (H, W, C) uint8.
+    note
+        What was done to the values; empty where they are shown as they are.
+    """
+
+    pixels: np.ndarray
+    note: str = ""
+
+
+def as_picture(array: np.ndarray, *, channels_last: bool = False) -> Shown | None:
+    """An array as a picture, or None where it is none by its shape.
+
+    Parameters
+    ----------
+    array
+        (C, H, W), (H, W, C) or (H, W) of any dtype. uint8 is shown as it is, bool as black and
+        white, others from their least to their greatest finite value.
+    channels_last
+        Which axis channels are looked for on first.
+    """
+    image = _channels_last(array, channels_last)
+    if image is None or 0 in image.shape:
+        return None
+    if image.dtype == np.uint8:
+        return Shown(image)
+    if image.dtype == np.bool_:
+        return Shown(image.astype(np.uint8) * np.uint8(255))
+    values = image.astype(np.float64)
+    finite = np.isfinite(values)
+    low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 0.0)
+    # Halves, since the span of a float64's values may be no float64.
+    scale = (high / 2 - low / 2) or 1.0
+    scaled = np.where(finite, (values / 2 - low / 2) / scale, 0.0)
+    note = f"scaled: {image.dtype.name} {low:.4g} is black, {high:.4g} is white"
+    if not finite.all():
+        note += f"; {np.count_nonzero(~finite)} values are not finite, shown black"
+    return Shown((scaled * 255).round().clip(0, 255).astype(np.uint8), note)
+
+
+def _channels_last(array: np.ndarray, channels_last: bool) -> np.ndarray | None:
+    if array.ndim == 2:
+        return array[..., None] if min(array.shape) >= PICTURE_SIDE else None
+    if array.ndim != 3:
+        return None
+    for axis in (2, 0) if channels_last else (0, 2):
+        if array.shape[axis] in COLOURS:
+            return np.moveaxis(array, axis, 2)
+    return None
+
+
+def thinned(shown: Shown, side: int) -> Shown:
+    """A picture of at most `side` pixels either way: every k-th pixel of a larger one."""
+    step = -(-max(shown.pixels.shape[:2]) // side)
+    if step == 1:
+        return shown
+    note = f"one pixel of {step} x {step} is shown"
+    return Shown(shown.pixels[::step, ::step], f"{shown.note}; {note}" if shown.note else note)
+
+
+def in_words(array: np.ndarray) -> str:
+    """An array's dtype, shape and values, or what they range over where there are many."""
+    if array.size == 1:
+        return f"{array.dtype.name}: {_number(array.reshape(-1)[0])}"
+    head = f"{array.dtype.name} {tuple(array.shape)}"
+    if array.size <= 16:
+        return f"{head}: {' '.join(map(_number, array.reshape(-1)))}"
+    values = array.astype(np.float64)
+    some = " ".join(map(_number, array.reshape(-1)[:6]))
+    with np.errstate(all="ignore"):
+        spread = f"{values.min():.4g} … {values.max():.4g}, mean {values.mean():.4g}"
+    return f"{head}: {spread}; begins {some}"
+
+
+def _number(value: np.generic) -> str:
+    return f"{value:.4g}" if value.dtype.kind == "f" else str(value)

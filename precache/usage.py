@@ -1,0 +1,151 @@
+"""What this process and its descendants cost the machine, from /proc alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+TICK = os.sysconf("SC_CLK_TCK")
+
+Stat = dict[int, list[str]]
+"""Process id -> fields of ``/proc/[pid]/stat`` from the state, the third in proc(5), on."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What was used, as counters or between two readings; None where the kernel does not tell.
+
+    Attributes
+    ----------
+    wall, cpu
+        Seconds; CPU time of the process and its descendants, those that ended included.
+    delay
+        Seconds that their threads were ready to run and had no core.
+    read_bytes
+        That a disk or a network file system had to deliver.
+    called_bytes
+        That came by read(2) and its like, from the page cache and from pipes too.
+    io_wait
+        Seconds in which some task of the machine waited for I/O.
+    """
+
+    wall: float
+    cpu: float | None = None
+    delay: float | None = None
+    read_bytes: float | None = None
+    called_bytes: float | None = None
+    io_wait: float | None = None
+
+    def __sub__(self, before: Usage) -> Usage:
+        """What came on top of an earlier reading; a process that ended takes its counters along."""
+        gained: dict[str, float | None] = {
+            name: max(0.0, value - vars(before)[name])
+            if value is not None and vars(before)[name] is not None
+            else None
+            for name, value in vars(self).items()
+        }
+        return Usage(**gained)  # type: ignore[arg-type]  # wall is never None
+
+
+def read_usage() -> Usage:
+    """Counters so far."""
+    stats = _tree()
+    transfers = [_io(process) for process in stats]
+    reads, calls = zip(*transfers, strict=True) if transfers else ((), ())
+    delays = [_delay(process) for process in stats]
+    return Usage(
+        time.perf_counter(),
+        _cpu(stats) if stats else None,
+        _sum(delays),
+        _sum(reads),
+        _sum(calls),
+        _io_wait(),
+    )
+
+
+def cores() -> int:
+    """That this process may run on; a quota of its control group counts as so many cores."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        return max(1, min(allowed, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max"
+        return allowed
+
+
+def available_bytes() -> int | None:
+    """Memory that could hold files, as the kernel estimates it."""
+    try:
+        for line in (PROC / "meminfo").read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _tree() -> Stat:
+    """This process and its descendants."""
+    stats: Stat = {}
+    for process in _processes():
+        try:
+            text = (PROC / str(process) / "stat").read_text("utf-8", errors="replace")
+        except OSError:  # it ended
+            continue
+        stats[process] = text.rpartition(")")[2].split()
+    found = [os.getpid()] if os.getpid() in stats else []
+    for process in found:  # grows meanwhile
+        found += [child for child, fields in stats.items() if int(fields[1]) == process]
+    return {process: stats[process] for process in found}
+
+
+def _processes() -> Iterator[int]:
+    try:
+        yield from (int(path.name) for path in PROC.iterdir() if path.name.isdigit())
+    except OSError:
+        return
+
+
+def _cpu(stats: Stat) -> float:
+    return sum(sum(map(int, fields[11:15])) for fields in stats.values()) / TICK
+
+
+def _delay(process: int) -> float | None:
+    """Run-queue time of a process's threads (``schedstat`` of the kernel's sched-stats.rst)."""
+    try:
+        tasks = list((PROC / str(process) / "task").iterdir())
+    except OSError:
+        return None
+    seconds = 0.0
+    for task in tasks:
+        try:
+            seconds += int((task / "schedstat").read_text("ascii").split()[1]) / 1e9
+        except (OSError, IndexError):  # it ended, or the kernel does not count
+            continue
+    return seconds
+
+
+def _io(process: int) -> tuple[float | None, float | None]:
+    try:
+        lines = (PROC / str(process) / "io").read_text("ascii").splitlines()
+        counts = {name: int(value) for name, value in (line.split(": ") for line in lines)}
+        return counts["read_bytes"], counts["rchar"]
+    except (OSError, ValueError, KeyError):
+        return None, None
+
+
+def _io_wait() -> float | None:
+    try:
+        some = (PROC / "pressure/io").read_text("ascii").splitlines()[0]
+        return int(some.rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _sum(values: list[float | None] | tuple[float | None, ...]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,130 @@
+"""A driver with a million samples: the bucket is pretended, and so is what tasks answer."""
+
+import contextlib
+import functools
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fsspec
+import xxhash
+
+import precache
+from precache.layout import RowShape
+from precache.receipts import ChannelSums, Receipt, ShardObject
+from tests.bench.common import CROP
+from tests.bench.listing import PretendedBucket
+from workers.dispatch import Done, Lost, dispatch
+from workers.probe import Probe, ProbeTask
+from workers.shard_task import ShardTask
+
+ROW = RowShape((3, CROP, CROP), "uint8")
+PREFIXES = 1000
+SLOTS = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build takes of its driver where tasks take nothing.
+
+    Attributes
+    ----------
+    first_task_seconds
+        Wall time from the beginning to the first shard task.
+    seconds, cpu_seconds
+        Of all, commit included.
+    peak_bytes
+        Of the process.
+    task_bytes
+        Mean size of a shard task as it goes to a worker.
+    """
+
+    samples: int
+    shards: int
+    first_task_seconds: float
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    task_bytes: float
+
+
+class _Engine:
+    """Answers every task at once; pickles it all the same."""
+
+    def __init__(self) -> None:
+        from ray import cloudpickle  # not above: Ray reads its settings when it is imported
+
+        self._pickle = cloudpickle.dumps
+        self._ended: list[tuple[Hashable, Done | Lost]] = []
+        self.tasks = self.bytes = 0
+        self.first = 0.0
+
+    def slots(self) -> int:
+        return SLOTS
+
+    def submit(self, function: Callable[[Any], Any], item: Any) -> Hashable:
+        if isinstance(item, ProbeTask):
+            answer: Any = Probe({"image": ROW}, 80_000.0)
+        else:
+            self.first = self.first or time.perf_counter()
+            self.tasks += 1
+            self.bytes += len(self._pickle(item))
+            answer = _receipt(item)
+        name = object()
+        self._ended.append((name, Done(answer)))
+        return name
+
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, copy: Hashable) -> None:
+        """Nothing runs."""
+
+
+def _receipt(task: ShardTask) -> Receipt:
+    return Receipt(
+        task.shard,
+        {"image": ShardObject(80_000_000, task.shard, ROW.nbytes * task.rows_per_shard)},
+        {},
+        [xxhash.xxh3_128_hexdigest(key.encode()) for key in task.keys],
+        {"image": ChannelSums(CROP * CROP * len(task.keys), [1.0] * 3, [1.0] * 3)},
+        dict.fromkeys(("fetch", "ops", "encode", "put"), 0.1),
+        1.4,
+    )
+
+
+def plan(samples: int, shard_samples: int) -> Plan:
+    """Build from a pretended bucket; to be called in a clean process."""
+    fsspec.register_implementation("pretended", PretendedBucket)
+    bucket = {"prefixes": PREFIXES, "keys": samples // PREFIXES, "latency": 0.0}
+    engine = _Engine()
+
+    @contextlib.contextmanager
+    def executor(*_: Any) -> Iterator[Any]:
+        yield functools.partial(dispatch, engine)
+
+    began, cpu = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder, mock.patch("workers.build.executor", executor):
+        result = precache.build(
+            "pretended://bucket",
+            Path(folder) / "store",
+            precache.Pipeline.image(resize=256, crop=CROP),
+            shard_samples=shard_samples,
+            check_space=False,
+            storage_options=bucket,
+        )
+    return Plan(
+        result.samples,
+        result.shards,
+        engine.first - began,
+        time.perf_counter() - began,
+        time.process_time() - cpu,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        engine.bytes / engine.tasks,
+    )

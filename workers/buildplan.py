@@ -1,0 +1,327 @@
+"""What a build would do, and why, said before it does anything."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from precache.errors import (
+    DamageError,
+    PrecacheError,
+    SampleError,
+    SourceError,
+    StorageError,
+    StoreError,
+)
+from precache.folder import Folder
+from precache.layout import RowShape
+from precache.rowtable import RowTable
+from precache.status import DESCRIPTION
+from precache.storage import open_folder
+from precache.store import ROW_TABLE, read_commits
+from workers.cluster import Run, executor, is_joined, node_cpus
+from workers.differences import Differences, compare
+from workers.estimate import Estimate, Rates, estimate
+from workers.goal import Recipe, find_goal
+from workers.listed import Listed, list_rows
+from workers.progress import BuildProgress
+from workers.request import Request, check_request
+from workers.reuse import Origin, committed, made_of
+from workers.shardplan import FieldRows, ShardPlan, plan_shards
+from workers.sources import Source, open_source
+from workers.work import Measured, Work, find_work
+
+if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
+    from workers.shard_task import Job
+
+TIMED = 32
+"""Rows of each kind that are made to be timed."""
+
+State = Literal["nothing", "repair", "continue", "build"]
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What the same build would do at this moment.
+
+    Attributes
+    ----------
+    version
+        Id of the version that it makes, or finishes.
+    state
+        ``nothing``: the version is complete; ``repair``: objects of it were lost; ``continue``: a
+        build of it began; ``build``.
+    current
+        Id of the current version; None where there is none.
+    differences
+        To the current version; None where there is none that can be read.
+    keeps_rows
+        Whether samples keep the rows that they have in the current version.
+    base, base_reason
+        Id of the version of which rows are taken over, and why that one; or why there is none.
+    samples, ignored, removed
+        Of the source; its files that are not images by suffix; rows whose samples it has no more.
+    shards, shards_skipped, shards_reused
+        Of the version; those that are there; those whose objects will be the base's.
+    rows_reused, rows_computed, rows_compared
+        Rows taken over without their samples, holes among them; rows whose samples are fetched;
+        those of the latter that are taken over after all, where their content is what it was.
+    fields
+        Rows by how they come about, of the shards that are to be made.
+    bytes_fetched, bytes_read, bytes_linked, bytes_written
+        Of samples; of the base's objects, read, or taken over unread; of new objects. None where
+        that is unknown without timing.
+    estimate
+        None where nothing is to be computed, or timing was not asked for.
+    """
+
+    version: str
+    state: State
+    current: str | None
+    differences: Differences | None
+    keeps_rows: bool
+    base: str | None
+    base_reason: str
+    samples: int
+    ignored: int
+    removed: int
+    shards: int
+    shards_skipped: int
+    shards_reused: int
+    rows_reused: int
+    rows_computed: int
+    rows_compared: int
+    fields: Mapping[str, FieldRows]
+    bytes_fetched: int | None
+    bytes_read: int
+    bytes_linked: int
+    bytes_written: int | None
+    estimate: Estimate | None
+
+    @property
+    def shards_to_make(self) -> int:
+        """Shards of which something is computed, or put together from the base's rows."""
+        return self.shards - self.shards_skipped - self.shards_reused
+
+
+def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
+    """Plan the build that the request describes; nothing is written.
+
+    Parameters
+    ----------
+    timing
+        Make a few dozen rows, to tell time and bytes.
+    shown
+        Whether progress goes to standard error.
+
+    Raises
+    ------
+    UsageError, SourceError, PipelineError
+        The build would end so.
+    """
+    check_request(request)
+    store = open_folder(request.store, request.storage_options)
+    source = open_source(request.source, request.storage_options)
+    with BuildProgress(shown) as progress, contextlib.ExitStack() as stack:
+        listed = list_rows(request, store, source, progress.listed)
+        progress.phase("Comparing")
+        trials = _Trials(request, source, listed, progress, stack)
+        goal = find_goal(store, listed.recipe, request.shard_samples)
+        measure = trials.measure if timing else trials.measure_unless_declared
+        work = find_work(request, store, listed, goal, measure)
+        shards = list(plan_shards(work, source.content_decides))
+        took = trials.estimate(work, shards) if shards and timing else None
+        plan = _plan(request, store, listed, work, shards, took)
+        progress.finish("Nothing was written")
+    return plan
+
+
+class _Trials:
+    """Rows made to see what they are like; what makes them starts with the first."""
+
+    def __init__(
+        self,
+        request: Request,
+        source: Source,
+        listed: Listed,
+        progress: BuildProgress,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self._request = request
+        self._source = source
+        self._listed = listed
+        self._progress = progress
+        self._stack = stack
+
+    @functools.cached_property
+    def _run(self) -> Run:
+        """Tasks run on a cluster that is joined, else in this process, without Ray."""
+        request, say = self._request, self._progress.say
+        self._progress.phase("Measuring a few samples")
+        address = request.address if is_joined(request.address) else "serial"
+        return self._stack.enter_context(executor(address, None, request.placement, say))
+
+    @functools.cached_property
+    def _job(self) -> Job:
+        from workers.shard_task import Job
+
+        path, listed = self._request.import_path, self._listed
+        pipeline = self._request.pipeline
+        return Job(self._source, pipeline, path, listed.code, listed.fetches_labels)
+
+    def measure(self, recipe: Recipe) -> Measured:
+        """Row shapes and stored bytes, from a few samples."""
+        from workers.probe import probe_task, run_probe
+
+        [(_, found)] = self._run(run_probe, [probe_task(self._job, recipe.table)])
+        if isinstance(found, SampleError):
+            raise SourceError(f"{self._request.source}: {found}") from None
+        if isinstance(found, PrecacheError):
+            raise found
+        measured: Measured = found
+        return measured
+
+    def measure_unless_declared(self, recipe: Recipe) -> Measured:
+        """Row shapes as the ops tell them, where they do; nothing of stored bytes then."""
+        shapes = {}
+        for name, each in recipe.pipeline.fields.items():
+            if each.shape is None or each.dtype is None:
+                return self.measure(recipe)
+            shapes[name] = RowShape(each.shape, each.dtype)
+        return Measured(shapes, 0.0)
+
+    def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
+        """What the shards will take; None where all of them are taken over whole."""
+        from workers.rates import RatesTask, measure_rates
+
+        goal, table = work.goal, work.goal.table
+        made = [each for each in shards if not each.linked]
+        if not made:
+            return None
+        rows = np.concatenate([goal.rows_of(each.shard).start + each.fetched for each in made])
+        spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
+        rows = rows[np.unique(spread)[: len(rows)]]
+        old = next((each for each in made if len(each.taken) and each.offer is not None), None)
+        task = RatesTask(
+            self._job,
+            goal.shapes,
+            goal.rows_per_shard,
+            [table.keys[row] for row in rows],
+            [int(table.sizes[row]) for row in rows],
+            old.offer if old else None,
+            old.taken[:TIMED].tolist() if old else [],
+        )
+        [(_, rates)] = self._run(measure_rates, [task])
+        if isinstance(rates, PrecacheError):
+            raise rates
+        found: Rates = rates
+        return estimate(shards, found, self._cpus(), self._listed.seconds)
+
+    def _cpus(self) -> int:
+        request = self._request
+        if request.address == "serial":
+            return 1
+        if is_joined(request.address):
+            return max(1, int(sum(node_cpus().values()) / request.placement.cpus))
+        return request.cpus or os.cpu_count() or 1
+
+
+def _plan(
+    request: Request,
+    store: Folder,
+    listed: Listed,
+    work: Work,
+    shards: Sequence[ShardPlan],
+    took: Estimate | None,
+) -> BuildPlan:
+    goal, table = work.goal, work.goal.table
+    commits = read_commits(store)
+    base = work.origin if any(each.base_nbytes for each in shards) else None
+    state: State = "build"
+    if work.committed:
+        state = "repair" if work.todo else "nothing"
+    elif goal.folder.size(DESCRIPTION) is not None:
+        state = "continue"
+    fetched = [table.sizes[goal.rows_of(s.shard).start + s.fetched] for s in shards]
+    sizes = np.concatenate([*fetched, np.zeros(0, np.int64)])
+    guessed = None if took is None else took.fetched
+    return BuildPlan(
+        goal.version,
+        state,
+        commits[-1].version if commits else None,
+        _differences(store, listed, base),
+        listed.placed.rows_per_shard is not None,
+        None if base is None else base.version.id,
+        _base_reason(request, store, listed, work, base) if shards else "",
+        len(table) - len(table.removed),
+        listed.ignored,
+        len(table.removed),
+        goal.shards,
+        goal.shards - len(shards),
+        sum(each.reused for each in shards),
+        sum(each.rows_reused for each in shards),
+        sum(len(each.fetched) for each in shards),
+        sum(each.compared for each in shards),
+        {name: FieldRows.total(each.fields[name] for each in shards) for name in goal.shapes},
+        int(sizes.sum()) if (sizes >= 0).all() else guessed,
+        sum(each.base_nbytes for each in shards if not each.linked),
+        sum(each.base_nbytes for each in shards if each.linked),
+        _written(work, shards, took),
+        took,
+    )
+
+
+def _written(work: Work, shards: Sequence[ShardPlan], took: Estimate | None) -> int | None:
+    if work.lost is not None:
+        return sum(nbytes for nbytes, _ in work.lost.values())
+    if all(each.reused for each in shards):
+        return 0
+    return None if took is None else took.written
+
+
+def _differences(store: Folder, listed: Listed, base: Origin | None) -> Differences | None:
+    """To the current version; of libraries, to that of which rows are taken over."""
+    current = next(committed(store), None)
+    if current is None:
+        return None
+    folder, attributes = current
+    table = None
+    if attributes.rows_digest != listed.recipe.rows_digest:
+        with contextlib.suppress(DamageError, StorageError, StoreError):
+            table = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
+    of_base = base.version.attributes if base is not None else None
+    return compare(listed.recipe, attributes, table, (of_base or attributes).libraries)
+
+
+def _base_reason(
+    request: Request, store: Folder, listed: Listed, work: Work, base: Origin | None
+) -> str:
+    """Why rows of this version are taken over, or of none."""
+    pipeline = request.pipeline
+    if base is not None:
+        if base.rivals == 1:
+            return "the only one with a field by these ops, or the first of them"
+        return f"of {base.rivals} with a field by these ops, or the first of them, it spares most"
+    if work.committed:
+        return "what was lost is made again as it was"
+    if request.recompute:
+        return "--recompute"
+    if listed.fetches_labels:
+        return "labels come with the samples"
+    versions = [attributes for _, attributes in committed(store)]
+    if not versions:
+        return "the store has no version yet"
+    if not any(made_of(pipeline, each) for each in versions):
+        return "no version has a field by these ops, code and libraries, or the first of them"
+    if work.origin is not None and work.origin.rows_per_shard != work.goal.rows_per_shard:
+        return (
+            f"shards are to have {work.goal.rows_per_shard} rows, and those of version "
+            f"{work.origin.version.id[:8]} have {work.origin.rows_per_shard}"
+        )
+    return "rows are laid down anew: no version has these samples in the same places"

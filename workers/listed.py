@@ -1,0 +1,87 @@
+"""The first step of a build: what the source holds, in rows, and what is to be made of it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from precache.errors import SourceError
+from precache.folder import Folder
+from precache.layout import RowShape, rows_per_shard
+from precache.rowtable import RowTable
+from workers import sources
+from workers.goal import Recipe
+from workers.plan import deciding_versions, function_hashes
+from workers.request import Request
+from workers.reuse import Placed, place_rows
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A source, listed.
+
+    Attributes
+    ----------
+    ignored
+        Files that are not images by suffix.
+    code
+        Hashes of the modules of custom functions that declare no version, by function.
+    fetches_labels
+        Whether labels are known only once samples are fetched.
+    seconds
+        It took.
+    """
+
+    recipe: Recipe
+    placed: Placed
+    ignored: int
+    code: Mapping[str, str]
+    fetches_labels: bool
+    seconds: float
+
+
+def list_rows(
+    request: Request, store: Folder, source: sources.Source, tick: sources.Tick
+) -> Listed:
+    """List the source, and give its samples the rows that they have in the current version.
+
+    Raises
+    ------
+    SourceError
+        The source cannot be listed, or has not what the request says of it.
+    """
+    began = time.perf_counter()
+    listing = source.list(tick)
+    table = _labelled(request, source, listing.table)
+    may_have = functools.partial(_may_have, request.shard_samples)
+    placed = place_rows(store, table, request.keep_order, request.compact, may_have)
+    code = function_hashes(request.pipeline)
+    fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
+    recipe = Recipe(request.pipeline, fingerprint, placed.table, placed.table.digest())
+    relabelled = request.labels is not None or request.classes is not None
+    fetches_labels = source.labels_with_samples and not relabelled
+    seconds = time.perf_counter() - began
+    return Listed(recipe, placed, listing.ignored, code, fetches_labels, seconds)
+
+
+def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowTable:
+    """The listing with the labels and classes that the request gives it."""
+    if request.labels is not None:
+        table = sources.override_labels(table, request.labels)
+    if request.classes is None:
+        return table
+    if source.labels_with_samples and (table.labels < 0).all():
+        raise SourceError(
+            f"--classes {request.classes} numbers labels before samples are fetched, and "
+            f"{request.source} has no targets; give it targets, or --labels"
+        )
+    frozen = sources.read_classes(request.classes, request.storage_options)
+    return sources.freeze_classes(table, frozen, request.classes)
+
+
+def _may_have(wanted: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
+    """Whether shards of an earlier version hold as many rows as are asked for."""
+    nbytes = [row.nbytes for row in shapes.values()]
+    return wanted is None or wanted <= per_shard <= rows_per_shard(0, nbytes, wanted)

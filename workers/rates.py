@@ -1,0 +1,169 @@
+"""A few rows made, timed and thrown away: what a row of each kind costs here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from precache.errors import FetchError, SampleError
+from precache.layout import RowShape
+from workers.estimate import Cost, Rates
+from workers.offered import OfferedRows
+from workers.ops import FieldRecipe
+from workers.outputs import FieldOutput
+from workers.reuse import Offer
+from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of
+from workers.shardrows import field_output, open_offered
+from workers.sources import Sample
+from workers.timing import Timing
+
+INDEX_ENTRY = 16
+"""Bytes of a shard's index for each chunk."""
+
+
+@dataclass(frozen=True)
+class RatesTask:
+    """Rows to be timed.
+
+    Attributes
+    ----------
+    keys, sizes
+        Of samples to be fetched and computed.
+    offer
+        A shard of an earlier version, of which rows are taken over.
+    places
+        Of these rows.
+    """
+
+    job: Job
+    shapes: Mapping[str, RowShape]
+    rows_per_shard: int
+    keys: Sequence[str] = ()
+    sizes: Sequence[int] = ()
+    offer: Offer | None = None
+    places: Sequence[int] = ()
+    memory: int = field(default=BASE_MEMORY, kw_only=True)
+
+    def retried(self) -> Self:
+        return self
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.lap()
+
+    def lap(self) -> Cost:
+        """Seconds since the last lap."""
+        now = time.perf_counter(), time.process_time()
+        since = getattr(self, "_since", now)
+        self._since = now
+        return Cost(now[0] - since[0], now[1] - since[1])
+
+
+def measure_rates(task: RatesTask) -> Rates:
+    """Make the rows, in memory alone."""
+    recipes = recipes_of(task.job)
+    with one_thread():
+        samples, fetch, nbytes, failed = _fetch(task)
+        if samples:
+            _warm(recipes, *samples[0])
+        computed = {n: _compute(task, each, samples, failed) for n, each in recipes.items()}
+        opened, taken = _take(task, recipes)
+    return Rates(
+        fetch,
+        nbytes,
+        {name: cost for name, (cost, _) in computed.items()},
+        {name: cost for name, (cost, _) in taken.items()},
+        {name: stored for name, (_, stored) in computed.items()},
+        {name: stored for name, (_, stored) in taken.items()},
+        opened,
+        len(task.keys),
+        tuple(failed.items()),
+    )
+
+
+Fetched = list[tuple[str, Sample]]
+
+
+def _fetch(task: RatesTask) -> tuple[Fetched, Cost, float, dict[str, str]]:
+    """Samples, what each cost, its bytes, and those that cannot be fetched."""
+    clock, timing = _Clock(), Timing()
+    found: Fetched = []
+    failed = {}
+    for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes):
+        if isinstance(sample, FetchError):
+            failed[key] = str(sample)
+        else:
+            found.append((key, sample))
+    cost = clock.lap().over(max(1, len(task.keys)))
+    for _, sample in found:
+        timing.count(sample)
+    return found, cost, timing.nbytes / max(1, len(found)), failed
+
+
+def _warm(recipes: Mapping[str, FieldRecipe], key: str, sample: Sample) -> None:
+    """The first row of a process is dearer than the others."""
+    for recipe in recipes.values():
+        try:
+            recipe(sample, key)
+        except Exception:  # it will be told of when it is timed
+            continue
+
+
+def _compute(
+    task: RatesTask, recipe: FieldRecipe, samples: Fetched, failed: dict[str, str]
+) -> tuple[Cost, float]:
+    """What a row of a field costs, and its stored bytes; adds to `failed`."""
+    output = _output(task, recipe, None)
+    clock = _Clock()
+    for place, (key, sample) in enumerate(samples):
+        try:
+            output.compute(sample, key)
+            output.keep(place, False)
+        except Exception as error:  # whatever a decoder raises on a hostile file
+            reason = str(error) if isinstance(error, SampleError) else repr(error)
+            failed.setdefault(key, reason)
+            output.leave_hole(place)
+    return _finish(task, output, clock, len(samples))
+
+
+def _take(
+    task: RatesTask, recipes: Mapping[str, FieldRecipe]
+) -> tuple[Cost, dict[str, tuple[Cost, float]]]:
+    """What a byte of the earlier version's objects costs to open, and each field's row."""
+    offer, clock = task.offer, _Clock()
+    if offer is None:
+        return Cost(), {}
+    old = open_offered(offer)
+    opened = clock.lap().over(max(1, sum(each.offered.size for each in old.values())))
+    costs = {}
+    for name, rows in old.items():
+        output = _output(task, recipes[name], rows)
+        clock = _Clock()
+        for place in task.places:
+            try:
+                output.take(place, "")
+                output.keep(place, output.unchanged)
+            except SampleError:  # a hole of the build's
+                output.leave_hole(place)
+        costs[name] = _finish(task, output, clock, len(task.places))
+    return opened, costs
+
+
+def _output(task: RatesTask, recipe: FieldRecipe, old: OfferedRows | None) -> FieldOutput:
+    """For as many rows as are timed, in chunks as large as the build's."""
+    shape, timed = task.shapes[recipe.name], max(len(task.keys), len(task.places))
+    step = shape.chunk_rows(task.rows_per_shard)
+    rows = step * (-(-timed // step) | 1)  # a power of two times an odd number
+    return field_output(task.job.pipeline, recipe, shape, rows, old, np.zeros(rows, np.bool_))
+
+
+def _finish(task: RatesTask, output: FieldOutput, clock: _Clock, rows: int) -> tuple[Cost, float]:
+    parts, _ = output.writer.finish()
+    cost = clock.lap()
+    stored = sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)
+    return cost.over(max(1, rows)), stored / max(1, rows)

@@ -1,0 +1,142 @@
+"""Shard by shard, what a build is to compute, and what it takes over. Nothing is read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.goal import Goal
+from workers.reuse import Offer, Origin
+from workers.spared import Spared, is_linked
+from workers.work import Work
+
+
+@dataclass(frozen=True)
+class FieldRows:
+    """Rows of one field, by how they come about; of holes that stay, those in whole shards alone.
+
+    Attributes
+    ----------
+    linked
+        In shards that are taken over whole, unread.
+    copied
+        Taken over one by one, as they are stored.
+    resumed
+        Made of an earlier version's rows, by the ops that these lack and the codec.
+    computed
+        Made of their samples.
+    """
+
+    linked: int = 0
+    copied: int = 0
+    resumed: int = 0
+    computed: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable[FieldRows]) -> FieldRows:
+        """Of several shards."""
+        found = list(parts)
+        names = cls.__dataclass_fields__
+        return cls(**{name: sum(getattr(each, name) for each in found) for name in names})
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One shard that a build is to make.
+
+    Attributes
+    ----------
+    linked
+        Whether it is taken over whole, unread.
+    reused
+        Whether its objects will be those of the earlier version, linked or not.
+    fetched, taken
+        Places of rows whose samples are fetched; of rows of which some field is taken over.
+    compared
+        Fetched rows that are taken over all the same where the content is what it was.
+    rows_reused
+        Rows that are taken over without their samples, holes among them.
+    base_nbytes
+        Of the earlier version's objects that are linked or read.
+    """
+
+    shard: int
+    offer: Offer | None
+    linked: bool
+    reused: bool
+    fetched: np.ndarray
+    taken: np.ndarray
+    compared: int
+    rows_reused: int
+    base_nbytes: int
+    fields: Mapping[str, FieldRows]
+
+
+def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
+    """The shards that are to be made, in order."""
+    origin = work.origin
+    there = {} if origin is None else _sizes(origin)
+    for shard in work.todo:
+        offer = None if origin is None else origin.offer(work.goal, shard, content_decides)
+        yield _plan_shard(work.goal, shard, offer, there)
+
+
+def _sizes(origin: Origin) -> dict[str, int]:
+    """Bytes of an earlier version's objects, by name."""
+    folder = origin.version.folder
+    return {name: size for field in origin.fields for name, size in folder.sizes(field).items()}
+
+
+def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str, int]) -> ShardPlan:
+    pipeline, rows = goal.recipe.pipeline, goal.rows_of(shard)
+    count = len(rows)
+    gone = [row - rows.start for row in goal.table.removed if row in rows]
+    whole = {
+        name: each
+        for name, each in (offer.fields if offer else {}).items()
+        if there.get(each.object_name) == each.size
+    }
+    spared = Spared(pipeline, count, gone, offer, whole, rows.start)
+    linked = (
+        offer is not None
+        and whole.keys() == offer.fields.keys()
+        and is_linked(pipeline, goal.shapes, count, offer, gone)
+    )
+    known = np.array([bool(each) for each in spared.content])
+    needs = spared.needs_sample & (not linked)
+    taken = spared.same & known
+    taken[list(spared.holes)] = False
+    kept = ~needs
+    kept[gone] = False
+    reused = linked or (
+        bool(spared.count == count and spared.finished and not needs.any())
+        and all(each.made.encoded for each in whole.values())
+        and set(gone) <= spared.holes.keys()
+    )
+    fields: dict[str, FieldRows] = {}
+    for name, shape in goal.shapes.items():
+        own = taken if name in whole else np.zeros(count, np.bool_)
+        computed, over = int((needs & ~own).sum()), int(own.sum())
+        as_stored = over and whole[name].made.encoded
+        as_stored = as_stored and shape.chunk_rows(goal.rows_per_shard) == 1
+        if linked:
+            fields[name] = FieldRows(linked=count)
+        elif as_stored:
+            fields[name] = FieldRows(copied=over, computed=computed)
+        else:
+            fields[name] = FieldRows(resumed=over, computed=computed)
+    decides = offer is not None and offer.content_decides
+    return ShardPlan(
+        shard,
+        offer,
+        linked,
+        reused,
+        np.flatnonzero(needs),
+        np.flatnonzero(taken),
+        int((needs & known & ~spared.same).sum()) if decides else 0,
+        int(kept.sum()),
+        sum(each.size for each in whole.values()),
+        fields,
+    )

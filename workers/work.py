@@ -1,0 +1,138 @@
+"""What a build has to do, found before it does any of it: for the build, and for its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from precache.folder import Folder
+from precache.layout import RowShape, rows_per_shard
+from precache.receipts import Receipt
+from workers.goal import Goal, Recipe
+from workers.listed import Listed
+from workers.plan import shards_to_do
+from workers.request import Request
+from workers.reuse import Origin, find_origin
+from workers.standing import is_readable, lost_objects, read_receipts
+
+LARGEST_SHARD_BYTES = 512 << 20
+"""Raw, of one field: above, rows are laid into shards anew."""
+
+
+Shapes = Mapping[str, RowShape]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Row shapes by field, and mean stored bytes of a row over all fields."""
+
+    shapes: Mapping[str, RowShape]
+    stored_per_row: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done so that a version is whole.
+
+    Attributes
+    ----------
+    origin
+        A version whose rows are taken over where the samples are the same.
+    receipts
+        Of the shards that are there, of a version that is not committed.
+    todo
+        Shards to be made.
+    lost
+        (field, shard) -> size and XXH3-64, where the version was committed: these objects are to
+        be made again, as they were.
+    needed
+        Bytes to be stored, by estimate; None where the build was begun before.
+    """
+
+    goal: Goal
+    origin: Origin | None
+    receipts: Mapping[int, Receipt]
+    todo: Sequence[int]
+    lost: Mapping[tuple[str, int], tuple[int, int]] | None = None
+    needed: int | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the version was committed before: if so, it lacks only what was lost."""
+        return self.lost is not None
+
+
+def find_work(
+    request: Request,
+    store: Folder,
+    listed: Listed,
+    goal: Goal | None,
+    measure: Callable[[Recipe], Measured],
+) -> Work:
+    """Look into the store for what is there of a version, and what can be taken over for the rest.
+
+    Parameters
+    ----------
+    goal
+        The version, where the store has it, committed or begun.
+    measure
+        Asked for row shapes where no earlier version tells them.
+    """
+    if goal is not None and is_readable(goal):
+        return _losses(goal)
+    recipe, origin, needed = listed.recipe, None, None
+    # Samples that bring labels must be fetched.
+    if not (request.recompute or listed.fetches_labels):
+        origin = find_origin(store, recipe.pipeline, recipe.table)
+    if goal is None:
+        shapes, needed = _known(recipe, origin) or _measured(recipe, measure)
+        shapes = {**shapes, **(origin.shapes() if origin else {})}
+        goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
+        if is_readable(goal):
+            return _losses(goal)
+    return remaining(goal, origin, needed, request.recompute)
+
+
+def remaining(
+    goal: Goal, origin: Origin | None, needed: int | None = None, recompute: bool = False
+) -> Work:
+    """What there is to do for a version that is not committed.
+
+    Parameters
+    ----------
+    recompute
+        Count no shard as done that has rows of an earlier version.
+    """
+    receipts = read_receipts(goal)
+    if recompute:
+        receipts = {n: each for n, each in receipts.items() if not each.rows_reused}
+    todo = shards_to_do(goal.shards, receipts, goal.sizes())
+    there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
+    return Work(goal, origin, there, todo, None, needed)
+
+
+def _losses(goal: Goal) -> Work:
+    lost = lost_objects(goal)
+    return Work(goal, None, {}, sorted({shard for _, shard in lost}), lost)
+
+
+def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
+    """Row shapes as an earlier version has them, and the bytes of what it has not."""
+    shapes = origin.shapes() if origin else {}
+    if origin is None or shapes.keys() != recipe.pipeline.fields.keys():
+        return None
+    return shapes, origin.nbytes_to_write(len(recipe.table), recipe.pipeline)
+
+
+def _measured(recipe: Recipe, measure: Callable[[Recipe], Measured]) -> tuple[Shapes, int]:
+    found = measure(recipe)
+    return found.shapes, int(found.stored_per_row * len(recipe.table))
+
+
+def _per_shard(request: Request, listed: Listed, shapes: Shapes) -> int:
+    """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
+    nbytes = [row.nbytes for row in shapes.values()]
+    inherited = listed.placed.rows_per_shard
+    if inherited and inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
+        return inherited
+    return rows_per_shard(len(listed.recipe.table), nbytes, request.shard_samples)
