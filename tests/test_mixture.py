@@ -338,3 +338,4 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
     ):
         next(iter(mixture))
     far.close()
+    follows.close()
