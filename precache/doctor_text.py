@@ -19,6 +19,8 @@ SHOWN = 5
 """Broken samples that are named."""
 BUSY = 1.25
 """Load over cores from which times on the clock say little."""
+WAITING = 0.9
+"""Share of the cores' time below which they wait for files."""
 NOTABLE = 3.0
 """Times the median from which a sample is worth a line."""
 
@@ -54,7 +56,9 @@ def answers(found: Prognosis) -> Iterator[tuple[str, str]]:
     at = f"{found.rate:,.0f} samples/s"
     own = found.codecs[0]
     before = found.cuts[0]
-    now = f"{cores(found.cores)} make {before.samples_per_s:,.0f}/s"
+    waiting = before.samples_per_s * before.online_cpu_ms < WAITING * 1e3 * found.cores
+    limit = ", waiting for the source" if waiting else ""
+    now = f"{cores(found.cores)} make {number(before.samples_per_s)}/s{limit}"
     yield "without a cache", f"{cores(found.cores_without_cache)} to feed {at}; {now}"
     yield (
         "with a cache",
@@ -80,17 +84,31 @@ def _build(found: Prognosis) -> str:
 
 
 def _fewer(cores_before: float, own: CodecFigures) -> str:
-    return f"{cores_before / max(own.cores_at_rate, 1e-9):,.0f} times less work in every epoch"
+    ratio = cores_before / max(own.cores_at_rate, 1e-9)
+    if ratio <= 1:
+        return "more work than without"
+    return f"{number(ratio)} times less work in every epoch"
 
 
 def _cut(found: Prognosis) -> str:
     if found.cut == "fetch" and found.misfits:
         return "none yet: rows differ in shape, and a store's are alike; add a resize and a crop"
     if found.cut == "fetch":
-        return "nowhere: no store would be cheaper to read than the files"
+        return _no_cut(found)
     frozen = [each.after for each in found.cuts if each.frozen]
     why = f"; {frozen[0]} draws at random, and a store would keep its first draw" if frozen else ""
     return f"after {found.cut}{why}"
+
+
+def _no_cut(found: Prognosis) -> str:
+    fastest = min(found.codecs, key=lambda each: each.cores_at_rate)
+    last = found.cuts[-1]
+    if fastest.cores_at_rate < found.cuts[0].cores_at_rate and last.storable and not last.frozen:
+        least = f"{cores(fastest.cores_at_rate)} at that rate"
+        return (
+            f"nowhere with {found.codecs[0].codec}; a store in {fastest.codec} would take {least}"
+        )
+    return "nowhere: no store would be cheaper to read than the files"
 
 
 def _broken(found: Prognosis) -> str:

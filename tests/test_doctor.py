@@ -39,7 +39,7 @@ def test_a_folder_is_examined(tmp_path: Path) -> None:
     assert [each.name for each in found.stages] == [*names, "encode"]
     assert [each.after for each in found.cuts] == names
     assert [each.codec for each in found.codecs] == ["image", "raw", "zstd"]
-    assert found.cut == "center_crop"
+    assert found.cut in ("resize", "center_crop"), "such small rows cost nearly the same"
     assert found.build.error < 0.05, "all were measured but for the broken one"
     assert "listing, 31 samples" in heard
     assert heard[-1] == "training from zstd"
@@ -62,6 +62,17 @@ def test_stored_bytes_are_those_of_a_build(tmp_path: Path) -> None:
         assert each.bytes_total == pytest.approx(built.stored_bytes, rel=0.02)
 
 
+def test_bytes_are_of_all_samples_where_only_a_few_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jpegs(tmp_path / "in", 12, (200, 150))
+    pipeline = precache.Pipeline.image()
+    built = build_here(tmp_path / "in", tmp_path / "store", pipeline)
+    monkeypatch.setattr(doctor, "READ_RATE", 200 * 150 * 3)
+    found = precache.doctor(tmp_path / "in", seconds=12)
+    assert found.codecs[0].bytes_total == pytest.approx(built.stored_bytes, rel=0.01)
+
+
 def test_a_listing_that_takes_too_long_is_cut_short(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 4)
     found = precache.doctor(tmp_path, RECIPE, seconds=1e-9)
@@ -77,7 +88,7 @@ def test_a_bucket(s3: S3Server) -> None:
     assert (found.samples, found.failed) == (13, 1)
     assert found.source == "s3://bucket/examined"
     assert max(each.depth for each in found.storage) == 64
-    assert found.cut == "center_crop"
+    assert found.cut in ("resize", "center_crop"), "such small rows cost nearly the same"
     assert s3.options()["secret"] not in repr(found)
 
 
@@ -192,7 +203,7 @@ def _compare(source: Path, folder: Path, codec: str) -> Truth:
     pipeline = precache.Pipeline.image(resize=256, crop=224, codec=codec)
     build_here(source, folder / "warm", pipeline)
     ratios: list[tuple[float, ...]] = []
-    for turn in range(3):
+    for turn in range(2):
         found = precache.doctor(source, pipeline, seconds=15)
         built = build_here(source, folder / str(turn), pipeline)
         read = bench(folder / str(turn), epochs=5).warm

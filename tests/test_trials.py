@@ -78,7 +78,8 @@ def test_held_rows_come_over_and_over() -> None:
         (160, 160, 150_528, 1e12, 160),  # as many as there are
         (10_000, 200, 150_528, 1e12, 1600),  # whole samples, within 256 MiB
         (1_000_000, 200, 3072, 1e12, 87_200),
-        (10_000, 200, 150_528, 1e6, 200),  # never less than the sample
+        (10_000, 200, 150_528, 1e6, 6),  # less than the sample, where time is short
+        (10_000, 200, 150_528, 1e3, 1),
     ],
 )
 def test_rows_of_a_store_to_read(

@@ -26,12 +26,14 @@ from workers.shard_task import Job
 from workers.sourceprobe import probe_source
 from workers.sources import Listing, Source, open_source
 from workers.stagetimes import Codec, Passed, codec_for, take_through
-from workers.trials import build_cpu, read_codec, rows_to_read
+from workers.trials import Read, build_cpu, read_codec, rows_to_read
 
 LISTING, STAGES, PROBE, BUILD, READING = 0.2, 0.3, 0.15, 0.1, 0.25
 """Shares of the time for each part."""
-READ_RATE = 300e6
-"""Raw bytes a second that writing a store and reading its epochs are taken to make, at least."""
+READ_RATE = 100e6
+"""Raw bytes of a store that are written and read for some epochs in a second, on a slow day."""
+INDEX_ENTRY = 16
+"""Bytes that a shard's index has for a chunk."""
 ORDER_SEED = 0
 CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), ImageCodec())
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -186,18 +188,29 @@ def _trials(
     for name, codec in ((own, None), *((codec.name, codec) for codec in able)):
         tick(f"training from {name}")
         read = read_codec(codec, question.pipeline, rows, count, folder / name)
-        encode = [
-            each.cpu["encode"] if codec is None else each.encode[name] for each in passed.usual
-        ]
-        warm = read.cost.warm
-        encode_cpu = float(np.mean(encode))
-        found.append(
-            CodecTimes(
-                name, read.stored, read.raw, encode_cpu, warm.samples_per_s, warm.cpu_ms_per_1000
-            )
-        )
+        found.append(_codec_times(name, codec, passed, read, whole=count >= len(rows)))
         shutil.rmtree(folder / name)
     return burnt, found
+
+
+def _codec_times(
+    name: str, codec: Codec | None, passed: Passed, read: Read, whole: bool
+) -> CodecTimes:
+    """What one codec came to; `whole` where the store that was read has all sampled rows."""
+    usual = passed.usual
+    stored = read.stored
+    if codec is None:
+        encode = [each.cpu["encode"] for each in usual]
+        nbytes = [each.cut_nbytes[-1] for each in usual]
+    else:
+        encode = [each.encode[name] for each in usual]
+        nbytes = [float(each.encoded[name]) for each in usual]
+    if not whole:  # rows are large, and each is a chunk of its own
+        stored = float(np.mean(nbytes)) + INDEX_ENTRY * len(passed.shapes)
+    warm = read.cost.warm
+    return CodecTimes(
+        name, stored, read.raw, float(np.mean(encode)), warm.samples_per_s, warm.cpu_ms_per_1000
+    )
 
 
 def own_codec(pipeline: Pipeline) -> str:

@@ -12,6 +12,8 @@ from workers.measured import CodecTimes, Host, Measured, StepTimes, Throughput, 
 
 FEW = 0.01
 """Share of samples whose rows may have other shapes: a build lets as many fail."""
+NEAR = 0.1
+"""Share by which work may differ from the least and count as the same."""
 SLOWEST = 5
 """Samples that are named."""
 CONFIDENCE = 1.96
@@ -254,9 +256,11 @@ def relative_error(values: Times, population: int) -> float:
 
 
 def best_cut(cuts: Sequence[CutPoint]) -> str:
-    """The stage after which to store: least work online, and of equals the smallest."""
+    """The stage after which to store: the smallest of those with nearly the least work online."""
     able = [cut for cut in cuts if cut.storable and not cut.frozen]
-    return min(able, key=lambda cut: (cut.online_cpu_ms, cut.bytes_per_sample)).after
+    least = min(cut.online_cpu_ms for cut in able)
+    near = [cut for cut in able if cut.online_cpu_ms <= least * (1 + NEAR)]
+    return min(near, key=lambda cut: cut.bytes_per_sample).after
 
 
 def _all_stages(found: Measured) -> list[StepTimes]:
@@ -265,14 +269,14 @@ def _all_stages(found: Measured) -> list[StepTimes]:
 
 def _stages(found: Measured) -> list[Stage]:
     stages = _all_stages(found)
-    total = sum(float(each.cpu.mean()) for each in stages)
+    total = sum(_mean(each.cpu) for each in stages)
     return [
         Stage(
             each.name,
             spread_ms(each.cpu),
             spread_ms(each.wall),
-            float(each.cpu.mean()) / max(total, 1e-12),
-            1 / max(float(each.cpu.mean()), 1e-9),
+            _mean(each.cpu) / max(total, 1e-12),
+            1 / max(_mean(each.cpu), 1e-9),
         )
         for each in stages
     ]
@@ -312,26 +316,38 @@ def _codec(found: Measured, codec: CodecTimes, rate: float) -> CodecFigures:
     )
 
 
-def source_rate(storage: Sequence[Throughput]) -> float:
-    """Samples a second that the source gives at best; without limit where that was not measured."""
-    return max((each.requests_per_s for each in storage), default=math.inf)
+def source_rate(found: Measured, cores: int) -> float:
+    """Samples a second that the source gives at best.
+
+    Where only single fetches were timed, of a `Dataset`: to as many processes as there are cores,
+    each of which waits for one at a time.
+    """
+    if found.storage:
+        return max(each.requests_per_s for each in found.storage)
+    return cores / max(_mean(found.fetch.wall), 1e-9)
+
+
+def _mean(values: Times) -> float:
+    return float(values.mean())
 
 
 def _cuts(found: Measured, rate: float, cores: int) -> list[CutPoint]:
     """After the fetch, and after each op; the last is the store of the recipe."""
-    fetch = float(found.fetch.cpu.mean())
-    ops = [float(each.cpu.mean()) for each in found.ops]
+    fetch = _mean(found.fetch.cpu)
+    ops = [_mean(each.cpu) for each in found.ops]
     own = found.codecs[0]
     last = len(ops) - 1
+    # A loader does more than decode: at the last cut it is known how much.
+    beyond = max(1.0, own.cpu_ms_per_1000 / 1e6 / max(_mean(found.cuts[-1].decode_cpu), 1e-12))
     few = len(found.misfits) <= FEW * len(found.keys)
-    encode = float(found.encode.cpu.mean())
+    encode = _mean(found.encode.cpu)
     # What a build does between its stages is the same wherever it stops.
     between = max(0.0, found.build_cpu - fetch - sum(ops) - encode)
     cuts = [("fetch", True, False, found.source_bytes / found.samples, 0.0, fetch + sum(ops))]
     for at, (step, cut) in enumerate(zip(found.ops, found.cuts, strict=True)):
-        stored = own.stored if at == last else float(cut.nbytes.mean())
-        read = own.cpu_ms_per_1000 / 1e6 if at == last else float(cut.decode_cpu.mean())
-        kept = encode if at == last else float(cut.encode_cpu.mean())
+        stored = own.stored if at == last else _mean(cut.nbytes)
+        read = own.cpu_ms_per_1000 / 1e6 if at == last else _mean(cut.decode_cpu) * beyond
+        kept = encode if at == last else _mean(cut.encode_cpu)
         done, left = fetch + sum(ops[: at + 1]) + kept + between, read + sum(ops[at + 1 :])
         storable = cut.one_shape or (at == last and few)
         cuts.append((step.name, storable, cut.frozen, stored, done, left))
@@ -345,7 +361,7 @@ def _cuts(found: Measured, rate: float, cores: int) -> list[CutPoint]:
             done * 1e3,
             left * 1e3,
             rate * left,
-            min(cores / max(left, 1e-12), source_rate(found.storage) if at == 0 else math.inf),
+            min(cores / max(left, 1e-12), source_rate(found, cores) if at == 0 else math.inf),
         )
         for at, (after, storable, frozen, stored, done, left) in enumerate(cuts)
     ]
@@ -354,7 +370,7 @@ def _cuts(found: Measured, rate: float, cores: int) -> list[CutPoint]:
 def _build(found: Measured, cores: int) -> BuildForecast:
     whole = sum(each.cpu for each in _all_stages(found))
     cpu_seconds = found.build_cpu * found.samples
-    by_cpu, by_fetch = cpu_seconds / cores, found.samples / source_rate(found.storage)
+    by_cpu, by_fetch = cpu_seconds / cores, found.samples / source_rate(found, cores)
     return BuildForecast(
         cpu_seconds,
         relative_error(np.asarray(whole), found.samples),

@@ -53,8 +53,8 @@ class Taken:
         Of the sample as it was listed, -1 for unknown; as it came.
     cpu, wall
         Seconds by stage.
-    encode
-        CPU seconds by codec, of the finished row.
+    encode, encoded
+        CPU seconds, and bytes, by codec, of the finished row.
     cut_nbytes, cut_encode, cut_decode
         Stored bytes, and CPU seconds to encode and to decode them, after each step.
     shapes
@@ -69,6 +69,7 @@ class Taken:
     cpu: dict[str, float] = field(default_factory=dict)
     wall: dict[str, float] = field(default_factory=dict)
     encode: dict[str, float] = field(default_factory=dict)
+    encoded: dict[str, int] = field(default_factory=dict)
     cut_nbytes: list[float] = field(default_factory=list)
     cut_encode: list[float] = field(default_factory=list)
     cut_decode: list[float] = field(default_factory=list)
@@ -269,10 +270,11 @@ class _Bench:
         for name, row in found.rows.items():
             for codec in (self._fields[name].stored_as, *_named(self._codecs, self._fields[name])):
                 coder = self._coder(name, codec, row)
-                _, cpu, wall = clocked(partial(coder.encode, values[name]))
+                data, cpu, wall = clocked(partial(coder.encode, values[name]))
                 if codec is self._fields[name].stored_as:
                     _add(found, "encode", cpu, wall)
                 found.encode[codec.name] = found.encode.get(codec.name, 0.0) + cpu
+                found.encoded[codec.name] = found.encoded.get(codec.name, 0) + len(data)
 
     def _cut(self, found: Taken, values: Mapping[str, np.ndarray]) -> None:
         """What would be stored after a step, by the fields' own codecs, and read again."""

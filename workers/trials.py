@@ -100,9 +100,12 @@ class Read:
 
 
 def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: float) -> int:
-    """Rows of a store to read: as many as the source has, up to some bytes, in whole samples."""
+    """Rows of a store to read: as many as the source has, up to some bytes, in whole samples.
+
+    Where the bytes do not suffice for the sample, a part of it.
+    """
     most = min(population, int(min(MOST_BYTES, most_bytes) // max(1, row_nbytes)))
-    return max(1, most // sampled) * sampled
+    return most // sampled * sampled or max(1, most)
 
 
 def read_codec(
