@@ -30,9 +30,9 @@ PRECACHE = """
 """
 WORKERS = """
     usercode sources plan descent goal heartbeat standing reuse repair spared ops timing offered
-    outputs shardrows shard_task dispatch placement cluster sharing request listed work probe takeover
-    commit tally nodeview progress metrics suspects parcel jobserver submission results account
-    buildreport reportpage build measured prognosis stagetimes sourceprobe trials doctor
+    outputs shardrows shard_task dispatch placement cluster sharing request listed work probe
+    takeover commit tally nodeview progress metrics suspects parcel jobserver submission results
+    account buildreport reportpage build measured prognosis stagetimes sourceprobe trials doctor
     shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
