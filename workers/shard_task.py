@@ -30,7 +30,6 @@ FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are in the making at a time."""
 BASE_MEMORY = 1 << 30
 """Bytes of a worker's process: 350 MB of libraries, the rest for photos of 90 million pixels."""
-_STAGES = ("fetch", "ops", "encode", "put")
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
 
