@@ -33,7 +33,7 @@ STEP = 0.04
 TRIES = 3
 # Workers that sleep may be more than cores, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-heavy = pytest.mark.heavy  # burns CPU time, or takes more than five seconds
+heavy = pytest.mark.heavy  # burns CPU time, measures it, or takes more than five seconds
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -129,6 +129,7 @@ def _leaves_nothing() -> Iterator[None]:
         time.sleep(0.05)  # between looks at what ends by itself
 
 
+@heavy
 def test_a_loader_that_sleeps_needs_workers() -> None:
     def find() -> Diagnosis:
         return diagnose(loader(lambda _: time.sleep(0.03)), sleep_in_step, seconds=0.5)
@@ -146,6 +147,7 @@ def test_a_loader_that_sleeps_needs_workers() -> None:
     assert "network" in found.reason
 
 
+@heavy
 def test_a_step_that_sleeps_is_the_limit_itself() -> None:
     found = verdict_holds(
         lambda: diagnose(loader(lambda _: None), sleep_in_step, seconds=0.4), "compute-bound"
@@ -154,6 +156,7 @@ def test_a_step_that_sleeps_is_the_limit_itself() -> None:
     assert found.batches_per_s == pytest.approx(1 / STEP, rel=0.25)
 
 
+@heavy
 def test_a_cached_loader_takes_the_place_of_one_that_sleeps(
     stores: dict[str, BuiltStore],
 ) -> None:
@@ -364,6 +367,7 @@ def test_bursts_are_variance_and_loading_ahead_is_the_cure() -> None:
     assert found.verdict == "variance-bound"
 
 
+@heavy
 def test_a_single_outlier_is_named_and_left_out() -> None:
     count = itertools.count()
 
