@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -56,14 +57,23 @@ def there(folder: Path) -> list[str]:
 
 
 def nbytes(folder: Path) -> int:
-    """Bytes on the disk of everything in the cache, as anybody sees them."""
-    total = 0
+    """Bytes on the disk of everything in the cache, as anybody sees them.
+
+    What two looks both saw was there at once, between them; one look takes its time, and may see
+    what is gone already beside what came in its place.
+    """
+    before, after = _files(folder), _files(folder)
+    return sum(on_disk(size) for inode, size in after.items() if inode in before)
+
+
+def _files(folder: Path) -> dict[int, int]:
+    """Inode -> size."""
+    found = {}
     for path in folder.rglob("*"):
-        try:
-            total += on_disk(path.lstat().st_size)
-        except FileNotFoundError:
-            continue
-    return total
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            found[status.st_ino] = status.st_size
+    return found
 
 
 # --- one loader ---------------------------------------------------------------------------------
