@@ -455,6 +455,7 @@ def test_build_errors_are_of_the_job() -> None:
     assert UsageError.exit_status == 2
 
 
+@pytest.mark.heavy
 def test_one_process_builds_twice(tmp_path: Path) -> None:
     """Each time with a Ray of its own, as a notebook does."""
     write_jpegs(tmp_path / "in", 4)

@@ -49,6 +49,7 @@ def free_port() -> int:
     importlib.util.find_spec("prometheus_client") is None,
     reason="Ray exports metrics where ray[default] is installed: pip install '.[cluster]'",
 )
+@pytest.mark.heavy
 def test_a_builds_figures_can_be_scraped(tmp_path: Path) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 

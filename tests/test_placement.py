@@ -82,6 +82,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.close()
 
 
+@pytest.mark.heavy
 def test_tasks_run_where_they_are_allowed_and_nicely(cluster: Cluster, tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 12)
     (tmp_path / "noting.py").write_text(
@@ -147,6 +148,7 @@ def test_samples_that_kill_their_workers_become_holes(cluster: Cluster, tmp_path
     assert precache.verify(tmp_path / "store").ok
 
 
+@pytest.mark.heavy
 def test_a_cluster_makes_the_bytes_that_a_process_makes(cluster: Cluster, tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 30)
     ran = cli("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--quiet", env=cluster.env)

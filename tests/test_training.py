@@ -147,6 +147,7 @@ def _train_until_killed(store: BuiltStore, folder: Path, processes: int, steps: 
     poll(lambda: all(map(gone, family)), "the end of all processes")
 
 
+@pytest.mark.heavy
 def test_a_training_that_is_killed_goes_on_with_another_number_of_processes(
     tile_stores: dict[str, BuiltStore], tmp_path: Path
 ) -> None:
