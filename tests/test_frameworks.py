@@ -90,6 +90,7 @@ for epoch in range(loader.state_dict()["epoch"], 2):
         if len(seen) in (3, 10):
             accelerator.save_state(out / f"{len(seen)}")
 say(accelerator.process_index)
+accelerator.end_training()  # gloo's threads may abort a process that ends with its group
 """
 
 
