@@ -29,13 +29,13 @@ def stall_clock(device: torch.device) -> StallClock[Any]:
 
 def _record_event(device: torch.device) -> torch.cuda.Event:
     """A timed event at this point of the caller's current stream."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def _seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
     """What the device spent from one event to another; None before it has passed both."""
-    if not end.query():  # type: ignore[no-untyped-call]
+    if not end.query():  # type: ignore[no-untyped-call]  # torch's own
         return None
     return float(start.elapsed_time(end)) / 1e3

@@ -43,7 +43,7 @@ class MachineReader:
     """
 
     def __init__(self) -> None:
-        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
         self._device = torch.cuda.current_device() if on_cuda else None
         self._lock = threading.Lock()
         self._last: tuple[float, float | None, float | None] | None = None

@@ -94,7 +94,7 @@ class _Model(BaseModel):
             _refuse(type(self), error)
 
     # Nested models are validated without a call of __init__, so that errors keep their place.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark
 
 
 def _pair(value: Any) -> Any:

@@ -303,13 +303,13 @@ def _enough(count: int, seconds: float, limits: Limits, stride: int) -> bool:
 
 
 def _current_device() -> torch.device:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def _synchronise() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
         torch.cuda.synchronize()
 
 

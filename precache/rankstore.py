@@ -50,7 +50,7 @@ class RankStore:
             return None
         try:
             # torch exports it where it has distributed training.
-            make = dist.TCPStore  # type: ignore[attr-defined]
+            make = dist.TCPStore  # type: ignore[attr-defined]  # c10d's
             store = make(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
         except RuntimeError as error:
             log.info("ranks report one by one, for there is no store to share: %s", error)

@@ -218,7 +218,7 @@ def print_bench(result: BenchResult) -> None:
     """Cost of reading beside the copy limit."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for header, justify in (("", "left"), ("samples/s", "right"), ("CPU-ms per 1,000", "right")):
-        table.add_column(header, justify=justify)  # type: ignore[arg-type]
+        table.add_column(header, justify=justify)  # type: ignore[arg-type]  # a literal's type
     rows: dict[str, Cost] = {
         "first epoch": result.first_epoch,
         "warm epochs": result.warm,

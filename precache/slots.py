@@ -173,7 +173,7 @@ class DeviceCopier:
     def __init__(self, pool: SlotPool, device: torch.device) -> None:
         self._pool = pool
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
 
     def copy(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Batch:
         """The first `nbytes` of a slot on the device, unpacked there.
@@ -184,7 +184,7 @@ class DeviceCopier:
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             copied.record(self._stream)
             batch = unpack(memory)
         self._pool.release_after(copied, slot)

@@ -39,9 +39,9 @@ class Snapshot:
         self._objects = [(each, copy.deepcopy(each.state_dict())) for each in objects]
         self._python = random.getstate()
         # What code without a generator of its own draws from, and so what is to be put back.
-        self._numpy = np.random.get_state()  # noqa: NPY002
+        self._numpy = np.random.get_state()  # noqa: NPY002 - what users draw from
         self._torch = torch.get_rng_state()
-        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
         self._cuda = torch.cuda.get_rng_state_all() if on_cuda else []
 
     def rewind(self) -> None:

@@ -69,7 +69,7 @@ class StallRecorder:
 
     def begin(self) -> None:
         """An iteration begins, and its first batch is asked for."""
-        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's own
         device = self._settings.device or torch.device("cuda" if on_cuda else "cpu")
         if device != self._device:
             self._clock, self._device = stall_clock(device), device

@@ -214,7 +214,7 @@ class _Doubts:
         """Keep (n,) bool on the device; to be called on the stream that makes it."""
         some = torch.empty((), dtype=torch.bool, pin_memory=True)
         some.copy_(failed.any(), non_blocking=True)
-        said = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        said = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
         said.record(torch.cuda.current_stream(failed.device))
         self._open.append((said, some, name, rows, failed))
 
@@ -224,7 +224,7 @@ class _Doubts:
             said, some, name, rows, failed = self._open[0]
             if wait:
                 said.synchronize()
-            elif not said.query():  # type: ignore[no-untyped-call]
+            elif not said.query():  # type: ignore[no-untyped-call]  # torch's own
                 return
             self._open.popleft()
             if some:

@@ -188,4 +188,4 @@ def test_type_checkers_see_the_names_that_are_exported() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Cache'"):
-        _ = precache.Cache  # type: ignore[attr-defined]
+        _ = precache.Cache  # type: ignore[attr-defined]  # it does not exist

@@ -468,7 +468,7 @@ def test_a_server_that_stays_busy_is_an_error_in_the_end(
 def test_the_server_decides_how_long_to_wait() -> None:
     class Busy(OSError):
         status = 503
-        headers = {"Retry-After": "7"}  # noqa: RUF012
+        headers = {"Retry-After": "7"}  # noqa: RUF012 - never changed
 
     assert retries.pause(0, Busy()) == 7
     assert all(0.1 < retries.pause(0, TimeoutError()) < 0.4 for _ in range(50))

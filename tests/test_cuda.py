@@ -125,7 +125,7 @@ def test_a_step_that_reads_its_batch_late_reads_the_right_one(
     sums = []
     with precache.Loader(store.path, 4, seed=2, device="cuda") as loader:
         for batch in loader:
-            torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # torch's own
             sums.append(batch["image"].long().sum())
             del batch
     expected = [int(batch["image"].astype(np.int64).sum()) for batch in on_host]
@@ -149,7 +149,7 @@ def test_the_clock_tells_the_devices_time_from_the_hosts(store: BuiltStore) -> N
         torch.cuda.synchronize()
         loader.stats()
         for _ in loader:
-            torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]  # torch's own
         torch.cuda.synchronize()
         stats = loader.stats()
     assert stats.step.median > 0.01
@@ -177,11 +177,11 @@ def _slept_on_device(seconds: float) -> Callable[[], None]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # the first one starts it all
     start.record()
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own
     end.record()
     end.synchronize()
     wanted = int(cycles * seconds * 1e3 / start.elapsed_time(end))
-    return lambda: torch.cuda._sleep(wanted)  # type: ignore[no-untyped-call]
+    return lambda: torch.cuda._sleep(wanted)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def test_the_machines_gpu_is_the_one_in_use() -> None:
@@ -208,7 +208,7 @@ def test_the_meter_tells_how_long_the_device_had_nothing_to_do(
     """The truth: all the device's time, less what it spent in steps by events around each."""
 
     def event() -> torch.cuda.Event:
-        made = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        made = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
         made.record()
         return made
 

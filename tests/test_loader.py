@@ -761,7 +761,7 @@ def test_memory_of_batches_held_at_once_is_let_go(image_store: BuiltStore) -> No
         del held
         for batch in loader:
             del batch
-        pool = loader._stream._pool  # type: ignore[union-attr]
+        pool = loader._stream._pool  # type: ignore[union-attr]  # never None here
         assert len(pool._free) <= pool._keep
         loader.close()
         assert not pool._free

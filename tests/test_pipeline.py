@@ -216,7 +216,7 @@ def test_any_other_data_is_refused_as_a_pipeline_error(data: Mapping[str, Any]) 
 def test_a_pipeline_does_not_change() -> None:
     pipeline = Pipeline.image()
     with pytest.raises(Exception, match="frozen"):
-        pipeline.seed = 1  # type: ignore[misc]
+        pipeline.seed = 1  # type: ignore[misc]  # it is frozen
 
 
 # --- what is refused, and how it says so --------------------------------------------------------

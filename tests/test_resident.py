@@ -34,7 +34,7 @@ def test_batches_are_those_of_the_disk(store: BuiltStore, where: str) -> None:
 def test_nothing_is_read_from_the_disk_any_more(
     stores: dict[str, BuiltStore], copy_store: object
 ) -> None:
-    store = copy_store(stores["image"])  # type: ignore[operator]
+    store = copy_store(stores["image"])  # type: ignore[operator]  # a path
     with precache.Loader(store.path, 4, resident="host") as loader:
         for path in Path(store.version_folder).rglob("c/*/0/0/0"):
             path.unlink()

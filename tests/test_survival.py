@@ -96,8 +96,8 @@ class Held:
         [anonymous] = [int(line.split()[1]) for line in rollup if line.startswith("Anonymous:")]
         return cls(
             sorted(thread.name for thread in threading.enumerate()),
-            len(os.listdir("/proc/self/task")),  # noqa: PTH208
-            len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+            len(os.listdir("/proc/self/task")),  # noqa: PTH208 - /proc is no folder of files
+            len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - /proc is no folder of files
             sum(str(store) in line for line in maps),
             anonymous * 1024,
         )
@@ -127,7 +127,7 @@ def _fail(loader: precache.Loader) -> Any:
 def _close(loader: precache.Loader) -> Any:
     batches = iter(loader)
     kept = [next(batches), next(batches)]
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()  # type: ignore[attr-defined]  # a generator's
     return kept
 
 
@@ -416,7 +416,7 @@ def _collect_on_a_decoding_thread(store: Path) -> tuple[list[str], list[str]]:
             gc.collect()
         read(self, *args, **options)
 
-    Columns.read = collecting  # type: ignore[method-assign]
+    Columns.read = collecting  # type: ignore[method-assign]  # the test's stand-in
     gc.disable()
     loader: Any = precache.Loader(store, SHARD, threads=2, ahead=3)
     batches = iter(loader)
@@ -455,7 +455,7 @@ def _fork_while_decoding(store: Path, how: str) -> tuple[int, list[int]]:
             assert forked.wait(30)
         read(self, *args, **options)
 
-    Columns.read = slow  # type: ignore[method-assign]
+    Columns.read = slow  # type: ignore[method-assign]  # the test's stand-in
     loader = precache.Loader(store, SHARD, False, threads=2, ahead=3)
     batches: Any = iter(loader)
     next(batches)

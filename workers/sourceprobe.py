@@ -66,7 +66,7 @@ def _chosen(count: int, pattern: str, seed: int) -> list[int]:
     if pattern == "sequential":
         first = int(random.integers(0, count - most + 1))
         return list(range(first, first + most))
-    return random.choice(count, most, replace=False).tolist()  # type: ignore[no-any-return]
+    return random.choice(count, most, replace=False).tolist()  # type: ignore[no-any-return]  # ints
 
 
 def _drop(source: FolderSource, keys: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ def _train_epoch(
 def _step(net: nn.Module, optimizer: torch.optim.Optimizer, image: Tensor, label: Tensor) -> float:
     loss = nn.functional.cross_entropy(net(image.float().div_(127.5).sub_(1)), label)
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
     optimizer.step()
     return float(loss.item())
 
