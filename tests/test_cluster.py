@@ -450,6 +450,24 @@ def test_a_ray_that_runs_in_this_process_is_used_and_left_alone(tmp_path: Path) 
     assert ran.stdout == "4 True\n"
 
 
+@pytest.mark.heavy
+def test_a_ray_that_was_imported_before_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    """As in many a notebook; it has read by then how this process authenticates."""
+    write_jpegs(tmp_path / "in", 4)
+    code = (
+        "import ray, precache\n"
+        "for name in ('one', 'two'):\n"
+        f"    done = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path)!r} + '/' + name,\n"
+        "        precache.Pipeline.image(resize=32, crop=30))\n"
+        "    print(done.samples, done.failed)\n"
+    )
+    env = environment(HOME=str(tmp_path))
+    line = [sys.executable, "-c", code]
+    ran = subprocess.run(line, check=False, capture_output=True, text=True, env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "4 0\n4 0\n"
+
+
 def test_build_errors_are_of_the_job() -> None:
     assert BuildError.exit_status == 1
     assert UsageError.exit_status == 2

@@ -1,4 +1,4 @@
-"""Ray: the only file that imports it. Bounded submission of tasks, results as they come."""
+"""The engine of builds on Ray: bounded submission of tasks, results as they come."""
 
 from __future__ import annotations
 
@@ -102,6 +102,12 @@ def _token() -> str:
     return os.urandom(32).hex()
 
 
+@functools.cache
+def _token_is_ours() -> bool:
+    """Whether Ray is yet to be imported: it keeps from then on how the process authenticates."""
+    return "ray" not in sys.modules
+
+
 @contextlib.contextmanager
 def _quiet_environment() -> Iterator[None]:
     """Settings of a Ray of our own, unless the user chose: no reports, a token of its own."""
@@ -111,13 +117,13 @@ def _quiet_environment() -> Iterator[None]:
         token.write_text(_token())
         settings = {
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             # glibc gives freed image buffers back to the kernel, only to fault them in again.
             "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
             "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         }
+        if _token_is_ours():
+            settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         with _environment(settings):
             yield
 
