@@ -30,6 +30,7 @@ class Tab:
         self._to, self._answers, self._rest = to, answers, b""
         self._numbers = itertools.count(1)
         self._session: dict[str, str] = {}
+        self._loaded: set[str] = set()
         self.errors: list[str] = []
         self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -37,6 +38,7 @@ class Tab:
         self._session = {"sessionId": session["sessionId"]}
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """The result of one command of the protocol."""
@@ -74,6 +76,8 @@ class Tab:
             self.errors.append(json.dumps(told["args"]))
         elif event == "Network.requestWillBeSent":
             self.requests.append(told["request"]["url"])
+        elif event == "Page.lifecycleEvent" and told["name"] == "load":
+            self._loaded.add(told["loaderId"])
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page, awaited where it is a promise."""
@@ -97,8 +101,10 @@ class Tab:
         }
         features = [{"name": name, "value": value} for name, value in wanted.items()]
         self.call("Emulation.setEmulatedMedia", features=features)
-        self.call("Page.navigate", url=path.as_uri())
-        self.until("document.readyState === 'complete'")
+        loader = self.call("Page.navigate", url=path.as_uri())["loaderId"]
+        while loader not in self._loaded:  # until then a script may still run in the page before
+            answer = self._next()
+            self._note(answer.get("method", ""), answer.get("params", {}))
 
     def until(self, condition: str) -> None:
         """Wait for an expression in the page to be true; it is tried at every frame."""
