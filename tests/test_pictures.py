@@ -189,8 +189,8 @@ def test_it_stops_at_the_end_and_plays_again_from_the_beginning(opened: Tab) -> 
 
 @in_a_browser
 def test_what_is_said_at_a_time_is_what_the_simulation_has(opened: Tab) -> None:
-    opened.run("document.querySelector('#at').value = 2250")
-    opened.run("document.querySelector('#at').dispatchEvent(new Event('input'))")
+    at = "document.querySelector('#at')"  # in one script: a redraw between would set it back
+    opened.run(f"{at}.value = 2250, {at}.dispatchEvent(new Event('input'))")
     wanted = "7 of 7 loaders loading; 4 of 7 in the queue; the training loop works; 2 batches done."
     assert _said(opened) == f"At 2.25 s: {wanted}"
     assert opened.run("document.querySelector('#at').getAttribute('aria-valuetext')") == _said(
