@@ -90,7 +90,8 @@ for epoch in range(loader.state_dict()["epoch"], 2):
         if len(seen) in (3, 10):
             accelerator.save_state(out / f"{len(seen)}")
 say(accelerator.process_index)
-accelerator.end_training()  # gloo's threads may abort a process that ends with its group
+net, optimizer = accelerator.free_memory(net, optimizer)  # DDP outlives its group badly: abort
+accelerator.end_training()
 """
 
 
