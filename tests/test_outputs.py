@@ -16,6 +16,7 @@ import pytest
 from precache import outputs
 from precache.errors import UsageError
 from precache.stalls import StallReport
+from tests.building import poll
 from tests.test_stalls import LINE, REPORT
 
 LATER = dataclasses.replace(REPORT, window=4, step=400, stall_ratio=0.5)
@@ -117,23 +118,20 @@ def test_wandb_has_them_with_the_users_own_steps(
     def send(report: StallReport) -> None:
         outputs.wandb(run)(report)
 
+    def records(file: Path) -> list[wandb_internal_pb2.Record]:
+        return [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]
+
     with wandb.init(project="test", dir=str(tmp_path)) as run:
         run.log({"loss": 3.0}, step=10)
         send(REPORT)
         run.log({"loss": 2.0}, step=11)
         send(LATER)
     [file] = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    rows = []
-    for data in _records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.HasField("history"):
-            rows.append(
-                {
-                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                    for item in record.history.item
-                }
-            )
+    poll(lambda: any(record.HasField("exit") for record in records(file)), "the run's end")
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row}
+        for row in (record.history.item for record in records(file))
+    ]
     losses = [(row["_step"], row["loss"]) for row in rows if "loss" in row]
     assert losses == [(10, 3.0), (11, 2.0)]
     figures = [(row["train/step"], row["train/stall_ratio"]) for row in rows if "train/step" in row]
