@@ -12,7 +12,7 @@ from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
-from precache.receipts import ChannelSums
+from precache.receipts import ChannelSums, ShardObject
 from precache.rowtable import RowTable, kept_contents
 from precache.store import HOLES, ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
 from workers.descent import changes, descend, same_identity
@@ -44,13 +44,17 @@ class Made:
 
 @dataclass(frozen=True)
 class OfferedField:
-    """One object of an earlier version: its size and XXH3-64, and the sums of its rows."""
+    """One object of an earlier version, and the sums of its rows."""
 
     made: Made
     object_name: str
-    size: int
-    xxh3: int
+    stored: ShardObject
     sums: ChannelSums | None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.stored.size
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,11 @@ class Offer:
     content: Sequence[str]
     holes: Mapping[int, str]
     content_decides: bool
+
+    def without(self, field: str) -> Offer:
+        """The same but for one field."""
+        left = {name: each for name, each in self.fields.items() if name != field}
+        return replace(self, fields=left)
 
 
 @dataclass(frozen=True)
@@ -133,9 +142,11 @@ class Origin:
         size, xxh3 = self.objects[name][shard].tolist()
         sums = self.sums[name]
         made = self.fields[name]
+        rows = min(self.rows_per_shard, len(self.content) - shard * self.rows_per_shard)
+        stored = ShardObject(size, xxh3, made.shape.padded_nbytes(rows, self.rows_per_shard))
         object_name = f"{name}/c/{shard}" + "/0" * len(made.shape.shape)
         known = None if sums is None else ChannelSums.of(sums[shard].tolist())
-        return OfferedField(made, object_name, size, xxh3, known)
+        return OfferedField(made, object_name, stored, known)
 
 
 def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
