@@ -74,6 +74,8 @@ class Offer:
         Row number -> why.
     content_decides
         Whether a sample of another identity but the same content is the same.
+    retries
+        Whether holes are tried again, and stay holes where their samples cannot be fetched.
     """
 
     folder: Folder
@@ -82,6 +84,7 @@ class Offer:
     content: Sequence[str]
     holes: Mapping[int, str]
     content_decides: bool
+    retries: bool = False
 
     def without(self, field: str) -> Offer:
         """The same but for one field."""
@@ -91,7 +94,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Origin:
-    """A committed version whose rows are those of the table to be built, as far as it goes."""
+    """A committed version whose rows are those of the table to be built, as far as it goes.
+
+    `Offer` explains its attributes, which are of all rows here.
+    """
 
     version: Version
     fields: Mapping[str, Made]
@@ -103,6 +109,14 @@ class Origin:
     sums: Mapping[str, np.ndarray | None]
     rivals: int = 1
     """Versions, this one among them, that have some field made as far."""
+    retries: bool = False
+
+    def retried(self) -> Origin:
+        """The same, with all its holes to be tried again."""
+        content = list(self.content)
+        for row in self.holes:
+            content[row] = ""
+        return replace(self, content=content, retries=True)
 
     def shapes(self) -> dict[str, RowShape]:
         """Row shapes of the fields that have all their ops applied: they stay as they are."""
@@ -136,7 +150,10 @@ class Origin:
         }
         holes = {row: self.holes[row] for row in rows if row in self.holes}
         same = self.same[part].tolist()
-        return Offer(self.version.folder, fields, same, self.content[part], holes, content_decides)
+        content = self.content[part]
+        return Offer(
+            self.version.folder, fields, same, content, holes, content_decides, self.retries
+        )
 
     def _field(self, name: str, shard: int) -> OfferedField:
         size, xxh3 = self.objects[name][shard].tolist()

@@ -212,7 +212,8 @@ def _run_shard(task: ShardTask) -> Receipt:
             sample = fetched if isinstance(fetched, Sample) else None
             reason = task.barred.get(key, "")
             if isinstance(fetched, FetchError):
-                unfetched.append(fetched)
+                if not rows.may_fail(place):
+                    unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
             reason = rows.make(place, key, sample, reason)
             if sample is not None and sample.label is not None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.layout import RowShape
+from precache.pipeline import Field
 from workers.goal import Goal
-from workers.reuse import Offer, Origin
-from workers.spared import Spared, is_linked
+from workers.reuse import Offer, OfferedField, Origin
+from workers.spared import Spared, is_linked, is_summed
 from workers.work import Work
 
 
@@ -20,7 +22,7 @@ class FieldRows:
     Attributes
     ----------
     linked
-        In shards that are taken over whole, unread.
+        Of objects that are taken over whole, unread.
     copied
         Taken over one by one, as they are stored.
     resumed
@@ -58,8 +60,10 @@ class ShardPlan:
         Fetched rows that are taken over all the same where the content is what it was.
     rows_reused
         Rows that are taken over without their samples, holes among them.
-    base_nbytes
-        Of the earlier version's objects that are linked or read.
+    retried
+        Holes that are tried again.
+    read_nbytes, linked_nbytes
+        Of the earlier version's objects, that are read, or linked unread.
     """
 
     shard: int
@@ -70,7 +74,9 @@ class ShardPlan:
     taken: np.ndarray
     compared: int
     rows_reused: int
-    base_nbytes: int
+    retried: int
+    read_nbytes: int
+    linked_nbytes: int
     fields: Mapping[str, FieldRows]
 
 
@@ -116,13 +122,17 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         and set(gone) <= spared.holes.keys()
     )
     fields: dict[str, FieldRows] = {}
+    linked_nbytes = 0
     for name, shape in goal.shapes.items():
         own = taken if name in whole else np.zeros(count, np.bool_)
         computed, over = int((needs & ~own).sum()), int(own.sum())
         as_stored = over and whole[name].made.encoded
         as_stored = as_stored and shape.chunk_rows(goal.rows_per_shard) == 1
-        if linked:
+        if linked or (
+            name in whole and _stays(pipeline.fields[name], shape, whole[name], own, spared)
+        ):
             fields[name] = FieldRows(linked=count)
+            linked_nbytes += whole[name].size
         elif as_stored:
             fields[name] = FieldRows(copied=over, computed=computed)
         else:
@@ -137,6 +147,18 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         np.flatnonzero(taken),
         int((needs & known & ~spared.same).sum()) if decides else 0,
         int(kept.sum()),
-        sum(each.size for each in whole.values()),
+        len(spared.holes.keys() - set(gone)) if offer is not None and offer.retries else 0,
+        sum(each.size for each in whole.values()) - linked_nbytes,
+        linked_nbytes,
         fields,
     )
+
+
+def _stays(
+    field: Field, shape: RowShape, old: OfferedField, own: np.ndarray, spared: Spared
+) -> bool:
+    """Whether an object stays what it is, unless samples fail for the sake of another field."""
+    kept = own.copy()
+    kept[list(spared.holes)] = True
+    unseen = old.sums is not None or not is_summed(field, shape)
+    return old.made.encoded and unseen and spared.count == len(own) and bool(kept.all())

@@ -104,6 +104,10 @@ class ShardRows:
         """Whether a row cannot be made of what the earlier version has."""
         return bool(self._spared.needs_sample[place])
 
+    def may_fail(self, place: int) -> bool:
+        """Whether a row may stay a hole where its sample cannot be fetched again."""
+        return self._offer is not None and self._offer.retries and place in self._spared.holes
+
     def make(self, place: int, key: str, sample: Sample | None, barred: str = "") -> str:
         """Make a row of every field; the reason where it is a hole, else empty.
 
