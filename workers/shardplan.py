@@ -121,6 +121,10 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         and all(each.made.encoded for each in whole.values())
         and set(gone) <= spared.holes.keys()
     )
+    holes = list(spared.holes)
+    staying = taken.copy()
+    staying[holes] = spared.same[holes] & (not (offer and offer.retries))
+    unmoved = spared.count == count and bool(staying.all())
     fields: dict[str, FieldRows] = {}
     linked_nbytes = 0
     for name, shape in goal.shapes.items():
@@ -128,9 +132,7 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         computed, over = int((needs & ~own).sum()), int(own.sum())
         as_stored = over and whole[name].made.encoded
         as_stored = as_stored and shape.chunk_rows(goal.rows_per_shard) == 1
-        if linked or (
-            name in whole and _stays(pipeline.fields[name], shape, whole[name], own, spared)
-        ):
+        if linked or (unmoved and _stays(pipeline.fields[name], shape, whole.get(name))):
             fields[name] = FieldRows(linked=count)
             linked_nbytes += whole[name].size
         elif as_stored:
@@ -154,11 +156,8 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
     )
 
 
-def _stays(
-    field: Field, shape: RowShape, old: OfferedField, own: np.ndarray, spared: Spared
-) -> bool:
-    """Whether an object stays what it is, unless samples fail for the sake of another field."""
-    kept = own.copy()
-    kept[list(spared.holes)] = True
-    unseen = old.sums is not None or not is_summed(field, shape)
-    return old.made.encoded and unseen and spared.count == len(own) and bool(kept.all())
+def _stays(field: Field, shape: RowShape, old: OfferedField | None) -> bool:
+    """Whether an object is linked where all its rows stay, as far as can be told before."""
+    if old is None or not old.made.encoded:
+        return False
+    return old.sums is not None or not is_summed(field, shape)
