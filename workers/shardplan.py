@@ -125,20 +125,18 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
     staying = taken.copy()
     staying[holes] = spared.same[holes] & (not (offer and offer.retries))
     unmoved = spared.count == count and bool(staying.all())
-    fields: dict[str, FieldRows] = {}
-    linked_nbytes = 0
-    for name, shape in goal.shapes.items():
-        own = taken if name in whole else np.zeros(count, np.bool_)
-        computed, over = int((needs & ~own).sum()), int(own.sum())
-        as_stored = over and whole[name].made.encoded
-        as_stored = as_stored and shape.chunk_rows(goal.rows_per_shard) == 1
-        if linked or (unmoved and _stays(pipeline.fields[name], shape, whole.get(name))):
-            fields[name] = FieldRows(linked=count)
-            linked_nbytes += whole[name].size
-        elif as_stored:
-            fields[name] = FieldRows(copied=over, computed=computed)
-        else:
-            fields[name] = FieldRows(resumed=over, computed=computed)
+    stay = [
+        name
+        for name, each in whole.items()
+        if linked or (unmoved and _stays(pipeline.fields[name], goal.shapes[name], each))
+    ]
+    linked_nbytes = sum(whole[name].size for name in stay)
+    fields = {
+        name: FieldRows(linked=count)
+        if name in stay
+        else _made(needs, taken, whole.get(name), shape.chunk_rows(goal.rows_per_shard))
+        for name, shape in goal.shapes.items()
+    }
     decides = offer is not None and offer.content_decides
     return ShardPlan(
         shard,
@@ -156,8 +154,18 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
     )
 
 
-def _stays(field: Field, shape: RowShape, old: OfferedField | None) -> bool:
+def _stays(field: Field, shape: RowShape, old: OfferedField) -> bool:
     """Whether an object is linked where all its rows stay, as far as can be told before."""
-    if old is None or not old.made.encoded:
-        return False
-    return old.sums is not None or not is_summed(field, shape)
+    return old.made.encoded and (old.sums is not None or not is_summed(field, shape))
+
+
+def _made(
+    needs: np.ndarray, taken: np.ndarray, old: OfferedField | None, chunk_rows: int
+) -> FieldRows:
+    """Rows of a field whose object is not linked."""
+    if old is None:
+        return FieldRows(computed=int(needs.sum()))
+    computed, over = int((needs & ~taken).sum()), int(taken.sum())
+    if old.made.encoded and chunk_rows == 1:
+        return FieldRows(copied=over, computed=computed)
+    return FieldRows(resumed=over, computed=computed)
