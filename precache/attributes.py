@@ -90,6 +90,7 @@ class Identity(_Document):
     rows_digest: str
     rows_per_shard: PositiveInt
     fields: Mapping[FieldName, RowAttributes]
+    retries: NonNegativeInt = 0
     rows: PositiveInt | None = None
     begun: float | None = None
 
@@ -105,6 +106,7 @@ class Attributes(_Document):
     fields: Annotated[Mapping[FieldName, FieldAttributes], Field(min_length=1)]
     rows: PositiveInt
     holes: NonNegativeInt
+    retries: NonNegativeInt = 0
     classes: tuple[str, ...] = ()
     mean: dict[str, list[float]] = {}
     std: dict[str, list[float]] = {}

@@ -45,6 +45,12 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
     rows.add_argument(
         "--recompute", action="store_true", help="take nothing over from earlier versions"
     )
+    rows.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="try samples again that failed, also those that could not be fetched, and take over "
+        "all others; a new version where some are mended, else the current one stays",
+    )
     run = build.add_argument_group("running")
     run.add_argument("--address", default=address, help=where)
     run.add_argument("--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all")
@@ -205,6 +211,7 @@ def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "cpus": options.cpus,
         "compact": options.compact,
         "recompute": options.recompute,
+        "retry_failed": options.retry_failed,
         "cpus_per_task": options.cpus_per_task,
         "memory_per_task": options.memory_per_task,
         "node_resources": dict(options.node_resources),

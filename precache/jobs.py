@@ -39,6 +39,7 @@ def build(
     cpus: int | None = None,
     compact: bool = False,
     recompute: bool = False,
+    retry_failed: bool = False,
     cpus_per_task: float = 1,
     memory_per_task: int | str | None = None,
     node_resources: Mapping[str, float] | None = None,
@@ -86,6 +87,9 @@ def build(
         version, and samples that the source has no more leave holes.
     recompute
         Take nothing over from earlier versions.
+    retry_failed
+        Try samples again that failed, those too that could not be fetched; all others are taken
+        over. Where some are mended, that is a new version; else the current one stays.
     cpus_per_task, memory_per_task
         What each task takes of its node, on a cluster that is joined; memory in bytes or as
         ``"2GB"``, by default 1 GiB and what its shard may need.

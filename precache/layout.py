@@ -37,6 +37,11 @@ class RowShape:
         """Rows that share a chunk: a power of two that divides the rows of a shard."""
         return min(self.rows_per_chunk, rows_per_shard & -rows_per_shard)
 
+    def padded_nbytes(self, rows: int, rows_per_shard: int) -> int:
+        """Bytes of so many rows of a shard in whole chunks."""
+        step = self.chunk_rows(rows_per_shard)
+        return -(-rows // step) * step * self.nbytes
+
 
 def rows_per_chunk(row_nbytes: int) -> int:
     """Rows that share a chunk: a power of two, about 64 KiB together; 1 for a large row."""

@@ -109,6 +109,8 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     if plan.rows_compared:
         fetched += f" ({plan.rows_compared:,} of them reused if their content is what it was)"
     yield "rows", f"{fetched}, {plan.rows_reused:,} reused"
+    if plan.rows_retried:
+        yield "tried again", f"{plan.rows_retried:,} samples that failed before"
     yield "bytes", ", ".join(_bytes(plan))
     if plan.estimate is not None:
         yield from _estimate(plan.estimate)

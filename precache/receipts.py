@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,7 +112,7 @@ class Receipt:
         return sum(each.size for each in self.objects.values())
 
     def to_json(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
+        return json.dumps(self, default=vars).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Receipt:

@@ -81,13 +81,14 @@ def build_json(result: BuildResult) -> dict[str, Any]:
 def print_build(result: BuildResult) -> None:
     """The summary at the end of a build."""
     made = result.shards - result.shards_skipped - result.shards_reused
+    mended = f", {result.mended} mended" if result.mended else ""
     reused = f"{result.shards_reused} reused, " if result.shards_reused else ""
     bytes_ = f"{size(result.raw_bytes)} raw, {size(result.stored_bytes)} stored"
     stages = ", ".join(f"{name} {value:.2f}" for name, value in result.timings.items())
     rows = [
         ("version", result.version),
         ("path", result.path),
-        ("samples", f"{result.samples:,}, {result.failed} failed"),
+        ("samples", f"{result.samples:,}, {result.failed} failed{mended}"),
         ("shards", f"{result.shards}: {made} made, {reused}{result.shards_skipped} there before"),
         ("size", f"{bytes_}: ratio {result.ratio:.2f}"),
         ("time", f"{result.seconds:.1f} s, {result.cpu_seconds:.1f} CPU-s in tasks"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xxhash
 
@@ -29,6 +31,7 @@ class ShardWriter:
         self._filled = 0
         self._encode = encode
         self._parts: list[Buffer] = []
+        self._lengths: list[int] = []
         self._chunks = chunks
 
     @property
@@ -48,13 +51,20 @@ class ShardWriter:
         if self._filled == len(self._chunk):
             self._flush()
 
-    def put_chunk(self, encoded: Buffer) -> None:
-        """A whole chunk that is encoded already, where the next one begins."""
+    def encode_chunk(self, chunk: np.ndarray) -> None:
+        """A whole chunk of rows, where the next one begins."""
+        encoded = self._encode(chunk)
         self._parts.append(encoded)
+        self._lengths.append(len(encoded))
+
+    def put_chunks(self, encoded: Buffer, lengths: Sequence[int]) -> None:
+        """Whole chunks that are encoded already, one after another, where the next one begins."""
+        self._parts.append(encoded)
+        self._lengths.extend(lengths)
 
     def _flush(self) -> None:
         self._chunk[self._filled :] = 0
-        self._parts.append(self._encode(self._chunk))
+        self.encode_chunk(self._chunk)
         self._filled = 0
 
     def finish(self) -> tuple[list[Buffer], ShardObject]:
@@ -63,12 +73,13 @@ class ShardWriter:
             self._flush()
         lengths = np.full(self._chunks, MISSING, np.uint64)
         offsets = lengths.copy()
-        lengths[: len(self._parts)] = [len(part) for part in self._parts]
-        ends = np.cumsum(lengths[: len(self._parts)], dtype=np.uint64)
-        offsets[: len(self._parts)] = ends - lengths[: len(self._parts)]
+        written = len(self._lengths)
+        lengths[:written] = self._lengths
+        ends = np.cumsum(lengths[:written], dtype=np.uint64)
+        offsets[:written] = ends - lengths[:written]
         parts: list[Buffer] = [*self._parts, encode_index(offsets, lengths)]
         digest = xxhash.xxh3_64()
         for part in parts:
             digest.update(part)
         size = sum(map(len, parts))
-        return parts, ShardObject(size, digest.intdigest(), len(self._parts) * self._chunk.nbytes)
+        return parts, ShardObject(size, digest.intdigest(), written * self._chunk.nbytes)

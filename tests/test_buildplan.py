@@ -133,12 +133,12 @@ OTHER = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "cod
         (
             recipe(mean=MEANS),
             recipe(mean=OTHER),
-            {"image": "copied", "mean": "computed"},
+            {"image": "linked", "mean": "computed"},
             ["mean.ops[1].resize.size"],
         ),
-        (recipe(), recipe(mean=MEANS), {"image": "copied", "mean": "computed"}, ["mean"]),
+        (recipe(), recipe(mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
         (recipe(), recipe(140), {"image": "computed"}, ["image.ops[1].resize.size"]),
-        (recipe(20), recipe(20, mean=MEANS), {"image": "resumed", "mean": "computed"}, ["mean"]),
+        (recipe(20), recipe(20, mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
     ],
 )
 def test_a_changed_recipe_is_counted(

@@ -25,7 +25,7 @@ def test_the_last_wave_is_as_long_as_a_whole_one() -> None:
 
 def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = False) -> ShardPlan:
     places, none = np.arange(fetched), np.arange(0)
-    return ShardPlan(0, None, linked, reused, places, none, 0, 0, 100, {"image": rows})
+    return ShardPlan(0, None, linked, reused, places, none, 0, 0, 0, 100, 0, {"image": rows})
 
 
 RATES = Rates(

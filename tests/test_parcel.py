@@ -29,6 +29,7 @@ OTHERWISE: dict[str, Any] = {
     "accept_missing": True,
     "compact": True,
     "recompute": True,
+    "retry_failed": True,
     "check_space": False,
     "cpus": 3,
     "cpus_per_task": 0.5,

@@ -33,6 +33,14 @@ def mean_of(array: np.ndarray) -> np.ndarray:
     return array.mean((0, 1)).astype(np.float32)
 
 
+def picky(array: np.ndarray) -> np.ndarray:
+    if array.shape[1] == NARROW:
+        raise ValueError("too narrow")
+    return mean_of(array)
+
+
+NARROW = 61
+"""Pixels."""
 COUNT = {"op": "function", "function": "tests.test_recache:counted", "version": "1"}
 HALVE = {"op": "function", "function": "tests.test_recache:halved", "version": "1"}
 MEAN = {
@@ -250,6 +258,42 @@ def test_a_field_that_did_not_change_is_linked(source: Path, tmp_path: Path) -> 
         Path(f"{first.path}/image/c/{shard}/0/0/0").samefile(f"{second.path}/image/c/{shard}/0/0/0")
         for shard in range(5)
     )
+
+
+@pytest.mark.parametrize("codec", ["image", "zstd"])
+@pytest.mark.parametrize("size", [150, 20])
+def test_a_sample_may_fail_for_another_field(
+    size: int, codec: str, source: Path, tmp_path: Path
+) -> None:
+    """Its shard has a hole in both, and the others' objects of the first field are linked."""
+    write(source / "cat/narrow.jpg", encoded(cut(NARROW, (NARROW, 48))))
+    first = build(source, tmp_path / "store", recipe(size))
+    mean = {"ops": [{"op": "decode"}, MEAN | {"function": "tests.test_recache:picky"}]}
+    second = rebuilt(source, tmp_path / "store", recipe(size, codec, mean=mean))
+    assert second.failed == 2
+    assert len(CALLS) <= 24, "those that are measured"
+    linked = [
+        shard
+        for shard in range(second.shards)
+        if Path(f"{first.path}/image/c/{shard}/0/0/0").samefile(
+            f"{second.path}/image/c/{shard}/0/0/0"
+        )
+    ]
+    assert len(linked) == (second.shards - 1 if codec == "image" else 0)
+
+
+def test_a_field_that_stays_is_linked_unread(source: Path, tmp_path: Path) -> None:
+    """Damage that keeps the size goes over with it, and stays for `verify` to find."""
+    first = build(source, tmp_path / "store", recipe())
+    path = Path(first.path) / "image/c/1/0/0/0"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    mean = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
+    second = build(source, tmp_path / "store", recipe(mean=mean))
+    assert Path(second.path, "image/c/1/0/0/0").samefile(path)
+    [damage] = precache.verify(tmp_path / "store").damage
+    assert "image/c/1/0/0/0" in str(damage)
 
 
 def test_compact_lays_all_rows_down_anew(source: Path, tmp_path: Path) -> None:

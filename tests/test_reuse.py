@@ -40,6 +40,12 @@ def mean_of(array: np.ndarray) -> np.ndarray:
     return array.mean((0, 1)).astype(np.float32)
 
 
+def mean_after_removal(array: np.ndarray, folder: str) -> np.ndarray:
+    """The mean, once `folder` is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return mean_of(array)
+
+
 def recipe(size: int = 150, **field: Any) -> precache.Pipeline:
     """Images that `counted` has seen, and their means."""
     ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}]
@@ -192,16 +198,41 @@ def test_keys_that_changed_are_other_samples(source: Path, tmp_path: Path) -> No
     assert (second.rows_reused, second.removed, len(CALLS)) == (29, 1, 1)
 
 
-def test_a_damaged_or_missing_object_is_made_anew(source: Path, copy: Path, tmp_path: Path) -> None:
+def test_a_short_or_missing_object_is_made_anew(source: Path, copy: Path, tmp_path: Path) -> None:
     first = build(source, tmp_path / "store")
     one, other = (Path(first.path) / f"image/c/{shard}/0/0/0" for shard in (1, 2))
     one.unlink()
-    data = bytearray(other.read_bytes())
-    data[len(data) // 2] ^= 1
-    other.write_bytes(data)
+    other.write_bytes(other.read_bytes()[:-1])
     second = build(copy, tmp_path / "store")
     assert second.shards_reused == second.shards - 2
     assert_as_if_built_anew(second, copy)
+
+
+def test_damage_is_found_where_rows_are_copied(source: Path, tmp_path: Path) -> None:
+    """All of that shard is made anew, and other shards are linked."""
+    first = build(source, tmp_path / "store")
+    keys = list(precache.open(tmp_path / "store").keys)
+    path = Path(first.path) / "image/c/1/0/0/0"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    (source / keys[12]).write_bytes(padded(900))
+    second = build(source, tmp_path / "store")
+    twice = 1  # the sample that changed, before and after the damage was found
+    assert (second.shards_reused, len(CALLS)) == (second.shards - 1, 8 + twice)
+    assert_as_if_built_anew(second, source)
+
+
+def test_an_object_that_goes_before_it_is_linked_is_made_anew(source: Path, tmp_path: Path) -> None:
+    first = build(source, tmp_path / "store")
+    mean = {"op": "function", "function": "tests.test_reuse:mean_after_removal", "version": "1"}
+    mean |= {"dtype": "float32", "shape": [3], "params": {"folder": f"{first.path}/image"}}
+    fields = {**LARGE.to_dict()["fields"], "mean": {"ops": [{"op": "decode"}, mean]}}
+    pipeline = precache.Pipeline.from_dict({"fields": fields})
+    second = build(source, tmp_path / "store", pipeline)
+    assert (second.rows_reused, second.failed) == (0, 1)
+    CALLS.clear()
+    assert_as_if_built_anew(second, source, pipeline=pipeline)
 
 
 @pytest.mark.parametrize("name", ["zarr.json", "rows/c/0", "holes/c/0", "shards/image/c/0/0"])

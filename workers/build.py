@@ -38,7 +38,7 @@ from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
 from workers.sharing import require_shared
 from workers.standing import is_whole
-from workers.work import Measured, Work, find_work, remaining
+from workers.work import Measured, Work, failed_rows, find_work, is_tried_again, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.probe import ProbeTask
@@ -98,7 +98,7 @@ class _Build:
         self.listed = listed = self._list()
         recipe = listed.recipe
         goal = find_goal(self.store, recipe, self.request.shard_samples)
-        if goal is not None and is_whole(goal):
+        if goal is not None and is_whole(goal) and not is_tried_again(self.request, goal):
             return self._nothing_to_do(goal)
         began = time.perf_counter()
         self.progress.phase("Starting")
@@ -181,7 +181,10 @@ class _Build:
             self._check_space(work.needed)
         goal.begin()
         if work.receipts:  # what lay idle may have been swept before it was begun again
-            work = remaining(goal, origin, recompute=self.request.recompute)
+            left = remaining(goal, origin, recompute=self.request.recompute)
+            work = replace(left, failed=work.failed)
+        if tried := len(_tried_again(work)):
+            self.progress.say(f"{tried:,} samples that failed before are tried again")
         receipts = dict(work.receipts)
         skipped = len(receipts)
         done = sum(len(goal.rows_of(shard)) for shard in receipts)
@@ -195,10 +198,19 @@ class _Build:
                 f"{rows:,} rows and {sum(receipt.reused for receipt in made)} whole shards were "
                 f"taken over from version {origin.version.id[:8]}"
             )
+        mended = len(_tried_again(work) - failures(receipts.values()).keys())
+        if work.failed is not None and not mended:
+            return self._nothing_mended(goal, work.failed)
         self.progress.phase("Committing")
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
-        return result_of(goal, receipts, made, self.listed.ignored)
+        return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
+
+    def _nothing_mended(self, goal: Goal, before: Goal) -> BuildResult:
+        self.store.remove(goal.version)
+        append_commit(self.store, before.version)
+        self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
+        return committed_result(before, self.listed.ignored)
 
     def _repair(self, run: Run, work: Work) -> BuildResult:
         """Have missing objects of a committed version again, in all versions that share them.
@@ -331,6 +343,16 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _tried_again(work: Work) -> set[int]:
+    """Rows of samples that had failed, and are tried again."""
+    if work.failed is not None:
+        return failed_rows(work.failed)
+    origin = work.origin
+    if origin is None or not origin.retries:
+        return set()
+    return {row for row, why in origin.holes.items() if why != REMOVED} - work.goal.table.removed
 
 
 def _failed(goal: Goal, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:

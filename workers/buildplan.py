@@ -69,6 +69,8 @@ class BuildPlan:
         Of the source; its files that are not images by suffix; rows whose samples it has no more.
     shards, shards_skipped, shards_reused
         Of the version; those that are there; those whose objects will be the base's.
+    rows_retried
+        Samples that failed before, and are tried again.
     rows_reused, rows_computed, rows_compared
         Rows taken over without their samples, holes among them; rows whose samples are fetched;
         those of the latter that are taken over after all, where their content is what it was.
@@ -94,6 +96,7 @@ class BuildPlan:
     shards: int
     shards_skipped: int
     shards_reused: int
+    rows_retried: int
     rows_reused: int
     rows_computed: int
     rows_compared: int
@@ -242,7 +245,7 @@ def _plan(
 ) -> BuildPlan:
     goal, table = work.goal, work.goal.table
     commits = read_commits(store)
-    base = work.origin if any(each.base_nbytes for each in shards) else None
+    base = work.origin if any(each.read_nbytes + each.linked_nbytes for each in shards) else None
     state: State = "build"
     if work.committed:
         state = "repair" if work.todo else "nothing"
@@ -265,13 +268,14 @@ def _plan(
         goal.shards,
         goal.shards - len(shards),
         sum(each.reused for each in shards),
+        sum(each.retried for each in shards),
         sum(each.rows_reused for each in shards),
         sum(len(each.fetched) for each in shards),
         sum(each.compared for each in shards),
         {name: FieldRows.total(each.fields[name] for each in shards) for name in goal.shapes},
         int(sizes.sum()) if (sizes >= 0).all() else guessed,
-        sum(each.base_nbytes for each in shards if not each.linked),
-        sum(each.base_nbytes for each in shards if each.linked),
+        sum(each.read_nbytes for each in shards),
+        sum(each.linked_nbytes for each in shards),
         _written(work, shards, took),
         took,
     )

@@ -114,7 +114,7 @@ def makespan(seconds: Iterable[float], cpus: int) -> float:
 
 
 def _cost(shard: ShardPlan, rates: Rates) -> Cost:
-    samples, nbytes = len(shard.fetched), shard.base_nbytes
+    samples, nbytes = len(shard.fetched), shard.read_nbytes
     wall, cpu = samples * rates.fetch.cpu, samples * rates.fetch.cpu
     for name, rows in shard.fields.items():
         taken = rates.taken.get(name, Cost())

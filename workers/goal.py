@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precache.attributes import Attributes, Identity
@@ -23,12 +23,13 @@ SCRATCH = f"{BUILD}/tmp"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a version's id is made of, rows per shard apart."""
+    """What a version's id is made of, rows per shard apart; `version_id` explains `retries`."""
 
     pipeline: Pipeline
     fingerprint: str
     table: RowTable
     rows_digest: str
+    retries: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Goal:
     def of(
         cls, store: Folder, recipe: Recipe, rows_per_shard: int, shapes: Mapping[str, RowShape]
     ) -> Goal:
-        version = version_id(recipe.fingerprint, recipe.rows_digest, rows_per_shard)
+        version = version_id(recipe.fingerprint, recipe.rows_digest, rows_per_shard, recipe.retries)
         return cls(recipe, store.folder(version), rows_per_shard, shapes)
 
     @property
@@ -92,6 +93,7 @@ class Goal:
             "fingerprint": self.recipe.fingerprint,
             "rows_digest": self.recipe.rows_digest,
             "rows_per_shard": self.rows_per_shard,
+            **({"retries": self.recipe.retries} if self.recipe.retries else {}),
             "fields": {
                 name: {"shape": list(row.shape), "dtype": row.dtype}
                 for name, row in self.shapes.items()
@@ -109,6 +111,8 @@ class Goal:
 def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     """The version of this recipe that the store has, committed or begun; None where it has none.
 
+    Of several that are committed it is the one in which samples were tried again most often.
+
     Parameters
     ----------
     wanted
@@ -116,6 +120,7 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     """
     names = store.names()
     for leaf, read in ((ROOT, _committed), (DESCRIPTION, _begun)):
+        found: list[Goal] = []
         paths = [f"{name}/{leaf}" for name in names]
         for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
             if isinstance(data, StorageError):
@@ -123,8 +128,11 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
                     continue
                 raise data
             goal = _matching(store, read(data, path), recipe)
-            if goal is not None and has_shards_of(goal, wanted):
-                return goal
+            tried = leaf == ROOT or goal is None or goal.recipe.retries == recipe.retries
+            if goal is not None and tried and has_shards_of(goal, wanted):
+                found.append(goal)
+        if found:
+            return max(found, key=lambda each: each.recipe.retries)
     return None
 
 
@@ -158,7 +166,7 @@ def _matching(store: Folder, found: Attributes | Identity | None, recipe: Recipe
         recipe.rows_digest,
     ):
         return None
-    goal = goal_of(store, found, recipe)
+    goal = goal_of(store, found, replace(recipe, retries=found.retries))
     return goal if goal.version == found.version else None
 
 

@@ -2,70 +2,135 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import mmap
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
 
 from precache.codecs import undo_image
-from precache.errors import StorageError
-from precache.layout import MISSING, decode_index
+from precache.errors import DamageError, StorageError
+from precache.folder import Folder
+from precache.layout import decode_index
 from precache.store import read_array_documents
 from workers.reuse import Offer, OfferedField
 
 DECODE_BYTES = 4 << 20
-"""Of rows that are decoded at a time where all of them are wanted."""
+"""Of rows that are decoded at a time."""
+
+
+class SpoiledOffer(StorageError):
+    """What an earlier version offers of a field cannot be had after all."""
+
+    def __init__(self, field: str, why: Exception | str) -> None:
+        super().__init__(str(why))
+        self.field = field
 
 
 class OfferedRows:
-    """One object of an earlier version, checked as a whole.
+    """One object of an earlier version; it is read, and checked as a whole, when first needed.
+
+    Until then its size alone speaks for it, as it does for shards that are linked whole: damage
+    that keeps the size stays for `verify`, and for loaders' checksums, to find.
+
+    Attributes
+    ----------
+    count
+        Its rows.
 
     Raises
     ------
     StorageError
+        It is not there, or of another size.
+    SpoiledOffer
         It cannot be read, or is not what it was.
     """
 
     def __init__(self, offer: Offer, name: str) -> None:
         self.offered: OfferedField = offer.fields[name]
-        data = offer.folder.read(self.offered.object_name)
-        found = (len(data), xxhash.xxh3_64_intdigest(data))
-        if found != (self.offered.size, self.offered.xxh3):
-            raise StorageError(f"{offer.folder.path(self.offered.object_name)} is damaged")
-        self._data = memoryview(data)
-        self._array = read_array_documents(offer.folder, [name])[name]
-        chunks = math.prod(self._array.chunks_per_object)
-        self._index = decode_index(self._data[-chunks * 16 - 4 :], chunks).tolist()
-        self.chunk_rows = self._array.chunk_shape[0]
-        # Where chunks are copied, those that have to be decoded lie apart.
-        nbytes = math.prod(self._array.chunk_shape) * np.dtype(self._array.dtype).itemsize
-        step = 1 if self.offered.made.encoded else max(1, DECODE_BYTES // max(1, nbytes))
-        shape = (min(step, chunks), *self._array.chunk_shape)
-        self._decoded = np.empty(shape, self._array.dtype)
-        self._rows = self._decoded.reshape(-1, *shape[2:])
-        self._holds = -1
+        self.count = len(offer.same)
+        self._field, self._folder = name, offer.folder
+        if offer.folder.size(self.offered.object_name) != self.offered.size:
+            raise StorageError(f"{offer.folder.path(self.offered.object_name)} is not what it was")
+        self._array = array = read_array_documents(offer.folder, [name])[name]
+        self.chunk_rows = array.chunk_shape[0]
+        self._chunks = -(-self.count // self.chunk_rows)
+        nbytes = math.prod(array.chunk_shape) * np.dtype(array.dtype).itemsize
+        self._together = max(1, DECODE_BYTES // max(1, nbytes))
+        self._wanted = np.arange(self._chunks)
+        self._held: Sequence[int] = ()
 
-    def chunk(self, number: int) -> memoryview:
-        """A chunk's bytes."""
-        offset, length = self._index[number]
-        return self._data[offset : offset + length]
+    def expect(self, rows: np.ndarray) -> None:
+        """Have those chunks decoded together that hold these rows, and any other alone."""
+        self._wanted = np.unique(rows // self.chunk_rows)
+
+    @functools.cached_property
+    def _object(self) -> tuple[memoryview, np.ndarray]:
+        """The object's bytes, and where each of its chunks begins and the last one ends."""
+        try:
+            data = _mapped(self._folder, self.offered.object_name)
+            found = (len(data), xxhash.xxh3_64_intdigest(data))
+            if found != (self.offered.size, self.offered.stored.xxh3):
+                raise DamageError(f"{self._folder.path(self.offered.object_name)} is damaged")
+            entries = math.prod(self._array.chunks_per_object)
+            index = decode_index(data[-entries * 16 - 4 :], entries)[: self._chunks]
+        except (DamageError, OSError, StorageError) as error:
+            raise SpoiledOffer(self._field, error) from None
+        bounds = np.concatenate([[0], np.cumsum(index[:, 1], dtype=np.uint64)])
+        if not np.array_equal(bounds[:-1], index[:, 0]):
+            raise SpoiledOffer(self._field, "its chunks do not lie one after another")
+        return data, bounds.astype(np.int64)
+
+    def open(self) -> None:
+        """Read and check it."""
+        self._object  # noqa: B018 - a property that does it once
+
+    def chunks(self, first: int, count: int) -> tuple[memoryview, np.ndarray]:
+        """Bytes of chunks that follow each other, and the length of each."""
+        data, bounds = self._object
+        part = bounds[first : first + count + 1]
+        return data[part[0] : part[-1]], np.diff(part)
 
     def row(self, row: int) -> np.ndarray:
         """A row by its place in the shard, decoded; valid until the next."""
-        run, place = divmod(row, len(self._rows))
-        if run != self._holds:
-            self._decode(run * len(self._decoded))
-            self._holds = run
-        decoded: np.ndarray = self._rows[place]
+        number, place = divmod(row, self.chunk_rows)
+        decoded: np.ndarray = self.decoded(number)[place]
         return decoded
 
-    def _decode(self, first: int) -> None:
-        """A run of chunks; the filter is undone for all of them at once, which costs less."""
-        there = 0
-        for entry in self._index[first : first + len(self._decoded)]:
-            if entry[0] == MISSING:
-                break
-            self._array.decoder.decode(self.chunk(first + there), self._decoded[there])
-            there += 1
+    def decoded(self, number: int) -> np.ndarray:
+        """A chunk, decoded; valid until the next."""
+        if number not in self._held:
+            self._decode(number)
+        chunk: np.ndarray = self._decoded[self._held.index(number)]
+        return chunk
+
+    @functools.cached_property
+    def _decoded(self) -> np.ndarray:
+        most = max(1, min(self._together, len(self._wanted)))
+        return np.empty((most, *self._array.chunk_shape), self._array.dtype)
+
+    def _decode(self, number: int) -> None:
+        """Chunks from one on; the filter is undone for all of them at once, which costs less."""
+        at = int(np.searchsorted(self._wanted, number))
+        run = self._wanted[at : at + len(self._decoded)].tolist()
+        self._held = held = run if run[:1] == [number] else [number]
+        data, bounds = self._object
+        try:
+            for each, out in zip(held, self._decoded, strict=False):
+                self._array.decoder.decode(data[bounds[each] : bounds[each + 1]], out)
+        except DamageError as error:
+            raise SpoiledOffer(self._field, error) from None
         if self._array.decoder.filtered:
-            undo_image(self._decoded[:there])
+            undo_image(self._decoded[: len(held)])
+
+
+def _mapped(folder: Folder, name: str) -> memoryview:
+    """An object's bytes: mapped where that can be, which costs a tenth of reading them."""
+    path = folder.local(name)
+    if path is None:
+        return memoryview(folder.read(name))
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)  # Linux alone has the latter
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ))

@@ -77,14 +77,21 @@ class FieldOutput:
         start = known.sums if known and shape.dtype == "uint8" else None
         self._by_difference = start is not None
         self._sums = Sums(shape.shape, start) if summed else None
+        self._finished = known is not None
         self._copies = known is not None and known.made.encoded
         self._taken = False
+        self._untouched = 0 if self._copies else -1
         self._waiting: list[int] = []
 
     @property
-    def copies(self) -> bool:
-        """Whether rows need not be decoded, neither to be taken over nor to be summed."""
-        return self._copies and (self._sums is None or self._by_difference)
+    def carries(self) -> bool:
+        """Whether rows that stay what they are go over in runs, none of them being looked at."""
+        return self._finished and (self._sums is None or self._by_difference)
+
+    def expect(self, plain: np.ndarray) -> None:
+        """Tell which of the earlier version's rows will be carried, (rows,) bool."""
+        if self.old is not None and self._copies and self.carries:
+            self.old.expect(np.flatnonzero(~plain[: self.old.count]))
 
     @property
     def unchanged(self) -> bool:
@@ -98,7 +105,7 @@ class FieldOutput:
     def take(self, row: int, key: str) -> None:
         """Have a row of the earlier version, and apply the ops that it lacks."""
         assert self.old is not None
-        if self._copies:
+        if self._finished:
             self._taken = True
         else:
             self._place(self.recipe.resume(self.old.row(row), self.old.offered.made.applied, key))
@@ -109,6 +116,7 @@ class FieldOutput:
                 f"its {self.recipe.name} is {row.dtype.name} {row.shape}, and the rows of this "
                 f"store are {self._shape.dtype} {self._shape.shape}; add a resize and a crop"
             )
+        self.touch()
         self._decode_waiting()
         np.copyto(self.writer.row, row)
         self._taken = False
@@ -130,7 +138,7 @@ class FieldOutput:
                 self._forget(row)
                 self._sums.add(self.writer.row)
         if self._taken:
-            self.carry(row)
+            self.carry(range(row, row + 1))
         else:
             self.writer.advance()
         self._taken = False
@@ -140,32 +148,68 @@ class FieldOutput:
         if self._sums is not None and self._by_difference:
             self._forget(row)
         self._taken = False
-        if self._copies and row < len(self._counted) and not self._counted[row]:
-            self.carry(row)
+        if self._finished and row < len(self._counted) and not self._counted[row]:
+            self.carry(range(row, row + 1))
             return
+        self.touch()
         self._decode_waiting()
         self.writer.row[...] = 0
         self.writer.advance()
 
     def finish(self) -> tuple[list[Buffer], ShardObject]:
-        """The object's bytes in parts, and what the receipt says of it."""
+        """The object's bytes in parts, none where it is the earlier version's unread; and what
+        the receipt says of it.
+        """
+        if self.old is not None and self._untouched == self.old.count:
+            return [], self.old.offered.stored
+        self.touch()
         if self._waiting:  # the earlier version's last chunk, and all of its rows
-            self._copy_chunk()
+            self._put_chunks(self._waiting[0], 1)
+            self._waiting.clear()
         return self.writer.finish()
 
-    def carry(self, row: int) -> None:
-        """A row that the earlier version has: its chunk is copied if all its rows are the same."""
-        assert self.old is not None
-        self._waiting.append(row)
-        if self.writer.filled:
-            self._decode_waiting()
-        elif len(self._waiting) == self.old.chunk_rows:
-            self._copy_chunk()
+    def carry(self, rows: range) -> None:
+        """The next rows, where the earlier version has them; read only if not all of it stays."""
+        if self._untouched == rows.start:
+            self._untouched = rows.stop
+        else:
+            self._carry(rows)
 
-    def _copy_chunk(self) -> None:
+    def touch(self) -> None:
+        """Begin to write, with what was carried so far."""
+        carried, self._untouched = self._untouched, -1
+        if carried > 0:
+            self._carry(range(carried))
+
+    def _carry(self, rows: range) -> None:
+        """Chunks of which all rows are carried go over whole."""
         assert self.old is not None
-        self.writer.put_chunk(self.old.chunk(self._waiting[0] // self.old.chunk_rows))
-        self._waiting.clear()
+        step = self.old.chunk_rows
+        while rows:
+            begun = self.writer.filled + len(self._waiting)
+            whole = 0 if begun else len(rows) // step
+            if whole:
+                self._put_chunks(rows.start, whole)
+                rows = rows[whole * step :]
+                continue
+            self._waiting += rows[: step - begun]
+            rows = rows[step - begun :]
+            if self.writer.filled:
+                self._decode_waiting()
+            elif len(self._waiting) == step:
+                self._put_chunks(self._waiting[0], 1)
+                self._waiting.clear()
+
+    def _put_chunks(self, row: int, count: int) -> None:
+        """Chunks of the earlier version from a row's on, in the codec of the field."""
+        assert self.old is not None
+        first = row // self.old.chunk_rows
+        if self._copies:
+            data, lengths = self.old.chunks(first, count)
+            self.writer.put_chunks(data, lengths.tolist())
+            return
+        for number in range(first, first + count):
+            self.writer.encode_chunk(self.old.decoded(number))
 
     def _decode_waiting(self) -> None:
         """Rows of a chunk that is to be encoded anew."""

@@ -138,11 +138,12 @@ def _take(
     offer, clock = task.offer, _Clock()
     if offer is None:
         return Cost(), {}
-    old = open_offered(offer)
+    old = open_offered(offer, check=True)
     opened = clock.lap().over(max(1, sum(each.offered.size for each in old.values())))
     costs = {}
     for name, rows in old.items():
         output = _output(task, recipes[name], rows)
+        output.touch()
         clock = _Clock()
         for place in task.places:
             try:

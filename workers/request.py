@@ -34,6 +34,7 @@ class Request:
     cpus: int | None = None
     compact: bool = False
     recompute: bool = False
+    retry_failed: bool = False
     import_path: tuple[str, ...] = ()
     placement: Placement = field(default_factory=Placement)
     storage_options: StorageOptions = field(default=None, repr=False)
@@ -50,6 +51,8 @@ class BuildResult:
         The version's id and folder.
     samples, failed, ignored
         Of the source; holes among them; files of the source that are not images by suffix.
+    mended
+        Samples that had failed before, and were tried again with success.
     removed
         Rows, holes too, whose samples the source has no more.
     rows_reused
@@ -86,6 +89,7 @@ class BuildResult:
     shards_reused: int = 0
     rows_reused: int = 0
     removed: int = 0
+    mended: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     mean: Mapping[str, list[float]] = field(default_factory=dict)
@@ -108,6 +112,10 @@ def check_request(request: Request) -> None:
         )
     if request.on_error not in ("skip", "raise"):
         raise UsageError(f"on_error is {request.on_error!r}; choose skip or raise")
+    if request.retry_failed and request.recompute:
+        raise UsageError(
+            "retry_failed takes over all but what failed, recompute takes over nothing; drop one"
+        )
     for name in ("shard_samples", "cpus"):
         value = getattr(request, name)
         if value is not None and value < 1:

@@ -12,7 +12,7 @@ from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
-from precache.receipts import ChannelSums
+from precache.receipts import ChannelSums, ShardObject
 from precache.rowtable import RowTable, kept_contents
 from precache.store import HOLES, ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
 from workers.descent import changes, descend, same_identity
@@ -44,13 +44,17 @@ class Made:
 
 @dataclass(frozen=True)
 class OfferedField:
-    """One object of an earlier version: its size and XXH3-64, and the sums of its rows."""
+    """One object of an earlier version, and the sums of its rows."""
 
     made: Made
     object_name: str
-    size: int
-    xxh3: int
+    stored: ShardObject
     sums: ChannelSums | None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.stored.size
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class Offer:
         Row number -> why.
     content_decides
         Whether a sample of another identity but the same content is the same.
+    retries
+        Whether holes are tried again, and stay holes where their samples cannot be fetched.
     """
 
     folder: Folder
@@ -78,11 +84,20 @@ class Offer:
     content: Sequence[str]
     holes: Mapping[int, str]
     content_decides: bool
+    retries: bool = False
+
+    def without(self, field: str) -> Offer:
+        """The same but for one field."""
+        left = {name: each for name, each in self.fields.items() if name != field}
+        return replace(self, fields=left)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A committed version whose rows are those of the table to be built, as far as it goes."""
+    """A committed version whose rows are those of the table to be built, as far as it goes.
+
+    `Offer` explains its attributes, which are of all rows here.
+    """
 
     version: Version
     fields: Mapping[str, Made]
@@ -94,6 +109,14 @@ class Origin:
     sums: Mapping[str, np.ndarray | None]
     rivals: int = 1
     """Versions, this one among them, that have some field made as far."""
+    retries: bool = False
+
+    def retried(self) -> Origin:
+        """The same, with all its holes to be tried again."""
+        content = list(self.content)
+        for row in self.holes:
+            content[row] = ""
+        return replace(self, content=content, retries=True)
 
     def shapes(self) -> dict[str, RowShape]:
         """Row shapes of the fields that have all their ops applied: they stay as they are."""
@@ -127,15 +150,20 @@ class Origin:
         }
         holes = {row: self.holes[row] for row in rows if row in self.holes}
         same = self.same[part].tolist()
-        return Offer(self.version.folder, fields, same, self.content[part], holes, content_decides)
+        content = self.content[part]
+        return Offer(
+            self.version.folder, fields, same, content, holes, content_decides, self.retries
+        )
 
     def _field(self, name: str, shard: int) -> OfferedField:
         size, xxh3 = self.objects[name][shard].tolist()
         sums = self.sums[name]
         made = self.fields[name]
+        rows = min(self.rows_per_shard, len(self.content) - shard * self.rows_per_shard)
+        stored = ShardObject(size, xxh3, made.shape.padded_nbytes(rows, self.rows_per_shard))
         object_name = f"{name}/c/{shard}" + "/0" * len(made.shape.shape)
         known = None if sums is None else ChannelSums.of(sums[shard].tolist())
-        return OfferedField(made, object_name, size, xxh3, known)
+        return OfferedField(made, object_name, stored, known)
 
 
 def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:

@@ -19,6 +19,7 @@ from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.store import BUILD
 from workers.goal import SCRATCH
+from workers.offered import SpoiledOffer
 from workers.ops import FieldRecipe
 from workers.reuse import Offer
 from workers.shardrows import ShardRows
@@ -173,6 +174,15 @@ def run_shard(task: ShardTask) -> Receipt:
     BuildError
         The build has ended meanwhile.
     """
+    while True:
+        try:
+            return _run_shard(task)
+        except SpoiledOffer as spoiled:
+            assert task.offer is not None
+            task = replace(task, offer=task.offer.without(spoiled.field))
+
+
+def _run_shard(task: ShardTask) -> Receipt:
     timing = Timing()
     rows = ShardRows(
         task.job.pipeline,
@@ -183,26 +193,31 @@ def run_shard(task: ShardTask) -> Receipt:
         task.removed,
         task.offer,
         task.first_row,
+        [place for place, key in enumerate(task.keys) if key in task.barred] if task.barred else (),
     )
     wanted = list(filter(rows.needs_sample, range(len(task.keys))))
     needed = frozenset(wanted)
     holes: dict[int, str] = {}
-    labels: list[int] = []
+    labels = [-1] * len(task.keys)
     unfetched: list[FetchError] = []
     with one_thread(), contextlib.closing(_fetch(task, wanted)) as samples:
+        carried = 0
         for place, key in enumerate(task.keys):
-            if key not in task.barred and rows.carry(place):
-                labels.append(-1)
+            carried = carried or rows.carry(place)
+            if carried:
+                carried -= 1
                 continue
             fetched = next(samples) if place in needed else None
             timing.charge("fetch")
             sample = fetched if isinstance(fetched, Sample) else None
             reason = task.barred.get(key, "")
             if isinstance(fetched, FetchError):
-                unfetched.append(fetched)
+                if not rows.may_fail(place):
+                    unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
             reason = rows.make(place, key, sample, reason)
-            labels.append(-1 if sample is None or sample.label is None else sample.label)
+            if sample is not None and sample.label is not None:
+                labels[place] = sample.label
             if reason:
                 holes[task.first_row + place] = reason
             spent = timing.charge("ops")

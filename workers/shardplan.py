@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.layout import RowShape
+from precache.pipeline import Field
 from workers.goal import Goal
-from workers.reuse import Offer, Origin
-from workers.spared import Spared, is_linked
+from workers.reuse import Offer, OfferedField, Origin
+from workers.spared import Spared, is_linked, is_summed
 from workers.work import Work
 
 
@@ -20,7 +22,7 @@ class FieldRows:
     Attributes
     ----------
     linked
-        In shards that are taken over whole, unread.
+        Of objects that are taken over whole, unread.
     copied
         Taken over one by one, as they are stored.
     resumed
@@ -58,8 +60,10 @@ class ShardPlan:
         Fetched rows that are taken over all the same where the content is what it was.
     rows_reused
         Rows that are taken over without their samples, holes among them.
-    base_nbytes
-        Of the earlier version's objects that are linked or read.
+    retried
+        Holes that are tried again.
+    read_nbytes, linked_nbytes
+        Of the earlier version's objects, that are read, or linked unread.
     """
 
     shard: int
@@ -70,7 +74,9 @@ class ShardPlan:
     taken: np.ndarray
     compared: int
     rows_reused: int
-    base_nbytes: int
+    retried: int
+    read_nbytes: int
+    linked_nbytes: int
     fields: Mapping[str, FieldRows]
 
 
@@ -115,18 +121,22 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         and all(each.made.encoded for each in whole.values())
         and set(gone) <= spared.holes.keys()
     )
-    fields: dict[str, FieldRows] = {}
-    for name, shape in goal.shapes.items():
-        own = taken if name in whole else np.zeros(count, np.bool_)
-        computed, over = int((needs & ~own).sum()), int(own.sum())
-        as_stored = over and whole[name].made.encoded
-        as_stored = as_stored and shape.chunk_rows(goal.rows_per_shard) == 1
-        if linked:
-            fields[name] = FieldRows(linked=count)
-        elif as_stored:
-            fields[name] = FieldRows(copied=over, computed=computed)
-        else:
-            fields[name] = FieldRows(resumed=over, computed=computed)
+    holes = list(spared.holes)
+    staying = taken.copy()
+    staying[holes] = spared.same[holes] & (not (offer and offer.retries))
+    unmoved = spared.count == count and bool(staying.all())
+    stay = [
+        name
+        for name, each in whole.items()
+        if linked or (unmoved and _stays(pipeline.fields[name], goal.shapes[name], each))
+    ]
+    linked_nbytes = sum(whole[name].size for name in stay)
+    fields = {
+        name: FieldRows(linked=count)
+        if name in stay
+        else _made(needs, taken, whole.get(name), shape.chunk_rows(goal.rows_per_shard))
+        for name, shape in goal.shapes.items()
+    }
     decides = offer is not None and offer.content_decides
     return ShardPlan(
         shard,
@@ -137,6 +147,25 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         np.flatnonzero(taken),
         int((needs & known & ~spared.same).sum()) if decides else 0,
         int(kept.sum()),
-        sum(each.size for each in whole.values()),
+        len(spared.holes.keys() - set(gone)) if offer is not None and offer.retries else 0,
+        sum(each.size for each in whole.values()) - linked_nbytes,
+        linked_nbytes,
         fields,
     )
+
+
+def _stays(field: Field, shape: RowShape, old: OfferedField) -> bool:
+    """Whether an object is linked where all its rows stay, as far as can be told before."""
+    return old.made.encoded and (old.sums is not None or not is_summed(field, shape))
+
+
+def _made(
+    needs: np.ndarray, taken: np.ndarray, old: OfferedField | None, chunk_rows: int
+) -> FieldRows:
+    """Rows of a field whose object is not linked."""
+    if old is None:
+        return FieldRows(computed=int(needs.sum()))
+    computed, over = int((needs & ~taken).sum()), int(taken.sum())
+    if old.made.encoded and chunk_rows == 1:
+        return FieldRows(copied=over, computed=computed)
+    return FieldRows(resumed=over, computed=computed)

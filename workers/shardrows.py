@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from precache.receipts import ShardObject
 from precache.rowtable import REMOVED
 from precache.shardwriter import ShardWriter
 from workers.goal import SCRATCH
-from workers.offered import OfferedRows
+from workers.offered import OfferedRows, SpoiledOffer
 from workers.ops import FieldRecipe
 from workers.outputs import FieldOutput
 from workers.reuse import Offer
@@ -39,6 +40,8 @@ class ShardRows:
         What an earlier version has of the shard.
     first_row
         Number of its first row.
+    barred
+        Places of rows that must not be carried.
 
     Attributes
     ----------
@@ -58,6 +61,7 @@ class ShardRows:
         removed: frozenset[int],
         offer: Offer | None,
         first_row: int,
+        barred: Collection[int] = (),
     ) -> None:
         self.content: list[str] = []
         self.taken = 0
@@ -74,22 +78,35 @@ class ShardRows:
             )
             for name, recipe in recipes.items()
         }
-        copies = spared.complete and all(each.copies for each in self.outputs.values())
-        self._plain = spared.plain if copies else np.zeros(rows, np.bool_)
-
-    def carry(self, place: int) -> bool:
-        """Keep a row with its chunk, where that is all there is to do."""
-        if not self._plain[place]:
-            return False
+        spared.plain[list(barred)] = False
         for each in self.outputs.values():
-            each.carry(place)
-        self.content.append(self._spared.content[place])
-        self.taken += 1
-        return True
+            each.expect(spared.plain)
+        carries = spared.complete and all(each.carries for each in self.outputs.values())
+        self._halts = [*np.flatnonzero(~spared.plain).tolist(), rows] if carries else range(rows)
+
+    def carry(self, place: int) -> int:
+        """Keep the rows from a place on as they are, as far as that is all there is to do.
+
+        Returns
+        -------
+        int
+            How many.
+        """
+        stop = self._halts[bisect.bisect_left(self._halts, place)]
+        if stop > place:
+            for each in self.outputs.values():
+                each.carry(range(place, stop))
+            self.content += self._spared.content[place:stop]
+            self.taken += stop - place
+        return stop - place
 
     def needs_sample(self, place: int) -> bool:
         """Whether a row cannot be made of what the earlier version has."""
         return bool(self._spared.needs_sample[place])
+
+    def may_fail(self, place: int) -> bool:
+        """Whether a row may stay a hole where its sample cannot be fetched again."""
+        return self._offer is not None and self._offer.retries and place in self._spared.holes
 
     def make(self, place: int, key: str, sample: Sample | None, barred: str = "") -> str:
         """Make a row of every field; the reason where it is a hole, else empty.
@@ -144,6 +161,8 @@ class ShardRows:
                     each.compute(sample, key)
         except SampleError as error:
             return str(error)
+        except SpoiledOffer:
+            raise
         except MemoryError:
             raise FetchError(f"{key}: the worker ran out of memory") from None
         except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
@@ -160,35 +179,53 @@ class Object:
 
     def __init__(self, output: FieldOutput, offer: Offer | None) -> None:
         self._parts, self.made = output.finish()
-        self._offer, self._old = offer, output.old
+        self._field, self._offer, self._old = output.recipe.name, offer, output.old
 
     @property
     def is_old(self) -> bool:
         """Whether it is the earlier version's, byte for byte."""
         old = self._old
         return old is not None and (self.made.size, self.made.xxh3) == (
-            old.offered.size,
-            old.offered.xxh3,
+            old.offered.stored.size,
+            old.offered.stored.xxh3,
         )
 
     def put(self, folder: Folder, name: str) -> ShardObject:
-        """Put it, as a link where it is the earlier version's, which may be gone meanwhile."""
+        """Put it, as a link where it is the earlier version's, which may be gone meanwhile.
+
+        Raises
+        ------
+        SpoiledOffer
+            It is gone, and was not read before.
+        """
         if self.is_old and self._offer is not None and self._old is not None:
-            with contextlib.suppress(StorageError):
+            try:
                 there = self._old.offered.object_name
                 folder.copy(name, self._offer.folder, there, scratch=SCRATCH)
                 return self.made
+            except StorageError as error:
+                if not self._parts:
+                    raise SpoiledOffer(self._field, error) from None
         folder.put(name, self._parts, scratch=SCRATCH)
         return self.made
 
 
-def open_offered(offer: Offer | None) -> dict[str, OfferedRows]:
-    """Fields of an offer whose objects are what they were."""
+def open_offered(offer: Offer | None, check: bool = False) -> dict[str, OfferedRows]:
+    """Fields of an offer whose objects are there, as large as they were.
+
+    Parameters
+    ----------
+    check
+        Read them at once; by default when they are needed.
+    """
     found = {}
     for name in offer.fields if offer else ():
         with contextlib.suppress(DamageError, StorageError, StoreError):
             assert offer is not None
-            found[name] = OfferedRows(offer, name)
+            rows = OfferedRows(offer, name)
+            if check:
+                rows.open()
+            found[name] = rows
     return found
 
 

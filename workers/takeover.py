@@ -62,14 +62,12 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
     require_permit(task)
     objects: dict[str, ShardObject] = {}
     for name, at in task.objects.items():
-        shape, each = task.shapes[name], fields[name]
+        each = fields[name]
         try:
             task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
         except StorageError:
             return None
-        step = shape.chunk_rows(task.rows_per_shard)
-        raw_nbytes = -(-len(task.keys) // step) * step * shape.nbytes
-        objects[name] = ShardObject(each.size, each.xxh3, raw_nbytes)
+        objects[name] = each.stored
     timing.charge("put")
     receipt = Receipt(
         task.shard,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
 from precache.receipts import Receipt
+from precache.rowtable import REMOVED
+from precache.store import open_own
 from workers.goal import Goal, Recipe
 from workers.listed import Listed
 from workers.plan import shards_to_do
@@ -47,6 +49,9 @@ class Work:
         be made again, as they were.
     needed
         Bytes to be stored, by estimate; None where the build was begun before.
+    failed
+        Version of the same recipe and rows whose holes are tried again: if none of them is mended,
+        it stays.
     """
 
     goal: Goal
@@ -55,6 +60,7 @@ class Work:
     todo: Sequence[int]
     lost: Mapping[tuple[str, int], tuple[int, int]] | None = None
     needed: int | None = None
+    failed: Goal | None = None
 
     @property
     def committed(self) -> bool:
@@ -78,19 +84,35 @@ def find_work(
     measure
         Asked for row shapes where no earlier version tells them.
     """
+    failed = None
     if goal is not None and is_readable(goal):
-        return _losses(goal)
+        if not is_tried_again(request, goal):
+            return _losses(goal)
+        failed, again = goal, replace(goal.recipe, retries=goal.recipe.retries + 1)
+        goal = Goal.of(store, again, goal.rows_per_shard, goal.shapes)
     recipe, origin, needed = listed.recipe, None, None
     # Samples that bring labels must be fetched.
     if not (request.recompute or listed.fetches_labels):
         origin = find_origin(store, recipe.pipeline, recipe.table)
+        if origin is not None and request.retry_failed:
+            origin = origin.retried()
     if goal is None:
         shapes, needed = _known(recipe, origin) or _measured(recipe, measure)
         shapes = {**shapes, **(origin.shapes() if origin else {})}
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
         if is_readable(goal):
             return _losses(goal)
-    return remaining(goal, origin, needed, request.recompute)
+    return replace(remaining(goal, origin, needed, request.recompute), failed=failed)
+
+
+def is_tried_again(request: Request, goal: Goal) -> bool:
+    """Whether a committed version has samples that failed, and the request is for these."""
+    return request.retry_failed and bool(failed_rows(goal))
+
+
+def failed_rows(goal: Goal) -> set[int]:
+    """Rows of a committed version whose samples failed."""
+    return {row for row, (_, why) in open_own(goal.folder).holes.items() if why != REMOVED}
 
 
 def remaining(

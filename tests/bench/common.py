@@ -267,11 +267,12 @@ def multiply(files: Sequence[Path], root: Path, count: int, folder: Path) -> Pat
         name = f"{path.stem}_{number // len(files):04d}{path.suffix}"
         target = folder / path.relative_to(root).with_name(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _link(path, target)
+        link(path, target)
     return folder
 
 
-def _link(path: Path, target: Path) -> None:
+def link(path: Path, target: Path) -> None:
+    """The same file under another name, which may have it already."""
     if target.exists():
         return
     try:

@@ -2,8 +2,9 @@
 
 Each change is built into a store that has an earlier version, and into a copy of that store with
 ``recompute=True``; the objects of both are compared to the last byte. Figures are CPU time of the
-tasks, start-up apart. Photos are to their rows as 500 x 375 px are to 224 x 224: rows of 160 x 160
-have a chunk each, of 64 x 64 four share one.
+tasks, start-up apart. Cuts of a photo are to their rows as 500 x 375 px are to 224 x 224: rows of
+160 x 160 have a chunk each, of 64 x 64 four share one. Rows of 224 x 224 are of whole photos about
+that large.
 """
 
 import argparse
@@ -22,19 +23,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
 from rich.console import Console
 from rich.table import Column, Table
 
 import precache
 from precache.codecs import encoder, undo_image
-from precache.layout import decode_index
+from precache.layout import RowShape, decode_index
 from precache.shards import ArrayReader
 from precache.shardwriter import ShardWriter
+from tests.bench.building import decodes
 from tests.bench.common import (
     Cost,
     Machine,
     cost_of,
+    find_photos,
     in_clean_process,
+    link,
     log,
     work_folder,
 )
@@ -42,7 +47,12 @@ from tests.building import cut, encoded
 
 DISTINCT = 300
 """Photos that differ; the others are links to them."""
+OTHERS = 50
+"""Photos that come in the place of some."""
 SIZES = (160, 64)
+WHOLE = 224
+"""Rows of whole photos, with sides from `SIDES[0]` to `SIDES[1]` pixels."""
+SIDES = (300, 640)
 BATCH = 4 << 20
 """Bytes of rows that are decoded at a time."""
 MEGA = 1e6
@@ -128,6 +138,8 @@ class Change:
         The most that `share` is to be.
     linked
         Bytes of objects that both versions have.
+    by_hand
+        The same share, had rows of the base only been decoded, cropped, encoded and put.
     """
 
     name: str
@@ -138,6 +150,7 @@ class Change:
     read: int
     written: int
     linked: int
+    by_hand: float | None = None
 
     @property
     def share(self) -> float:
@@ -162,6 +175,18 @@ def _bytes_so_far() -> tuple[int, int]:
     return int(lines["rchar"]), int(lines["wchar"])
 
 
+def _whole_photos(folder: Path) -> list[Path]:
+    """JPEGs of usual size: those shared beside the repository, or made."""
+    root, files = find_photos(None, folder)
+    found = []
+    for path in filter(decodes, files):
+        height, width, _, _ = simplejpeg.decode_jpeg_header(path.read_bytes())
+        if SIDES[0] <= min(height, width) and max(height, width) <= SIDES[1]:
+            found.append(path)
+    log.print(f"{len(found)} of {len(files)} photos in {root} are of usual size")
+    return found
+
+
 def _photos(folder: Path, size: tuple[int, int], count: int, first: int = 0) -> list[Path]:
     """Photos that differ, from number `first` on."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +201,7 @@ def _links(photos: Sequence[Path], source: Path, numbers: range) -> None:
     for number, photo in zip(numbers, itertools.cycle(photos), strict=False):
         target = source / f"{number % 100:02d}" / f"{number:06d}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.hardlink_to(photo)
+        link(photo, target)
 
 
 def _copy(store: Path, target: Path) -> Path:
@@ -219,20 +244,24 @@ def _linked(store: Path, built: Built) -> int:
 # --- changes ------------------------------------------------------------------------------------
 
 
-def _recode(path: str, folder: Path, codec: str) -> Cost:
-    """Decode, encode and put the rows of a version, and nothing else; in a clean process."""
+def _by_hand(path: str, folder: Path, codec: str, crop: int = 0) -> Cost:
+    """Decode, crop, encode and put the rows of a version, nothing else; in a clean process."""
     version = precache.open(path)
     array = ArrayReader(version, "image").array
-    pipeline = Recipe(array.row_shape[1], codec).pipeline
-    encode = encoder(pipeline.fields["image"].stored_as, "uint8")
+    size = array.row_shape[1]
+    encode = encoder(Recipe(size, codec).pipeline.fields["image"].stored_as, "uint8")
     rows = np.empty((BATCH // math.prod(array.chunk_shape), *array.chunk_shape), np.uint8)
     chunks = math.prod(array.chunks_per_object)
+    per_shard = chunks * array.chunk_shape[0]
     target = precache.storage.open_folder(folder)
+    shape = RowShape((3, crop or size, crop or size), "uint8")
+    step = shape.chunk_rows(per_shard)
+    inner = slice((size - shape.shape[1]) // 2, (size + shape.shape[1]) // 2)
 
     def run() -> int:
         for name, each in _objects(path).items():
             data = memoryview(each.read_bytes())
-            writer = ShardWriter(array.chunk_shape, "uint8", chunks, encode)
+            writer = ShardWriter((step, *shape.shape), "uint8", per_shard // step, encode)
             index = decode_index(data[-chunks * 16 - 4 :], chunks).tolist()
             index = [each for each in index if each[1] < len(data)]
             for start in range(0, len(index), len(rows)):
@@ -241,7 +270,12 @@ def _recode(path: str, folder: Path, codec: str) -> Cost:
                     array.decoder.decode(data[offset : offset + length], chunk)
                 undo_image(rows[: len(part)])
                 for chunk in rows[: len(part)]:
-                    writer.put_chunk(encode(chunk))
+                    if not crop:
+                        writer.encode_chunk(chunk)
+                        continue
+                    for row in chunk:
+                        np.copyto(writer.row, row[:, inner, inner])
+                        writer.advance()
             target.put(name, writer.finish()[0])
         return version.rows
 
@@ -256,7 +290,12 @@ class Bench:
         self.rows = rows
         self.folder = folder / str(size)
         self.source = self.folder / "source"
-        self.photos = _photos(self.folder / "photos", self.recipe.photo, DISTINCT)
+        if size == WHOLE:
+            whole = _whole_photos(folder)
+            self.photos, self.others = whole[OTHERS:], whole[:OTHERS]
+        else:
+            cuts = _photos(self.folder / "photos", self.recipe.photo, DISTINCT + OTHERS)
+            self.photos, self.others = cuts[OTHERS:], cuts[:OTHERS]
         _links(self.photos, self.source, range(rows))
         self.store = self.folder / "store"
         log.print(f"{rows:,} rows of {size} x {size}: first build")
@@ -276,11 +315,12 @@ class Bench:
     ) -> Change:
         log.print(f"{self.recipe.size} x {self.recipe.size}: {name}")
         store = _copy(self.store, self.folder / "changed")
+        self.by_hand: float | None = None
         built, floor = make(store)
         linked = _linked(store, built)
         return Change(
             name, self.recipe.size, goal, built.cpu_seconds, floor,
-            built.read, built.written, linked,
+            built.read, built.written, linked, self.by_hand and self.by_hand / floor,
         )  # fmt: skip
 
     def _both(self, store: Path, recipe: Recipe) -> tuple[Built, Built]:
@@ -293,18 +333,19 @@ class Bench:
 
     def _codec(self, store: Path) -> tuple[Built, float]:
         recipe = dataclasses.replace(self.recipe, codec="zstd")
-        alone = [
-            in_clean_process(_recode, self.first.path, self.folder / "recoded", "zstd").cpu_seconds
-        ]
+        alone = self._alone("zstd")
         built, _ = self._both(store, recipe)
-        alone.append(
-            in_clean_process(_recode, self.first.path, self.folder / "recoded", "zstd").cpu_seconds
-        )
-        return built, sum(alone) / 2
+        return built, (alone + self._alone("zstd")) / 2
+
+    def _alone(self, codec: str, crop: int = 0) -> float:
+        folder = self.folder / "by hand"
+        return in_clean_process(_by_hand, self.first.path, folder, codec, crop).cpu_seconds
 
     def _base(self, store: Path) -> tuple[Built, float]:
         crop = round(self.recipe.size * 192 / 224)
+        alone = self._alone(self.recipe.codec, crop)
         built, full = self._both(store, dataclasses.replace(self.recipe, crop=crop))
+        self.by_hand = (alone + self._alone(self.recipe.codec, crop)) / 2
         return built, full.cpu_seconds
 
     def _field(self, store: Path) -> tuple[Built, float]:
@@ -320,11 +361,10 @@ class Bench:
     def _changed(self, store: Path) -> tuple[Built, float]:
         """The samples of these files have other bytes for good: the last but one change."""
         names = sorted(self.source.rglob("*.jpg"))
-        other = _photos(self.folder / "photos", self.recipe.photo, 50, first=DISTINCT)
         chosen = random.Random(0).sample(names, max(1, len(names) // 100))
-        for name, photo in zip(chosen, itertools.cycle(other), strict=False):
+        for name, photo in zip(chosen, itertools.cycle(self.others), strict=False):
             name.unlink()
-            name.hardlink_to(photo)
+            link(photo, name)
         built, full = self._both(store, self.recipe)
         shutil.rmtree(self.store)
         _copy(store, self.store)
@@ -371,13 +411,15 @@ def nothing(folder: Path, keys: int) -> Nothing:
 
 
 def _table(changes: Sequence[Change], rows: int) -> Table:
-    names = ("CPU-s", "of", "share", "to reach", "MB read", "MB written", "MB linked")
+    names = ("CPU-s", "of", "share", "to reach", "by hand", "MB read", "MB written", "MB linked")
     table = Table(
         Column("", no_wrap=True),
         *(Column(name, justify="right") for name in names),
         title=f"{rows:,} rows",
         caption="CPU-seconds of the tasks, against a full rebuild's; another codec, against\n"
-        "decoding, encoding and putting the rows alone; one field, against that field built alone.",
+        "decoding, encoding and putting the rows alone; one field, against that field alone.\n"
+        "By hand: the base's rows decoded, cropped, encoded and put, and no sums, by one loop.\n"
+        "Objects of the earlier version that are mapped do not count as read.",
     )
     for each in changes:
         table.add_row(
@@ -386,6 +428,7 @@ def _table(changes: Sequence[Change], rows: int) -> Table:
             f"{each.floor:.2f}",
             f"{each.share:.3f}",
             f"{each.goal:g}",
+            "" if each.by_hand is None else f"{each.by_hand:.3f}",
             *(f"{nbytes / MEGA:,.0f}" for nbytes in (each.read, each.written, each.linked)),
         )
     return table
@@ -396,7 +439,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.recaching", description=__doc__)
     parser.add_argument("--rows", type=int, default=50_000, help="rows of each store (50,000)")
     parser.add_argument("--keys", type=int, default=100_000, help="of which none changed (100,000)")
-    parser.add_argument("--size", type=int, choices=SIZES, help="of the rows (both, in turn)")
+    parser.add_argument(
+        "--size", type=int, choices=(WHOLE, *SIZES), help="of the rows (160 and 64)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.rows < 1000 or options.keys < 0:
