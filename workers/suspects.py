@@ -58,7 +58,7 @@ class Trial:
 
 @contextlib.contextmanager
 def limited_memory(nbytes: int) -> Iterator[None]:
-    """Have this process refused more memory than it has and `nbytes` (RLIMIT_DATA: setrlimit(2))."""
+    """Have this process refused more than it has and `nbytes` (RLIMIT_DATA of setrlimit(2))."""
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
     status = Path("/proc/self/status").read_text("utf-8")
     has = int(status.partition("VmData:")[2].split()[0]) << 10
