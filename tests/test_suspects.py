@@ -6,8 +6,7 @@ import contextlib
 import json
 import subprocess
 import tomllib
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.building import (
     write,
     write_jpegs,
 )
+from tests.cgroups import entering, group, limit_memory
 from workers.shard_task import BASE_MEMORY, LARGE_FILE, LARGE_MEMORY, Job, ShardTask
 from workers.sources import open_source
 from workers.suspects import Trial
@@ -50,7 +50,6 @@ params = {{ nbytes = {nbytes} }}
 op = "resize"
 size = [48, 48]
 """
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def recipe(nbytes: int) -> precache.Pipeline:
@@ -122,29 +121,6 @@ def test_a_task_with_a_large_file_asks_for_more_memory(photos: Path) -> None:
 # --- processes that are killed ------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def cgroup(nbytes: int) -> Iterator[Path]:
-    """The file that takes processes into a group which the kernel kills above so many bytes."""
-    first, limit = CGROUPS / "memory", "memory.limit_in_bytes"
-    root, limit = (first, limit) if first.is_dir() else (CGROUPS, "memory.max")
-    folder = root / f"precache-{uuid.uuid4().hex}"
-    try:
-        folder.mkdir()
-        (folder / limit).write_text(str(nbytes))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        pytest.skip(f"no group of processes with a limit can be made here: {error}")
-    try:
-        yield folder / "cgroup.procs"
-    finally:
-        for pid in (folder / "cgroup.procs").read_text().split():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(int(pid)).kill()
-                psutil.Process(int(pid)).wait(30)
-        folder.rmdir()
-
-
 def build(photos: Path, variables: dict[str, str], *prefix: str) -> Any:
     """What ``precache build`` tells, and what it says."""
     (photos.parent / "recipe.toml").write_text(RECIPE.format(nbytes=0))
@@ -162,9 +138,13 @@ def build(photos: Path, variables: dict[str, str], *prefix: str) -> Any:
 
 @pytest.mark.heavy
 def test_a_sample_for_which_the_kernel_kills_its_worker_is_a_hole(photos: Path) -> None:
-    with cgroup(2 << 30) as group:
-        enter = ("sh", "-c", f'echo $$ > {group} && exec "$@"', "sh")
-        result = build(photos, {}, *enter)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(group("memory"))
+            limit_memory(folder, 2 << 30)
+        except OSError as error:
+            pytest.skip(f"no group of processes with a limit can be made here: {error}")
+        result = build(photos, {}, *entering(folder))
     assert sorted(key for key, _ in result["holes"]) == sorted(GREEDY)
     for _, why in result["holes"]:
         assert why.startswith("decoding it kills the worker: its worker died 2 times: its process ")

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from precache.errors import BuildError, CrashError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
@@ -144,7 +142,9 @@ def fetch_ahead(
 
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:
-    """The ops of every field, ready to be applied to samples."""
+    """The ops of every field, ready to be applied to samples; all that they need is loaded."""
+    import torch  # noqa: F401 - here, lest it count as the work of whoever uses it first
+
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
@@ -157,6 +157,8 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Parallelism is one task a core; torch's own threads would only get in its way."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -179,10 +181,11 @@ def run_shard(task: ShardTask) -> Receipt:
     BuildError
         The build has ended meanwhile.
     """
+    recipes = recipes_of(task.job)
     timing = Timing()
     rows = ShardRows(
         task.job.pipeline,
-        recipes_of(task.job),
+        recipes,
         task.shapes,
         task.rows_per_shard,
         len(task.keys),
