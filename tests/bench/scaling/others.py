@@ -35,11 +35,12 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Run:
-    """What one tool took, all its processes together."""
+    """What one tool took, all its processes together, and the bytes of its files."""
 
     samples: int
     cpu_seconds: float
     seconds: float
+    nbytes: int
 
     @property
     def per_cpu_second(self) -> float:
@@ -136,7 +137,8 @@ def run(tool: Tool, source: Path, folder: Path, installing: bool) -> Run | str:
             burnt = count()
         if done.returncode:
             return (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        return Run(tool.count(target), burnt, seconds)
+        files = (path.stat() for path in target.rglob("*") if path.is_file())
+        return Run(tool.count(target), burnt, seconds, sum(each.st_size for each in files))
     except NotInstalledError as error:
         return str(error)
     finally:
