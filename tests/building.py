@@ -261,6 +261,17 @@ def hold(array: np.ndarray, folder: str = "", store: str = "", after: int = 0) -
     return array
 
 
+def hoard(array: np.ndarray, nbytes: int = 0) -> np.ndarray:
+    """The array as it is; over one of 33 x 33, takes so much memory, or by default all there is.
+
+    Not where SPARING is set.
+    """
+    kept = []
+    while array.shape[:2] == (33, 33) and "SPARING" not in os.environ:
+        kept.append(np.ones(nbytes or 64 << 20, np.uint8))
+    return array
+
+
 def linger(array: np.ndarray, seconds: float = 0.0) -> np.ndarray:
     """The array as it is; where LINGER is set, after so long that there is time to kill it."""
     if "LINGER" in os.environ:

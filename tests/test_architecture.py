@@ -156,6 +156,21 @@ def test_planning_a_build_loads_neither_torch_nor_ray_nor_a_decoder(
     assert not _loaded(run_python, modules) & {"torch", "ray", "zarr", "PIL", "simplejpeg"}
 
 
+def test_what_a_driver_hands_out_needs_no_torch(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    assert "torch" not in _loaded(run_python, "workers.takeover, workers.probe, workers.suspects")
+
+
+def test_every_benchmark_can_be_loaded(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    folder = Path(__file__).parent / "bench"
+    modules = [f"tests.bench.{path.stem}" for path in folder.glob("[a-z]*.py")]
+    modules += ["tests.bench.peers.__main__", "tests.bench.scaling.__main__"]
+    assert set(modules) <= _loaded(run_python, ", ".join(modules))
+
+
 def test_opening_and_loading_need_no_zarr_python_and_no_decoder(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

@@ -66,3 +66,5 @@ class Account:
         """No more shards are made."""
         if self._heartbeat is not None:
             self._heartbeat.end()
+        if self._metrics is not None:
+            self._metrics.tell()

@@ -255,7 +255,7 @@ class _Build:
         self.account.begin(goal, todo, receipts)
         failed = _failed(goal, receipts.values())
         self._judge(failed, len(goal.table))
-        task_of = functools.partial(self._task, goal, lost, origin, self._permit(goal))
+        task_of = functools.partial(self._task, self._job(), goal, lost, origin, self._permit(goal))
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             crashed: list[ShardTask] = []
@@ -287,6 +287,7 @@ class _Build:
 
     def _task(
         self,
+        job: Job,
         goal: Goal,
         lost: Mapping[tuple[str, int], tuple[int, int]] | None,
         origin: Origin | None,
@@ -300,7 +301,7 @@ class _Build:
         rows = goal.rows_of(shard)
         part = slice(rows.start, rows.stop)
         return ShardTask(
-            self._job(),
+            job,
             goal.folder,
             goal.shapes,
             {name: goal.object_name(name, shard) for name in names},

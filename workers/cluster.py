@@ -6,12 +6,14 @@ import contextlib
 import functools
 import logging
 import os
+import pickle
 import socket
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,12 @@ SLOTS_SECONDS = 1.0
 
 NOTICE_SECONDS = 15.0
 """Without a node that can take a task, after which that is said."""
+
+MANY = 64
+"""Copies under way, above which all that ended are asked for at once."""
+
+MEMORY_STEP = 64 << 20
+"""What a task may need is rounded up to: Ray gives a worker on to tasks that ask for the same."""
 
 RESULT_SECONDS = 60.0
 """To bring a result that is there: its node may just be going away."""
@@ -117,6 +125,7 @@ def _quiet_environment() -> Iterator[None]:
         token.write_text(_token())
         settings = {
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_task_events_report_interval_ms": "0",  # for a dashboard, which there is none of
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             # glibc gives freed image buffers back to the kernel, only to fault them in again.
             "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
@@ -234,7 +243,7 @@ class _Ray:
         self._ray = ray
         self._placement = placement
         self._notice = notice
-        self._remotes: dict[tuple[Callable[[Any], Any], int], Any] = {}
+        self._remotes: dict[tuple[Callable[[Any], Any], int, int], Any] = {}
         self._memory = 0
         self._under_way: dict[Any, None] = {}
         self._slots, self._looked = 0, float("-inf")
@@ -254,36 +263,39 @@ class _Ray:
                 )
         return self._slots
 
-    def submit(self, function: Callable[[Any], Any], item: Item) -> Hashable:
+    def submit(self, function: Callable[[Any], Any], item: Any) -> Hashable:
         given = self._placement.memory
-        self._memory = item.memory if given is None else given
-        remote = self._remotes.get((function, self._memory)) or self._remote_of(function)
-        reference: Hashable = remote.remote(item)
+        self._memory = -(-item.memory // MEMORY_STEP) * MEMORY_STEP if given is None else given
+        which = function, id(item.job), self._memory
+        remote = self._remotes.get(which) or self._remotes.setdefault(
+            which, self._remote_of(function, item.job, self._memory)
+        )
+        reference: Hashable = remote.remote(pickle.dumps(replace(item, job=None)))
         self._under_way[reference] = None
         return reference
 
-    def _remote_of(self, function: Callable[[Any], Any]) -> Any:
-        """What Ray calls on a worker: made once, so that a task's only argument is its item."""
+    def _remote_of(self, function: Callable[[Any], Any], job: Any, memory: int) -> Any:
+        """What Ray calls on a worker: it has the job, and a task's only argument is the rest."""
         placement, nice = self._placement, self._placement.nice
 
-        def on_worker(item: Any) -> Any:
-            return _on_worker(function, item, nice)
+        def on_worker(item: bytes) -> bytes:
+            whole = replace(pickle.loads(item), job=job)
+            return pickle.dumps(_on_worker(function, whole, nice))
 
         made: Any = self._ray.remote(on_worker)
-        made = self._remotes[function, self._memory] = made.options(
+        return made.options(
             name=function.__name__,
             num_cpus=placement.cpus,
-            memory=self._memory or None,
+            memory=memory or None,
             max_retries=0,  # deaths are told to `dispatch`, which counts them and knows what to do
             resources=dict(placement.resources) or None,
             label_selector=dict(placement.labels) or None,
         )
-        return made
 
     def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         references = list(self._under_way)
         ready, _ = self._ray.wait(references, num_returns=1, timeout=seconds)
-        if ready:
+        if ready and len(references) > MANY:
             ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
         for reference in ready:
             del self._under_way[reference]
@@ -297,7 +309,7 @@ class _Ray:
     def _end(self, reference: Any) -> Done | Lost:
         errors = self._ray.exceptions
         try:
-            return Done(self._ray.get(reference, timeout=RESULT_SECONDS))
+            return Done(pickle.loads(self._ray.get(reference, timeout=RESULT_SECONDS)))
         except errors.RayTaskError as error:
             return Done(BuildError(f"a task failed: {error.cause!r}"))
         except errors.OutOfMemoryError:

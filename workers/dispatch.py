@@ -32,6 +32,10 @@ class Item(Protocol):
     """What a task is given."""
 
     @property
+    def job(self) -> Any:
+        """What many items have in common: the same object, which goes to a worker but once."""
+
+    @property
     def memory(self) -> int:
         """Bytes that its process may need."""
 

@@ -8,11 +8,16 @@ it. Labels are few: the store's name, the version's first digits, and the node.
 from __future__ import annotations
 
 import sys
+import time
+from collections import defaultdict
 
 from precache.receipts import Receipt
 
 BOUNDARIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Seconds that tell shards apart."""
+
+EVERY = 1.0
+"""Seconds at least between two times that Ray is told: telling it costs as much as a task."""
 
 _COUNTERS = {
     "shards": "Shards made",
@@ -45,6 +50,10 @@ class BuildMetrics:
         self._planned = Counter("precache_build_planned_shards", "Shards to be made", common)
         for each in (*self._counters.values(), self._stages, self._shard, self._planned):
             each.set_default_tags({"store": store, "version": version[:8]})
+        self._told = time.monotonic()
+        self._made: dict[tuple[str, str], float] = defaultdict(float)
+        self._spent: dict[tuple[str, str], float] = defaultdict(float)
+        self._walls: list[tuple[str, float]] = []
 
     def plan(self, shards: int) -> None:
         """So many shards are to be made."""
@@ -52,8 +61,7 @@ class BuildMetrics:
             self._planned.inc(shards)
 
     def add(self, receipt: Receipt) -> None:
-        """A shard is made."""
-        tags = {"node": receipt.host}
+        """A shard is made; Ray hears of it now and then."""
         made = {
             "shards": 1,
             "images": len(receipt.content),
@@ -63,12 +71,27 @@ class BuildMetrics:
             "cpu_seconds": receipt.cpu_seconds,
         }
         for name, value in made.items():
-            if value > 0:  # Ray refuses to add nothing
-                self._counters[name].inc(value, tags)
+            self._made[receipt.host, name] += value
         for stage, seconds in receipt.seconds.items():
+            self._spent[receipt.host, stage] += seconds
+        self._walls.append((receipt.host, receipt.wall_seconds))
+        if time.monotonic() - self._told >= EVERY:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell Ray what it has not heard of."""
+        self._told = time.monotonic()
+        for (node, name), value in self._made.items():
+            if value > 0:  # Ray refuses to add nothing
+                self._counters[name].inc(value, {"node": node})
+        for (node, stage), seconds in self._spent.items():
             if seconds > 0:
-                self._stages.inc(seconds, {**tags, "stage": stage})
-        self._shard.observe(receipt.wall_seconds, tags)
+                self._stages.inc(seconds, {"node": node, "stage": stage})
+        for node, seconds in self._walls:
+            self._shard.observe(seconds, {"node": node})
+        self._made.clear()
+        self._spent.clear()
+        self._walls.clear()
 
 
 def build_metrics(store: str, version: str) -> BuildMetrics | None:

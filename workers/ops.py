@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from precache.errors import SampleError
@@ -78,6 +77,8 @@ def decode(
         return _decode_pillow(bytes(data), op) if fast is None else fast
     if isinstance(data, Image.Image):
         return _to_array(data, op.mode)
+    import torch
+
     if isinstance(data, torch.Tensor) and data.ndim == 3:
         data = data.permute(1, 2, 0).numpy()
     array = np.asarray(data)
@@ -231,6 +232,8 @@ def resize(array: np.ndarray, shape: tuple[int, int], interpolation: str) -> np.
     """Antialiased resize of (H, W, C) uint8; within 2 levels of Pillow, 3.5 times as fast."""
     if array.shape[:2] == shape:
         return array
+    import torch
+
     usable = array.flags.writeable and min(array.strides) > 0
     pixels = torch.from_numpy(array if usable else array.copy())
     # The batch axis comes before the permutation: only then does torch see a channels-last image,
@@ -299,6 +302,8 @@ def to_dtype(array: np.ndarray, op: ToDType) -> np.ndarray:
 
 
 def _call(function: Callable[..., Any], array: np.ndarray, op: Function) -> np.ndarray:
+    import torch
+
     result = function(array, **op.params)
     return result.numpy() if isinstance(result, torch.Tensor) else np.asarray(result)
 

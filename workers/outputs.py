@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 
 from precache.errors import SampleError
 from precache.folder import Buffer
@@ -21,6 +20,8 @@ class Sums:
     """Channel sums of one image field; exact for uint8, so that their order does not matter."""
 
     def __init__(self, shape: tuple[int, ...], start: ChannelSums | None = None) -> None:
+        import torch
+
         channels, self._pixels = shape[0], math.prod(shape[1:])
         self.count = 0 if start is None else start.count
         self.total = np.zeros(channels) if start is None else np.array(start.total)
@@ -32,6 +33,8 @@ class Sums:
 
     def add(self, row: np.ndarray, sign: int = 1) -> None:
         """Add a row, or take one away that was added."""
+        import torch
+
         self._values.copy_(torch.from_numpy(row.reshape(self._values.shape)))
         self.count += sign * self._pixels
         self.total += sign * self._summed()
@@ -39,6 +42,8 @@ class Sums:
         self.squares += sign * self._summed()
 
     def _summed(self) -> np.ndarray:
+        import torch
+
         sums: np.ndarray = self._blocks.sum(2).sum(1, dtype=torch.float64).numpy()
         return sums
 

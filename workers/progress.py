@@ -81,7 +81,8 @@ class BuildProgress:
 
     def listed(self, found: int) -> None:
         self._progress.update(self._task, completed=found)
-        self._log(f"{found:,} listed")
+        if self._logs():
+            self.say(f"{found:,} listed")
 
     def phase(self, name: str) -> None:
         """What goes on, where it cannot be counted."""
@@ -105,16 +106,18 @@ class BuildProgress:
     def advance(self, images: int, failed: int) -> None:
         note = f"{failed} failed" if failed else ""
         self._progress.update(self._task, advance=images, note=note)
-        bar, (before, since) = self._progress.tasks[self._task], self._began
-        rate = (bar.completed - before) / max(1e-3, time.monotonic() - since)
-        self._log(progress_line(int(bar.completed), int(bar.total or 0), rate))
+        if self._logs():
+            bar, (before, since) = self._progress.tasks[self._task], self._began
+            rate = (bar.completed - before) / max(1e-3, time.monotonic() - since)
+            self.say(progress_line(int(bar.completed), int(bar.total or 0), rate))
 
-    def _log(self, line: str) -> None:
-        """A line for a log, now and then; a terminal has the bar."""
-        terminal, clock = self._progress.console.is_terminal, time.monotonic()
-        if not terminal and clock - self._logged >= LINE_EVERY:
-            self._logged = clock
-            self.say(line)
+    def _logs(self) -> bool:
+        """Whether a line for a log is due, where there is no terminal with a bar."""
+        clock = time.monotonic()
+        if clock - self._logged < LINE_EVERY or self._progress.console.is_terminal:
+            return False
+        self._logged = clock
+        return True
 
 
 def progress_line(done: int, total: int, rate: float) -> str:

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
-from precache.errors import BuildError, FetchError
+from precache.errors import BuildError, CrashError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
@@ -31,6 +29,9 @@ FETCH_SAMPLES = 16
 """A fetch is a run of samples up to either limit; three are in the making at a time."""
 BASE_MEMORY = 1 << 30
 """Bytes of a worker's process: 350 MB of libraries, the rest for photos of 90 million pixels."""
+LARGE_FILE = 16 << 20
+LARGE_MEMORY = 768 << 20
+"""Bytes more where a file is larger than that: for pictures at the default limit of pixels."""
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
 
@@ -97,7 +98,8 @@ class ShardTask:
         """Bytes its process may need: libraries and a large photograph, and whole shards."""
         made = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
         offered = self.offer.fields.values() if self.offer else ()
-        return BASE_MEMORY + made + sum(each.size for each in offered)
+        large = LARGE_MEMORY * (max(self.sizes, default=0) > LARGE_FILE)
+        return BASE_MEMORY + large + made + sum(each.size for each in offered)
 
     def retried(self) -> ShardTask:
         return replace(self, again=True)
@@ -141,7 +143,9 @@ def fetch_ahead(
 
 
 def recipes_of(job: Job) -> dict[str, FieldRecipe]:
-    """The ops of every field, ready to be applied to samples."""
+    """The ops of every field, ready to be applied to samples; all that they need is loaded."""
+    import torch  # noqa: F401 - here, lest it count as the work of whoever uses it first
+
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
@@ -154,6 +158,8 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Parallelism is one task a core; torch's own threads would only get in its way."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -169,6 +175,8 @@ def run_shard(task: ShardTask) -> Receipt:
     ------
     FetchError
         Samples that could not be fetched, by key; nothing was put.
+    CrashError
+        Memory did not suffice; nothing was put.
     StorageError
         An object could not be written.
     BuildError
@@ -183,10 +191,11 @@ def run_shard(task: ShardTask) -> Receipt:
 
 
 def _run_shard(task: ShardTask) -> Receipt:
+    recipes = recipes_of(task.job)
     timing = Timing()
     rows = ShardRows(
         task.job.pipeline,
-        recipes_of(task.job),
+        recipes,
         task.shapes,
         task.rows_per_shard,
         len(task.keys),
@@ -287,11 +296,21 @@ def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
 
 
 def try_samples(job: Job, keys: Sequence[str], sizes: Sequence[int]) -> None:
-    """Fetch and decode samples, and let what comes of it go: only their process is at stake."""
+    """Fetch and decode samples, and let what comes of it go: only their process is at stake.
+
+    Raises
+    ------
+    CrashError
+        Memory did not suffice for one of them.
+    """
     recipes = recipes_of(job)
     with one_thread():
         for key, sample in fetch_ahead(job.source, keys, sizes):
             if isinstance(sample, Sample):
-                with contextlib.suppress(Exception):
+                try:
                     for recipe in recipes.values():
                         recipe(sample, key)
+                except MemoryError:
+                    raise CrashError("it ran out of memory") from None
+                except Exception:  # the build itself will say why it is a hole
+                    continue

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from precache.codecs import encoder
-from precache.errors import DamageError, FetchError, SampleError, StorageError, StoreError
+from precache.errors import CrashError, DamageError, SampleError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
@@ -164,7 +164,7 @@ class ShardRows:
         except SpoiledOffer:
             raise
         except MemoryError:
-            raise FetchError(f"{key}: the worker ran out of memory") from None
+            raise CrashError(f"{key}: the worker ran out of memory") from None
         except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
             return f"{type(error).__name__}: {error}"
         return ""

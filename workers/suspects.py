@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import resource
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from precache.errors import CrashError, PrecacheError
+from precache.report import size
 from workers.cluster import Run
 from workers.dispatch import Patience
 from workers.shard_task import BASE_MEMORY, Job, try_samples
@@ -33,6 +37,15 @@ class Trial:
     def run(self) -> None:
         try_samples(self.job, self.keys, self.sizes)
 
+    def is_heavy(self) -> bool:
+        """Whether decoding them asks for more than `memory`, of which they are given no more."""
+        with limited_memory(self.memory):
+            try:
+                self.run()
+            except CrashError:
+                return True
+        return False
+
     def parts(self) -> list[Trial]:
         """The same samples in several trials, or in none where there is but one."""
         step = -(-len(self.keys) // PARTS)
@@ -41,6 +54,20 @@ class Trial:
             replace(self, keys=self.keys[at : at + step], sizes=self.sizes[at : at + step])
             for at in starts
         ]
+
+
+@contextlib.contextmanager
+def limited_memory(nbytes: int) -> Iterator[None]:
+    """Have this process refused more than it has and `nbytes` (RLIMIT_DATA of setrlimit(2))."""
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    status = Path("/proc/self/status").read_text("utf-8")
+    has = int(status.partition("VmData:")[2].split()[0]) << 10
+    if before == resource.RLIM_INFINITY or has + nbytes < before:
+        resource.setrlimit(resource.RLIMIT_DATA, (has + nbytes, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
 def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
@@ -54,6 +81,7 @@ def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
         Of what killed its worker.
     """
     killers: dict[str, str] = {}
+    alone: list[Trial] = []
     suspects = [part for trial in trials for part in trial.parts() or [trial]]
     while suspects:
         found: list[Trial] = []
@@ -61,8 +89,12 @@ def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
             if isinstance(outcome, CrashError):
                 found += trial.parts()
                 if len(trial.keys) == 1:
+                    alone.append(trial)
                     killers[trial.keys[0]] = f"decoding it kills the worker: {outcome}"
             elif isinstance(outcome, PrecacheError):
                 raise outcome
         suspects = found
+    for trial, outcome in run(Trial.is_heavy, alone, PATIENCE):
+        if outcome is True:
+            killers[trial.keys[0]] += f"; it asks for more than {size(trial.memory)} of memory"
     return killers

@@ -158,13 +158,14 @@ def _workers(count: int) -> str:
 
 
 def in_turns(source: Path, folder: Path, rounds: int) -> dict[str, list[Build]]:
-    """Builds of each way, by title, one of each in every round."""
-    found: dict[str, list[Build]] = {}
+    """Builds of each way, by title, one of each in every round; each round begins with another."""
     with joined(folder / "cluster") as others:
         ways = (SERIAL, own_ray(1), own_ray(2), *others)
-        for number, way in itertools.product(range(rounds), ways):
+        found: dict[str, list[Build]] = {way.title: [] for way in ways}
+        for number, place in itertools.product(range(rounds), range(len(ways))):
+            way = ways[(number + place) % len(ways)]
             log.print(f"round {number + 1} of {rounds}: {way.title}")
-            found.setdefault(way.title, []).append(build(source, folder, way))
+            found[way.title].append(build(source, folder, way))
     return found
 
 

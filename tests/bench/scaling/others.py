@@ -15,7 +15,7 @@ from tests.bench.common import CROP, log
 from tests.bench.peers.environments import TORCH, Environment, NotInstalledError, install, python_of
 from tests.bench.peers.measure import ROOT
 from tests.bench.scaling.builds import RESIZE
-from tests.bench.scaling.watch import Watch
+from tests.bench.scaling.watch import counted
 
 CPUS = 2
 PER_FILE = 500
@@ -35,11 +35,12 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Run:
-    """What one tool took, all its processes together."""
+    """What one tool took, all its processes together, and the bytes of its files."""
 
     samples: int
     cpu_seconds: float
     seconds: float
+    nbytes: int
 
     @property
     def per_cpu_second(self) -> float:
@@ -122,10 +123,10 @@ def run(tool: Tool, source: Path, folder: Path, installing: bool) -> Run | str:
             install(tool.environment, homes, ENVIRONMENTS)
         python = python_of(tool.environment, homes, ENVIRONMENTS)
         command = tool.command(python, source, target)
-        with Watch() as watch:
+        with counted() as (prefix, count):
             began = time.perf_counter()
             done = subprocess.run(
-                [str(part) for part in command],
+                [*prefix, *(str(part) for part in command)],
                 env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT)},
                 cwd=folder,
                 capture_output=True,
@@ -133,9 +134,11 @@ def run(tool: Tool, source: Path, folder: Path, installing: bool) -> Run | str:
                 check=False,
             )
             seconds = time.perf_counter() - began
+            burnt = count()
         if done.returncode:
             return (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        return Run(tool.count(target), watch.cpu_seconds, seconds)
+        files = (path.stat() for path in target.rglob("*") if path.is_file())
+        return Run(tool.count(target), burnt, seconds, sum(each.st_size for each in files))
     except NotInstalledError as error:
         return str(error)
     finally:
@@ -146,10 +149,11 @@ def run(tool: Tool, source: Path, folder: Path, installing: bool) -> Run | str:
 def in_turns(
     source: Path, folder: Path, rounds: int, installing: bool
 ) -> dict[str, list[Run | str]]:
-    """Runs of every tool, by title, one of each in every round."""
+    """Runs of every tool, by title, one of each in every round; each round begins with another."""
     found: dict[str, list[Run | str]] = {tool.title: [] for tool in TOOLS}
     for number in range(rounds):
-        for tool in TOOLS:
+        first = number % len(TOOLS)
+        for tool in (*TOOLS[first:], *TOOLS[:first]):
             log.print(f"round {number + 1} of {rounds}: {tool.title}")
             found[tool.title].append(run(tool, source, folder, installing))
     return found

@@ -20,8 +20,9 @@ from precache.receipts import ChannelSums, Receipt, ShardObject
 from tests.bench.common import CROP
 from tests.bench.listing import PretendedBucket
 from workers.dispatch import Done, Lost, dispatch
-from workers.probe import Probe, ProbeTask
+from workers.probe import ProbeTask
 from workers.shard_task import ShardTask
+from workers.work import Measured
 
 ROW = RowShape((3, CROP, CROP), "uint8")
 PREFIXES = 1000
@@ -69,7 +70,7 @@ class _Engine:
 
     def submit(self, function: Callable[[Any], Any], item: Any) -> Hashable:
         if isinstance(item, ProbeTask):
-            answer: Any = Probe({"image": ROW}, 80_000.0)
+            answer: Any = Measured({"image": ROW}, 80_000.0)
         else:
             self.first = self.first or time.perf_counter()
             self.tasks += 1

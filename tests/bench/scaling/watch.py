@@ -3,12 +3,15 @@
 import contextlib
 import os
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import psutil
+
+from tests.cgroups import cpu_seconds, entering, group
 
 INTERVAL = 0.2
 
@@ -79,6 +82,22 @@ class Watch:
                 times = process.cpu_times()
                 seen.cpu_seconds = times.user + times.system - seen.before
                 seen.peak_bytes = max(seen.peak_bytes, _peak_bytes(process.pid))
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[tuple[tuple[str, ...], Callable[[], float]]]:
+    """What a command line is to begin with, and the CPU seconds of all its processes until then.
+
+    They are the kernel's where a group of processes can be made, else what a `Watch` sees.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(group("cpuacct"))
+        except OSError:
+            watch = stack.enter_context(Watch())
+            yield (), lambda: watch.cpu_seconds
+        else:
+            yield entering(folder), lambda: cpu_seconds(folder)
 
 
 def _peak_bytes(pid: int) -> int:
