@@ -26,7 +26,16 @@ from precache.layout import RowShape
 from precache.pipeline import Decode, Field, Pipeline, RandomResizedCrop, ToDType
 from tests.building import ask, encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
-from workers.ops import FieldRecipe, Scratch, center_crop, decode, resize, resized_shape, to_dtype
+from workers.ops import (
+    FieldRecipe,
+    Scratch,
+    center_crop,
+    decode,
+    resize,
+    resize_and_crop,
+    resized_shape,
+    to_dtype,
+)
 from workers.shardrows import ShardRows
 from workers.sources import Sample
 
@@ -448,6 +457,37 @@ def test_the_crop_is_the_middle_as_torchvision_rounds_it(
     top, left = round((height - crop_height) / 2), round((width - crop_width) / 2)
     assert found.shape == (crop_height, crop_width, 1)
     assert found[0, 0, 0] == top * width + left
+
+
+@given(
+    st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    st.sampled_from([1, 3, 4]),
+    st.sampled_from(["bilinear", "bicubic"]),
+)
+@example((375, 500), (256, 341), (224 / 256, 224 / 341), 3, "bilinear")
+@example((480, 640), (256, 341), (224 / 256, 224 / 341), 3, "bilinear")  # no factor for its width
+@example((256, 500), (256, 341), (224 / 256, 224 / 341), 3, "bicubic")
+@example((31, 326), (361, 377), (117 / 361, 276 / 377), 3, "bilinear")  # 326 columns of 326
+@example((18, 155), (24, 206), (2 / 24, 68 / 206), 1, "bilinear")  # 13 rows of 13
+@settings(deadline=None)
+def test_resize_and_crop_at_once_makes_the_same_bytes(
+    before: tuple[int, int],
+    shape: tuple[int, int],
+    share: tuple[float, float],
+    channels: int,
+    interpolation: str,
+) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (*before, channels), np.uint8)
+    size = max(1, round(shape[0] * share[0])), max(1, round(shape[1] * share[1]))
+    expected = center_crop(resize(array, shape, interpolation), size)
+    assert np.array_equal(resize_and_crop(array, shape, size, interpolation), expected)
+
+
+def test_a_crop_larger_than_the_resize_is_refused() -> None:
+    with pytest.raises(SampleError, match="36 x 24 px is smaller than the crop to 60 x 24"):
+        resize_and_crop(np.asarray(photograph()), (24, 36), (24, 60), "bilinear")
 
 
 # --- scaled decoding ----------------------------------------------------------------------------
