@@ -33,7 +33,11 @@ def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
         made = _class_of(protocol, options)
         if EXTRAS.get(protocol) == "gcs":
             options = {**options, "session_kwargs": _waiting(options.get("session_kwargs", {}))}
-        return made(**{"use_listings_cache": False, **options})
+        fs = made(**{"use_listings_cache": False, **options})
+        if EXTRAS.get(protocol) == "azure":
+            # adlfs lets nobody choose it, and Azure's own first pause is one of 15 seconds.
+            fs.service_client._config.retry_policy.get_backoff_time = _pause_of_azure
+        return fs
     except PrecacheError:
         raise
     except ImportError:
@@ -80,6 +84,12 @@ def _obedience() -> Any:
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(answered)
     return trace
+
+
+def _pause_of_azure(settings: Mapping[str, Any]) -> float:
+    """Seconds, after what a retry policy of Azure's knows of a request's failures."""
+    answer = settings["history"][-1].http_response
+    return retries.pause_as_wished(settings["count"] - 1, answer.headers if answer else {})
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:

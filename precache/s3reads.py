@@ -1,7 +1,8 @@
-"""Reads from S3 by obstore, which takes a fifth of the CPU time of s3fs a request.
+"""Reads from S3 by URLs that obstore signs, at a fifth of the CPU time that s3fs takes a request.
 
-Credentials, region and endpoint are those that s3fs found, and all else is left to it: listing,
-writing, and every request that failed once.
+aiohttp fetches them, since obstore's own answers do not tell when a server wishes to be asked
+again. Credentials, region and endpoint are those that s3fs found, and all else is left to it:
+listing, writing, and every request that failed once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from http.client import responses
 from typing import Any
+from urllib.request import getproxies
 
 from precache import retries
 
@@ -32,6 +35,15 @@ AT_ONCE = 64
 TRUST = 3
 """Calls that may fail before any has succeeded; then s3fs does it all."""
 
+SIGNED_FOR = timedelta(hours=1)
+
+CONNECT_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+"""After which a connection that brings no byte counts as lost."""
+
+BUFFER = 1 << 20
+"""Bytes of an answer that arrive before anybody asks for them."""
+
 CREDENTIALS_LAST = timedelta(minutes=10)
 """After this they are asked for again; the library behind s3fs knows when they expire."""
 
@@ -44,11 +56,19 @@ class _NoCredentialsError(Exception):
     """s3fs finds none."""
 
 
+class _RefusedError(Exception):
+    """The service answered with an error; no text of it, which may repeat what it was sent."""
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(f"the service answered {status} {responses.get(status, '')}".rstrip())
+        self.status, self.headers = status, headers
+
+
 class S3Reads:
     """Reads of one s3fs file system."""
 
     def __init__(self, fs: Any) -> None:
-        self._fs = fs
+        self._fs, self._web = fs, _web()
         self._stores: dict[str, Any] = {}
         self._opening = asyncio.Lock()
         self._failures = 0
@@ -84,27 +104,47 @@ class S3Reads:
     async def _cat_all(self, parts: Sequence[Part]) -> list[Any]:
         limit = asyncio.Semaphore(AT_ONCE)
 
-        async def one(part: Part) -> bytes | Exception:
+        async def one(url: Any, part: Part) -> bytes | Exception:
             async with limit:
                 try:
-                    return await self._cat(*part)
-                except _NoCredentialsError:
-                    raise
+                    return await self._fetch(url, *part[1:])
                 except Exception as error:
-                    return _plain(error)
+                    return error
 
-        return await asyncio.gather(*map(one, parts))
+        try:
+            urls = await self._signed([path for path, _, _ in parts])
+        except _NoCredentialsError:
+            raise
+        except Exception as error:
+            return [error] * len(parts)
+        return await asyncio.gather(*map(one, urls, parts))
 
-    async def _cat(self, path: str, start: int, end: int | None) -> bytes:
+    async def _signed(self, paths: Sequence[str]) -> list[Any]:
+        """A URL for each path; those of one bucket are signed together, at a fifth of the cost."""
         import obstore
+        from yarl import URL
 
-        bucket, _, key = self._fs._strip_protocol(path).partition("/")
-        async with self._opening:
-            store = self._stores.get(bucket) or await self._open(bucket)
-        if end is None:
-            whole = await obstore.get_async(store, key)
-            return bytes(await whole.bytes_async())
-        return bytes(await obstore.get_range_async(store, key, start=start, end=end))
+        split = [self._fs._strip_protocol(path).partition("/")[::2] for path in paths]
+        found = {}
+        for bucket in dict.fromkeys(bucket for bucket, _ in split):
+            async with self._opening:
+                store = self._stores.get(bucket) or await self._open(bucket)
+            keys = [key for name, key in split if name == bucket]
+            signed = await obstore.sign_async(store, "GET", keys, SIGNED_FOR)
+            found[bucket] = iter(signed)
+        urls = [URL(next(found[bucket]), encoded=True) for bucket, _ in split]
+        return [url.with_query(None) for url in urls] if self._fs.anon else urls
+
+    async def _fetch(self, url: Any, start: int, end: int | None) -> bytes:
+        headers = {"Accept-Encoding": "identity"}
+        if end is not None:
+            headers["Range"] = f"bytes={start}-{end - 1}"
+        session = await self._web.set_session()
+        async with session.get(url, headers=headers, allow_redirects=False) as answer:
+            if answer.status == (200 if end is None else 206):
+                data: bytes = await answer.read()
+                return data
+            raise _refused(answer.status, answer.headers)
 
     async def _open(self, bucket: str) -> Any:
         from botocore.exceptions import ClientError
@@ -124,8 +164,8 @@ class S3Reads:
             config["region"] = headers.get("x-amz-bucket-region", config["region"])
         else:
             config["endpoint"] = endpoint
-        if self._fs.anon:
-            config["skip_signature"] = True
+        if self._fs.anon:  # what is signed with it is taken away again
+            config |= {"access_key_id": "nobody", "secret_access_key": "nothing"}
         elif self._fs.key:
             config["access_key_id"] = self._fs.key
             config["secret_access_key"] = self._fs.secret
@@ -138,8 +178,7 @@ class S3Reads:
         self._stores[bucket] = S3Store(
             bucket,
             **config,
-            client_options={"allow_http": True, "timeout": "300s", "connect_timeout": "10s"},
-            retry_config={"max_retries": 0},
+            client_options={"allow_http": True},
         )
         return self._stores[bucket]
 
@@ -152,6 +191,21 @@ class S3Reads:
             "token": frozen.token,
             "expires_at": datetime.now(UTC) + CREDENTIALS_LAST,
         }
+
+
+def _web() -> Any:
+    """fsspec's file system of the web, which keeps a session of aiohttp's, and closes it."""
+    import aiohttp
+    from fsspec import filesystem
+
+    seconds = {"sock_connect": CONNECT_SECONDS, "sock_read": SILENT_SECONDS}
+    session = {
+        "timeout": aiohttp.ClientTimeout(total=None, **seconds),
+        "read_bufsize": BUFFER,
+        "auto_decompress": False,
+        "trust_env": bool(getproxies()),  # to look for proxies takes as long as a request
+    }
+    return filesystem("http", use_listings_cache=False, client_kwargs=session)
 
 
 async def _wait_as_wished(response: tuple[Any, Any] | None = None, **others: Any) -> None:
@@ -177,12 +231,12 @@ def reads_of(fs: Any, options: Mapping[str, Any]) -> S3Reads | None:
     return reads if reads.usable else None
 
 
-def _plain(error: Exception) -> Exception:
-    """What cannot be helped by asking again, as Python calls it."""
-    from obstore import exceptions
-
-    if isinstance(error, exceptions.NotFoundError):
-        return FileNotFoundError(str(error))
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return PermissionError(str(error))
-    return error
+def _refused(status: int, headers: Mapping[str, str]) -> Exception:
+    """What is raised for a status: as Python calls it, where asking again cannot help."""
+    refused = _RefusedError(status, headers)
+    if status == 404:
+        return FileNotFoundError(str(refused))
+    if status in (401, 403):
+        return PermissionError(str(refused))
+    # Of anything else that is odd, s3fs is to say what it is.
+    return refused if status in retries.TRANSIENT_STATUS else ConnectionError(str(refused))
