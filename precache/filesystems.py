@@ -37,6 +37,9 @@ def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
         if EXTRAS.get(protocol) == "azure":
             # adlfs lets nobody choose it, and Azure's own first pause is one of 15 seconds.
             fs.service_client._config.retry_policy.get_backoff_time = _pause_of_azure
+        if EXTRAS.get(protocol) == "s3" and fs._s3 is None:
+            # botocore tries again by itself, and does not look at when the server wishes it.
+            fs.connect().meta.events.register_first("needs-retry.s3", _pause_of_s3, "precache")
         return fs
     except PrecacheError:
         raise
@@ -84,6 +87,11 @@ def _obedience() -> Any:
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(answered)
     return trace
+
+
+async def _pause_of_s3(response: tuple[Any, Any] | None = None, **others: Any) -> None:
+    if response is not None:
+        await retries.wait_as_wished(response[0].status_code, response[0].headers)
 
 
 def _pause_of_azure(settings: Mapping[str, Any]) -> float:

@@ -151,8 +151,6 @@ class S3Reads:
         from obstore.store import S3Store
 
         client = await self._fs.set_session()
-        # botocore tries again by itself, and does not look at when the server wishes it.
-        client.meta.events.register_first("needs-retry.s3", _wait_as_wished, "precache")
         endpoint = str(client.meta.endpoint_url)
         config: dict[str, Any] = {"region": client.meta.region_name}
         if endpoint.endswith(".amazonaws.com"):
@@ -206,11 +204,6 @@ def _web() -> Any:
         "trust_env": bool(getproxies()),  # to look for proxies takes as long as a request
     }
     return filesystem("http", use_listings_cache=False, client_kwargs=session)
-
-
-async def _wait_as_wished(response: tuple[Any, Any] | None = None, **others: Any) -> None:
-    if response is not None:
-        await retries.wait_as_wished(response[0].status_code, response[0].headers)
 
 
 _made: dict[int, S3Reads] = {}
