@@ -18,7 +18,8 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
-    machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
+    machine stalls folder localdisk retries filesystems s3reads listings blobs storage locks
+    diskcache
     metadata rowtable receipts smallarrays commits store status places inventory garbage
     difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
     columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
