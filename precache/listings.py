@@ -77,29 +77,29 @@ def _page_of_s3(bucket: str, answer: bytes) -> Page:
     """From the answer to ListObjectsV2."""
     try:
         return _parsed(bucket, ET.fromstring(answer))
-    except (ET.ParseError, KeyError, TypeError, ValueError):
+    except (ET.ParseError, ValueError):
         raise ConnectionError("the listing breaks off, or is none") from None
 
 
 def _parsed(bucket: str, answer: ET.Element) -> Page:
-    folders, files, token = [], [], None
-    plain = unquote_plus if answer.findtext("{*}EncodingType") == "url" else str
-    for each in answer:
-        kind = _tag(each)
-        if kind == "NextContinuationToken":
-            token = each.text
-        elif kind == "CommonPrefixes":
-            folders += [_folder(f"{bucket}/{plain(name.text or '')}") for name in each]
-        elif kind == "Contents":
-            told: Entry = {_tag(child): child.text for child in each}
-            name, size = f"{bucket}/{plain(told['Key'])}", int(told["Size"])
-            files.append({**told, "name": name, "type": "file", "size": size})
-    return Page(folders + files, token)
-
-
-def _tag(element: ET.Element) -> str:
-    """Without its namespace, which not every service writes."""
-    return element.tag.rpartition("}")[2]
+    space = answer.tag.removesuffix("ListBucketResult")  # which not every service names
+    key, size, time, etag = (f"{space}{name}" for name in ("Key", "Size", "LastModified", "ETag"))
+    plain = unquote_plus if answer.findtext(f"{space}EncodingType") == "url" else str
+    folders = [
+        _folder(f"{bucket}/{plain(each.findtext(f'{space}Prefix', ''))}")
+        for each in answer.iterfind(f"{space}CommonPrefixes")
+    ]
+    files = [
+        {
+            "name": f"{bucket}/{plain(each.findtext(key, ''))}",
+            "type": "file",
+            "size": int(each.findtext(size, "")),
+            "LastModified": each.findtext(time),
+            "ETag": each.findtext(etag),
+        }
+        for each in answer.iterfind(f"{space}Contents")
+    ]
+    return Page(folders + files, answer.findtext(f"{space}NextContinuationToken"))
 
 
 def _folder(name: str) -> Entry:
