@@ -52,7 +52,7 @@ def test_a_store_is_opened_in_four_round_trips(far: str, asked: list[str]) -> No
         log = [f"names {there}", f"read_many {there}"]  # beside the look for a version right there
         assert sorted(asked[:3]) == sorted([*log, f"get {here}"])
         assert asked[3:] == [f"read_many {here}"] * 2
-        assert sum(len(batch["row"]) for batch in loader) == 20
+        assert sum(len(batch["row"]) for batch in loader) == 21
 
 
 def test_of_a_long_log_the_last_entry_is_read_alone(far: str) -> None:
