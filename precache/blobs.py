@@ -24,6 +24,7 @@ from precache import retries
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
 from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
+from precache.listings import Entry, Page, page_of
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -72,12 +73,12 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
         # A folder is not listed to know that it is one, but to HTTP all is a file.
-        if info["type"] == "directory" or self._children(""):
+        if info["type"] == "directory" or any(self._pages(self._fs, "")):
             return "folder"
         return "file"
 
     def exists(self, name: str = "") -> bool:
-        return self.size(name) is not None or bool(self._children(name))
+        return self.size(name) is not None or any(self._pages(self._fs, name))
 
     def size(self, name: str) -> int | None:
         try:
@@ -165,30 +166,41 @@ class RemoteFolder:
     def names(self, name: str = "") -> list[str]:
         return sorted(map(self._name, self._children(name)))
 
-    def _children(self, name: str) -> list[dict[str, Any]]:
-        return self._list(self._fs, name)
+    def _children(self, name: str) -> list[Entry]:
+        return [each for page in self._pages(self._fs, name) for each in page]
 
-    def _list(self, fs: Any, name: str) -> list[dict[str, Any]]:
+    def _pages(self, fs: Any, name: str) -> Iterator[list[Entry]]:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
+        page = self._page(fs, name, None)
+        yield page.entries
+        while page.token is not None:
+            page = self._page(fs, name, page.token)
+            yield page.entries
+
+    def _page(self, fs: Any, name: str, token: str | None) -> Page:
         own = fs._strip_protocol(self._at(name)).rstrip("/")
         if self._is_azure and not own.rstrip(" ").endswith(name):
             told = f"adlfs takes the name of its folder {name!r} for another; rename it"
             raise StorageError(f"cannot list {self._url('')}: {told}")
+        first = True
 
-        def list_anew(path: str) -> list[dict[str, Any]]:
+        def list_anew(path: str) -> Page:
+            nonlocal first
             fs.invalidate_cache()
-            listed: list[dict[str, Any]] = fs.ls(path, detail=True)
+            fast, first = first, False
+            page = page_of(self.protocol, fs, self.options, path, token, fast=fast)
+            listed = page.entries
             alone = len(listed) == 1 and listed[0]["name"].rstrip("/") == own
-            return _beside_marker(fs, own) if alone and self._is_azure else listed
+            return Page(_beside_marker(fs, own), None) if alone and self._is_azure else page
 
         try:
-            listed = self._request(list_anew, name, "list")
+            listed, token = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            return Page([], None)
         others = list(_once(each for each in listed if each["name"].rstrip("/") != own))
         if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
-            return [each for each in others if not re.search("[?#]", each["name"])]
-        return others
+            others = [each for each in others if not re.search("[?#]", each["name"])]
+        return Page(others, token)
 
     def sizes(self, name: str = "") -> dict[str, int]:
         def find_anew(path: str) -> dict[str, dict[str, Any]]:
@@ -208,34 +220,39 @@ class RemoteFolder:
     def walk(self) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
-        Several prefixes are listed at a time, and no more listings than that are held.
+        Several prefixes are listed at a time, and no more pages than that are held.
         """
         fs = self._fs  # in another thread fsspec would make another, with connections of its own
-        waiting = [""]
-        running: list[Future[tuple[list[str], list[FileInfo]]]] = []
+        waiting: list[tuple[str, str | None]] = [("", None)]
+        running: list[Future[tuple[list[tuple[str, str | None]], list[FileInfo]]]] = []
         with ThreadPoolExecutor(LISTINGS, "precache-list") as pool:
             while waiting or running:
                 while waiting and len(running) < LISTINGS:
-                    running.append(pool.submit(self._below, fs, waiting.pop()))
+                    running.append(pool.submit(self._below, fs, *waiting.pop()))
                 done = wait(running, return_when=FIRST_COMPLETED).done
                 oldest = next(number for number, each in enumerate(running) if each in done)
-                prefixes, files = running.pop(oldest).result()
-                waiting += prefixes
+                more, files = running.pop(oldest).result()
+                waiting += more
                 while files:
                     yield files.pop()
 
-    def _below(self, fs: Any, prefix: str) -> tuple[list[str], list[FileInfo]]:
-        """Prefixes and objects directly below a prefix."""
-        prefixes, files = [], []
-        listed = self._list(fs, prefix)
-        while listed:  # a flat bucket has all in one listing, so what was seen goes at once
+    def _below(
+        self, fs: Any, prefix: str, token: str | None
+    ) -> tuple[list[tuple[str, str | None]], list[FileInfo]]:
+        """Of a page of a prefix: what is to be listed after it, and its files."""
+        more: list[tuple[str, str | None]] = []
+        files = []
+        listed, after = self._page(fs, prefix, token)
+        while listed:  # where all comes in one page, what was seen goes at once
             each = listed.pop()
             name = _join(prefix, self._name(each))
             if each["type"] == "directory":
-                prefixes.append(name)
+                more.append((name, None))
             else:
                 files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
-        return prefixes, files
+        if after is not None:
+            more.append((prefix, after))  # last, so that it is the next: it cannot be split
+        return more, files
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)

@@ -29,9 +29,17 @@ class Commit:
     time: float
 
 
-def read_commits(store: Folder) -> list[Commit]:
-    """The log, oldest first; versions that it names may have been removed."""
+def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
+    """The log, oldest first; versions that it names may have been removed.
+
+    Parameters
+    ----------
+    newest
+        Read the last entry alone.
+    """
     names = [name for name in store.names("commits") if _COMMIT.fullmatch(name)]
+    if newest:
+        names = sorted(names, key=lambda name: int(name[:-5]))[-1:]
     paths = [f"commits/{name}" for name in names]
     log = []
     read = store.read_many(paths, [-1] * len(paths))

@@ -33,7 +33,14 @@ def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
         made = _class_of(protocol, options)
         if EXTRAS.get(protocol) == "gcs":
             options = {**options, "session_kwargs": _waiting(options.get("session_kwargs", {}))}
-        return made(**{"use_listings_cache": False, **options})
+        fs = made(**{"use_listings_cache": False, **options})
+        if EXTRAS.get(protocol) == "azure":
+            # adlfs lets nobody choose it, and Azure's own first pause is one of 15 seconds.
+            fs.service_client._config.retry_policy.get_backoff_time = _pause_of_azure
+        if EXTRAS.get(protocol) == "s3" and fs._s3 is None:
+            # botocore tries again by itself, and does not look at when the server wishes it.
+            fs.connect().meta.events.register_first("needs-retry.s3", _pause_of_s3, "precache")
+        return fs
     except PrecacheError:
         raise
     except ImportError:
@@ -80,6 +87,17 @@ def _obedience() -> Any:
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(answered)
     return trace
+
+
+async def _pause_of_s3(response: tuple[Any, Any] | None = None, **others: Any) -> None:
+    if response is not None:
+        await retries.wait_as_wished(response[0].status_code, response[0].headers)
+
+
+def _pause_of_azure(settings: Mapping[str, Any]) -> float:
+    """Seconds, after what a retry policy of Azure's knows of a request's failures."""
+    answer = settings["history"][-1].http_response
+    return retries.pause_as_wished(settings["count"] - 1, answer.headers if answer else {})
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:

@@ -36,10 +36,14 @@ class LockedFile(io.FileIO):
 
     def is_at(self, path: Path) -> bool:
         """Whether it is still the file at a path."""
-        try:
-            return os.path.samestat(os.fstat(self.fileno()), path.stat())
-        except FileNotFoundError:
-            return False
+        return _is_at(self, path)
+
+
+def _is_at(file: io.FileIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _create(path: str, flags: int) -> int:
@@ -57,7 +61,8 @@ def remove_if_free(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        path.unlink(missing_ok=True)
+        if _is_at(file, path):  # its owner may have removed it, and another one have come
+            path.unlink(missing_ok=True)
         return True
 
 

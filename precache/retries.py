@@ -55,6 +55,8 @@ def attempts() -> Iterator[Attempt]:
 
 def status_of(error: BaseException) -> int | None:
     """HTTP status of an error of any of the libraries, where it tells one."""
+    if type(error).__module__ == "aiohttp.http_exceptions":
+        return None  # 400 by default: what the client thinks of an answer that breaks off
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
@@ -107,7 +109,12 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def pause(attempt: int, error: Exception | None) -> float:
     """Seconds to wait before the next attempt."""
-    wished = _retry_after(error) if error is not None else None
+    return pause_as_wished(attempt, _headers(error) if error is not None else {})
+
+
+def pause_as_wished(attempt: int, headers: Mapping[str, str]) -> float:
+    """Seconds to wait before the next attempt, after an answer with such headers."""
+    wished = _wish(headers)
     if wished is not None:
         return min(wished, LONGEST_PAUSE)
     doubled: float = FIRST_PAUSE * 2**attempt
@@ -120,17 +127,17 @@ async def wait_as_wished(status: int, headers: Mapping[str, str]) -> None:
         await asyncio.sleep(min(_wish(headers) or 0.0, LONGEST_PAUSE))
 
 
-def _retry_after(error: BaseException) -> float | None:
-    """The server's own wish in seconds."""
+def _headers(error: BaseException) -> Mapping[str, str]:
+    """Of the answer that says when to come back, if any does."""
     for each in causes(error):
         response = getattr(each, "response", None)
         headers = getattr(each, "headers", None) or getattr(response, "headers", None)
         if isinstance(response, Mapping):  # botocore
             headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
-        wish = _wish(headers) if headers is not None else None
-        if wish is not None:
-            return wish
-    return None
+        if headers is not None and _wish(headers) is not None:
+            found: Mapping[str, str] = headers
+            return found
+    return {}
 
 
 def _wish(headers: Mapping[str, str]) -> float | None:

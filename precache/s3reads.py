@@ -1,7 +1,9 @@
-"""Reads from S3 by obstore, which takes a fifth of the CPU time of s3fs a request.
+"""Reads from S3 by URLs that obstore signs, at a fifth of the CPU time that s3fs takes a request.
 
-Credentials, region and endpoint are those that s3fs found, and all else is left to it: listing,
-writing, and every request that failed once.
+aiohttp fetches them, since obstore's own answers do not tell when a server wishes to be asked
+again, and lists, since s3fs takes 45 ms to read an answer of 1,000 names. Credentials, region and
+endpoint are those that s3fs found, and all else is left to it: writing, and every request that
+failed once.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from http.client import responses
 from typing import Any
+from urllib.parse import quote, urlencode
+from urllib.request import getproxies
 
 from precache import retries
 
@@ -32,6 +37,15 @@ AT_ONCE = 64
 TRUST = 3
 """Calls that may fail before any has succeeded; then s3fs does it all."""
 
+SIGNED_FOR = timedelta(hours=1)
+
+CONNECT_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+"""After which a connection that brings no byte counts as lost."""
+
+BUFFER = 1 << 20
+"""Bytes of an answer that arrive before anybody asks for them."""
+
 CREDENTIALS_LAST = timedelta(minutes=10)
 """After this they are asked for again; the library behind s3fs knows when they expire."""
 
@@ -44,15 +58,28 @@ class _NoCredentialsError(Exception):
     """s3fs finds none."""
 
 
+class _RefusedError(Exception):
+    """The service answered with an error; no text of it, which may repeat what it was sent."""
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(f"the service answered {status} {responses.get(status, '')}".rstrip())
+        self.status, self.headers = status, headers
+
+
+class _OddError(ConnectionError):
+    """The service answered what s3fs may understand."""
+
+
 class S3Reads:
     """Reads of one s3fs file system."""
 
     def __init__(self, fs: Any) -> None:
-        self._fs = fs
+        self._fs, self._web = fs, _web()
         self._stores: dict[str, Any] = {}
         self._opening = asyncio.Lock()
         self._failures = 0
         self._succeeded = False
+        self._lists = True
 
     @property
     def usable(self) -> bool:
@@ -81,38 +108,97 @@ class S3Reads:
                 log.info("reading through s3fs alone after %s", type(found[0]).__name__)
         return found
 
+    def page(self, bucket: str, prefix: str, token: str | None) -> bytes | None:
+        """One page of what lies directly below a prefix: the answer to ListObjectsV2.
+
+        None where s3fs is to list, as this service does not understand.
+        """
+        from fsspec.asyn import sync
+
+        _processes.add(os.getpid())
+        wanted = {"list-type": "2", "delimiter": "/", "encoding-type": "url", "prefix": prefix}
+        if token:
+            wanted["continuation-token"] = token
+        try:
+            if self._lists:
+                listed: bytes = sync(self._fs.loop, self._list, bucket, wanted)
+                return listed
+        except _NoCredentialsError:
+            self._lists = False
+        except _OddError as error:
+            self._lists = False
+            log.info("listing through s3fs alone after %s", error)
+        return None
+
+    async def _list(self, bucket: str, wanted: Mapping[str, str]) -> bytes:
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials
+        from yarl import URL
+
+        url = (await self._signed([f"{bucket}/x"]))[0].with_query(None).parent
+        request = AWSRequest("GET", f"{url}?{urlencode(wanted, quote_via=quote)}")
+        if not self._fs.anon:
+            told = await self._credentials()
+            own = Credentials(told["access_key_id"], told["secret_access_key"], told["token"])
+            S3SigV4Auth(own, "s3", self._stores[bucket].config["region"]).add_auth(request)
+        headers = dict(request.headers.items())
+        return await self._ask(URL(request.url, encoded=True), headers, 200)
+
     async def _cat_all(self, parts: Sequence[Part]) -> list[Any]:
         limit = asyncio.Semaphore(AT_ONCE)
 
-        async def one(part: Part) -> bytes | Exception:
+        async def one(url: Any, part: Part) -> bytes | Exception:
             async with limit:
                 try:
-                    return await self._cat(*part)
-                except _NoCredentialsError:
-                    raise
+                    return await self._fetch(url, *part[1:])
                 except Exception as error:
-                    return _plain(error)
+                    return error
 
-        return await asyncio.gather(*map(one, parts))
+        try:
+            urls = await self._signed([path for path, _, _ in parts])
+        except _NoCredentialsError:
+            raise
+        except Exception as error:  # whose text may tell what it was to sign with
+            return [_OddError(f"no URL, but {type(error).__name__}")] * len(parts)
+        return await asyncio.gather(*map(one, urls, parts))
 
-    async def _cat(self, path: str, start: int, end: int | None) -> bytes:
+    async def _signed(self, paths: Sequence[str]) -> list[Any]:
+        """A URL for each path; those of one bucket are signed together, at a fifth of the cost."""
         import obstore
+        from yarl import URL
 
-        bucket, _, key = self._fs._strip_protocol(path).partition("/")
-        async with self._opening:
-            store = self._stores.get(bucket) or await self._open(bucket)
+        split = [self._fs._strip_protocol(path).partition("/")[::2] for path in paths]
+        found = {}
+        for bucket in dict.fromkeys(bucket for bucket, _ in split):
+            async with self._opening:
+                store = self._stores.get(bucket) or await self._open(bucket)
+            keys = [key for name, key in split if name == bucket]
+            signed = await obstore.sign_async(store, "GET", keys, SIGNED_FOR)
+            found[bucket] = iter(signed)
+        urls = [URL(next(found[bucket]), encoded=True) for bucket, _ in split]
+        return [url.with_query(None) for url in urls] if self._fs.anon else urls
+
+    async def _fetch(self, url: Any, start: int, end: int | None) -> bytes:
         if end is None:
-            whole = await obstore.get_async(store, key)
-            return bytes(await whole.bytes_async())
-        return bytes(await obstore.get_range_async(store, key, start=start, end=end))
+            return await self._ask(url, {}, 200)
+        return await self._ask(url, {"Range": f"bytes={start}-{end - 1}"}, 206)
+
+    async def _ask(self, url: Any, headers: Mapping[str, str], expected: int) -> bytes:
+        """The body of an answer with the status that is expected."""
+        session = await self._web.set_session()
+        headers = {**headers, "Accept-Encoding": "identity"}
+        async with session.get(url, headers=headers, allow_redirects=False) as answer:
+            if answer.status == expected:
+                data: bytes = await answer.read()
+                return data
+            raise _refused(answer.status, answer.headers)
 
     async def _open(self, bucket: str) -> Any:
         from botocore.exceptions import ClientError
         from obstore.store import S3Store
 
         client = await self._fs.set_session()
-        # botocore tries again by itself, and does not look at when the server wishes it.
-        client.meta.events.register_first("needs-retry.s3", _wait_as_wished, "precache")
         endpoint = str(client.meta.endpoint_url)
         config: dict[str, Any] = {"region": client.meta.region_name}
         if endpoint.endswith(".amazonaws.com"):
@@ -124,39 +210,46 @@ class S3Reads:
             config["region"] = headers.get("x-amz-bucket-region", config["region"])
         else:
             config["endpoint"] = endpoint
-        if self._fs.anon:
-            config["skip_signature"] = True
-        elif self._fs.key:
-            config["access_key_id"] = self._fs.key
-            config["secret_access_key"] = self._fs.secret
-            if self._fs.token:
-                config["session_token"] = self._fs.token
-        elif await self._fs.session.get_credentials() is None:
+        if self._fs.anon:  # what is signed with it is taken away again
+            config |= {"access_key_id": "nobody", "secret_access_key": "nothing"}
+        elif not self._fs.key and await self._fs.session.get_credentials() is None:
             raise _NoCredentialsError
         else:
             config["credential_provider"] = self._credentials
         self._stores[bucket] = S3Store(
             bucket,
             **config,
-            client_options={"allow_http": True, "timeout": "300s", "connect_timeout": "10s"},
-            retry_config={"max_retries": 0},
+            client_options={"allow_http": True},
         )
         return self._stores[bucket]
 
     async def _credentials(self) -> dict[str, Any]:
-        found = await self._fs.session.get_credentials()
-        frozen = await found.get_frozen_credentials()
+        if self._fs.key:
+            own = self._fs.key, self._fs.secret, self._fs.token
+        else:
+            found = await self._fs.session.get_credentials()
+            frozen = await found.get_frozen_credentials()
+            own = frozen.access_key, frozen.secret_key, frozen.token
+        names = ("access_key_id", "secret_access_key", "token")
         return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
+            **dict(zip(names, own, strict=True)),
             "expires_at": datetime.now(UTC) + CREDENTIALS_LAST,
         }
 
 
-async def _wait_as_wished(response: tuple[Any, Any] | None = None, **others: Any) -> None:
-    if response is not None:
-        await retries.wait_as_wished(response[0].status_code, response[0].headers)
+def _web() -> Any:
+    """fsspec's file system of the web, which keeps a session of aiohttp's, and closes it."""
+    import aiohttp
+    from fsspec import filesystem
+
+    seconds = {"sock_connect": CONNECT_SECONDS, "sock_read": SILENT_SECONDS}
+    session = {
+        "timeout": aiohttp.ClientTimeout(total=None, **seconds),
+        "read_bufsize": BUFFER,
+        "auto_decompress": False,
+        "trust_env": bool(getproxies()),  # to look for proxies takes as long as a request
+    }
+    return filesystem("http", use_listings_cache=False, client_kwargs=session)
 
 
 _made: dict[int, S3Reads] = {}
@@ -177,12 +270,11 @@ def reads_of(fs: Any, options: Mapping[str, Any]) -> S3Reads | None:
     return reads if reads.usable else None
 
 
-def _plain(error: Exception) -> Exception:
-    """What cannot be helped by asking again, as Python calls it."""
-    from obstore import exceptions
-
-    if isinstance(error, exceptions.NotFoundError):
-        return FileNotFoundError(str(error))
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return PermissionError(str(error))
-    return error
+def _refused(status: int, headers: Mapping[str, str]) -> Exception:
+    """What is raised for a status: as Python calls it, where asking again cannot help."""
+    refused = _RefusedError(status, headers)
+    if status == 404:
+        return FileNotFoundError(str(refused))
+    if status in (401, 403):
+        return PermissionError(str(refused))
+    return refused if status in retries.TRANSIENT_STATUS else _OddError(str(refused))

@@ -11,16 +11,16 @@ from numcodecs import zstd
 from numcodecs.vlen import VLenUTF8
 
 from precache import metadata
+from precache.ahead import Readable
 from precache.codecs import codec_metadata
 from precache.errors import DamageError, StorageError
-from precache.folder import Folder
 from precache.pipeline import ZstdCodec
 
 KEYS_PER_CHUNK = 1 << 16
 ROWS_PER_CHUNK = 1 << 20
 
 
-def read_small(folder: Folder, arrays: Mapping[str, metadata.Array]) -> dict[str, np.ndarray]:
+def read_small(folder: Readable, arrays: Mapping[str, metadata.Array]) -> dict[str, np.ndarray]:
     """Whole unsharded arrays, chunked along axis 0 only, all their objects read together."""
     names = [
         f"{name}/{array.object_name(number)}"

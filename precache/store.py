@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import overload
@@ -17,8 +18,9 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
+from precache.ahead import Ahead, Readable
 from precache.attributes import FORMAT, Attributes, refuse
-from precache.commits import BUILD, ROOT, append_commit, read_commits
+from precache.commits import BUILD, ROOT, Commit, append_commit, read_commits
 from precache.errors import (
     DamageError,
     NewerFormatError,
@@ -101,8 +103,10 @@ class Version:
         attributes: Attributes | None,
         arrays: Mapping[str, tuple[str, metadata.Array]],
         rows: int,
+        ahead: Readable | None = None,
     ) -> None:
         self.folder = folder
+        self._ahead = ahead or folder
         self.id = version_id
         self.path = str(folder)
         self.attributes = attributes
@@ -306,6 +310,7 @@ class Version:
             return
         shards = {f"shards/{name}": self._table_shape(name) for name in fields}
         self._brought = self._read({"valid": (self.rows,), "label": (self.rows,), **shards})
+        self._ahead = self.folder  # what is left there is not wanted
 
     def _table_shape(self, field: str) -> tuple[int, int]:
         return self.arrays[field][1].objects, 2
@@ -315,14 +320,16 @@ class Version:
         return self._read({name: shape})[name] if brought is None else brought
 
     def _read(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        arrays = read_array_documents(self.folder, list(shapes))
+        known = {name: self.arrays[name][1] for name in shapes.keys() & self.arrays.keys()}
+        unknown = [name for name in shapes if name not in known]
+        arrays = known | read_array_documents(self._ahead, unknown)
         for name, shape in shapes.items():
             if arrays[name].shape != shape:
                 raise StoreError(
                     f"{self.folder.path(name)} has shape {arrays[name].shape}, and its version "
                     f"needs {shape}"
                 )
-        return read_small(self.folder, arrays)
+        return read_small(self._ahead, {name: arrays[name] for name in shapes})
 
 
 def _foreign_field(array: metadata.Array) -> FieldInfo:
@@ -367,14 +374,21 @@ def open_version(
     folder = open_folder(base, storage_options)
     if fields is not None:
         return _open_foreign(folder, fields)
-    document = folder.get(ROOT)
+    newest = prefix is None
+    with ThreadPoolExecutor(1, "precache-open") as pool:  # far away the two are asked at once
+        asked = pool.submit(read_commits, folder, newest=newest) if _is_far(folder) else None
+        document = folder.get(ROOT)
     if document is None:
-        folder = folder.folder(_pick(folder, base, prefix))
+        log = asked.result() if asked else read_commits(folder, newest=newest)
+        folder = folder.folder(_pick(log, folder, base, prefix))
     return open_own(folder, document)
 
 
-def _pick(store: Folder, base: str, prefix: str | None) -> str:
-    log = read_commits(store)
+def _is_far(folder: Folder) -> bool:
+    return folder.local("") is None
+
+
+def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -> str:
     if not log:
         if not store.exists():
             raise StoreError(
@@ -401,13 +415,27 @@ def _hint(store: Folder, base: str) -> str:
     return "give the folder that precache build wrote"
 
 
+_OF_EVERY = ("label/zarr.json", "label/c/0", "valid/zarr.json", "valid/c/0")
+_OF_A_FIELD = ("{}/zarr.json", "shards/{}/zarr.json", "shards/{}/c/0/0")
+"""What a loader reads of a version, and of a field; of more than a million rows or shards, more."""
+
+
 def open_own(folder: Folder, document: bytes | None = None) -> Version:
     """Open a version's folder; `document` is its `zarr.json`, where that was read already."""
-    document = document or folder.get(ROOT)
+    ahead = Ahead(folder)
+    if _is_far(folder):
+        ahead.bring(_OF_EVERY if document else [ROOT, *_OF_EVERY])
     if document is None:
-        raise StoreError(f"the version at {folder} is gone; open the store's current version")
+        [found] = ahead.read_many([ROOT], [-1])
+        if isinstance(found, StorageError):
+            if not is_missing(found):
+                raise found
+            raise StoreError(f"the version at {folder} is gone; open the store's current version")
+        document = found
     attributes = read_attributes(document, f"{folder}/{ROOT}")
-    documents = read_array_documents(folder, [*attributes.fields, "label"])
+    if _is_far(folder):
+        ahead.bring(part.format(name) for name in attributes.fields for part in _OF_A_FIELD)
+    documents = read_array_documents(ahead, [*attributes.fields, "label"])
     arrays = {name: (name, array) for name, array in documents.items()}
     for name, field in attributes.fields.items():
         array = arrays[name][1]
@@ -416,7 +444,7 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
                 f"{folder.path(name)} is {array.dtype} {array.shape}, and its version has "
                 f"{attributes.rows} rows of {field.dtype} {field.shape}"
             )
-    return Version(folder, attributes.version, attributes, arrays, attributes.rows)
+    return Version(folder, attributes.version, attributes, arrays, attributes.rows, ahead)
 
 
 def read_attributes(data: bytes, where: str) -> Attributes:
@@ -458,7 +486,7 @@ def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:
     return Version(folder, digest[:32], None, arrays, rows.pop())
 
 
-def read_array_documents(folder: Folder, names: Sequence[str]) -> dict[str, metadata.Array]:
+def read_array_documents(folder: Readable, names: Sequence[str]) -> dict[str, metadata.Array]:
     """The metadata of arrays, read together."""
     paths = [f"{name}/zarr.json" for name in names]
     arrays = {}

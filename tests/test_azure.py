@@ -7,7 +7,9 @@ puts it.
 from __future__ import annotations
 
 import base64
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +35,8 @@ WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
 
 @pytest.fixture
 def proxy(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """In front of the server, with pauses too short to wait for, those of the library included."""
+    """In front of the server, with pauses too short to wait for."""
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    at_once = "azure.storage.blob.aio.ExponentialRetry.get_backoff_time"
-    monkeypatch.setattr(at_once, lambda self, settings: 0)
     proxy = FaultProxy(azurite.port)
     yield proxy
     proxy.stop()
@@ -251,6 +251,21 @@ def test_faults_that_pass_are_waited_for(
     waiting = proxy.faults.setdefault(("GET", "/b"), list(faults))
     assert faulty.read_many(list("abc"), [1000] * 3) == list(data.values())
     assert waiting == []
+
+
+def test_nothing_is_asked_for_sooner_than_the_server_wishes(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    """Nor much later: Azure's library would wait for 15 seconds at first."""
+    faulty.put("a", [b"1"])
+    asked = list[float]()
+    proxy.before = lambda method, path: asked.append(time.monotonic())
+    proxy.faults["GET", "/a"] = [status(503, 1), status(429, 1), status(500), reset]
+    assert faulty.read_many(["a"], [1]) == [b"1"]
+    waited = [second - first for first, second in itertools.pairwise(asked)]
+    assert [seconds >= 1 for seconds in waited[:2]] == [True, True]
+    assert len(waited) == 4
+    assert waited[2] < 10
 
 
 def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultProxy) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import StorageError, UsageError
+from precache.locks import LockedFile
 from tests.building import poll
 
 SIZE = 10_000
@@ -57,23 +58,22 @@ def there(folder: Path) -> list[str]:
 
 
 def nbytes(folder: Path) -> int:
-    """Bytes on the disk of everything in the cache, as anybody sees them.
+    """Bytes of a cache, all that is set aside for its lock and folders included, while nobody
+    decides.
 
-    What two looks both saw was there at once, between them; one look takes its time, and may see
-    what is gone already beside what came in its place.
+    A look takes its time: without the lock it may see what is gone already beside what came in its
+    place, under the very inode of a third.
     """
-    before, after = _files(folder), _files(folder)
-    return sum(on_disk(size) for inode, size in after.items() if inode in before)
+    with LockedFile(folder / "lock"):
+        return _nbytes(folder)
 
 
-def _files(folder: Path) -> dict[int, int]:
-    """Inode -> size."""
-    found = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            status = path.lstat()
-            found[status.st_ino] = status.st_size
-    return found
+def _nbytes(folder: Path) -> int:
+    total = OVERHEAD
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):  # who ends, and fetches that fail, do not ask
+            total += on_disk(path.stat().st_size)
+    return total
 
 
 # --- one loader ---------------------------------------------------------------------------------
@@ -125,6 +125,23 @@ def test_what_is_held_is_not_evicted(tmp_path: Path) -> None:
         assert "a-held" in there(tmp_path)
         assert nbytes(tmp_path) <= cache.limit
     assert len(there(tmp_path)) == 3
+
+
+def test_room_is_made_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also within a decision, where nobody else looks."""
+    seen, grow = [], os.ftruncate
+
+    def watched(descriptor: int, size: int) -> None:
+        grow(descriptor, size)
+        seen.append(_nbytes(tmp_path))
+
+    cache = cache_for(tmp_path, 3)
+    lease = cache.join(2 * ROOM, OBJECTS, "a-")
+    monkeypatch.setattr(os, "ftruncate", watched)
+    for number in range(8):
+        lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
+        lease.give_back(f"a-{number}")
+    assert max(seen) == cache.limit
 
 
 def test_what_nobody_reads_goes_first_and_then_what_was_read_last(tmp_path: Path) -> None:
@@ -377,11 +394,9 @@ from pathlib import Path
 from precache.diskcache import DiskCache
 cache = DiskCache(Path(sys.argv[1]), int(sys.argv[2]))
 lease = cache.join(int(sys.argv[3]), 2, "a-")
-child = os.fork()
-if not child:
+if not os.fork():
     assert not lease.usable
-    time.sleep(1000)
-print(child, flush=True)
+    print(os.getpid(), flush=True)
 time.sleep(1000)
 """
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from precache.locks import LockedFile, remove_if_free
 
@@ -44,6 +48,23 @@ def test_only_what_nobody_has_locked_is_removed(tmp_path: Path) -> None:
         assert not file.is_at(path)
     assert remove_if_free(path)
     assert not path.exists()
+
+
+def test_what_came_in_the_place_of_a_free_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner removes it and another one comes, between the look at it and its lock."""
+    path, lock = tmp_path / "lock", fcntl.flock
+    path.touch()
+
+    def overtaken(file: Any, how: int) -> None:
+        path.unlink()
+        path.write_bytes(b"another's")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    assert remove_if_free(path)
+    assert path.read_bytes() == b"another's"
 
 
 _INTERRUPT = """

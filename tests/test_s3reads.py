@@ -1,8 +1,9 @@
-"""Reads from S3 by obstore: taken where they can be, left to s3fs where they fail."""
+"""Reads from S3 by signed URLs: taken where they can be, left to s3fs where they fail."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import os
 import time
@@ -46,7 +47,7 @@ def test_one_request_an_object_and_none_by_s3fs(s3: S3Server, proxy: FaultProxy)
     assert folder.read_many(NAMES, [100] * 10) == [name.encode() * 50 for name in NAMES]
     assert folder.read_ranges([("03", 10, 4), ("04", 96, 4)]) == [b"0303", b"0404"]
     assert sum(proxy.seen.values()) == 12
-    assert _agents(proxy) == {"object_store"}
+    assert _agents(proxy) == {"Python"}
 
 
 def test_an_object_that_grew_comes_whole(s3: S3Server) -> None:
@@ -58,24 +59,66 @@ def test_what_fails_is_asked_for_again_by_s3fs(s3: S3Server, proxy: FaultProxy) 
     folder = open_folder("s3://bucket/x", s3.options(proxy.port))
     proxy.faults["GET", "/07"] = [status(503), status(503)]
     assert folder.read_many(["06", "07"], [100, 100]) == [b"06" * 50, b"07" * 50]
-    assert _agents(proxy) == {"object_store", "aiobotocore"}
+    assert _agents(proxy) == {"Python", "aiobotocore"}
     assert _reads(s3.options(proxy.port)) is not None
 
 
-def test_s3fs_waits_as_long_as_the_server_wishes(s3: S3Server, proxy: FaultProxy) -> None:
-    """obstore, which asks first, does not tell what the server wishes."""
+def test_nothing_is_asked_for_sooner_than_the_server_wishes(
+    s3: S3Server, proxy: FaultProxy
+) -> None:
     folder = open_folder("s3://bucket/x", s3.options(proxy.port))
-    proxy.faults["GET", "/07"] = [status(503), status(429, 1), status(503, 1)]
+    proxy.faults["GET", "/07"] = [status(503, 1), status(429, 1), status(503, 1)]
     asked = list[float]()
     proxy.before = lambda method, path: asked.append(time.monotonic())
     assert folder.read_many(["07"], [100]) == [b"07" * 50]
-    _, *later = asked
-    assert [second - first >= 1 for first, second in itertools.pairwise(later)] == [True, True]
+    waited = [second - first for first, second in itertools.pairwise(asked)]
+    assert [seconds >= 1 for seconds in waited] == [True] * 3
+
+
+def test_nor_are_listings(s3: S3Server, proxy: FaultProxy) -> None:
+    proxy.faults["GET", "/bucket"] = [status(503, 1)]
+    asked = list[float]()
+    proxy.before = lambda method, path: asked.append(time.monotonic())
+    assert open_folder("s3://bucket/x", s3.options(proxy.port)).names() == NAMES
+    assert asked[1] - asked[0] >= 1
+
+
+def test_a_signed_url_is_in_no_message(
+    s3: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "precache")
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/07"] = [status(503), status(403)]
+    [found] = folder.read_many(["07"], [100])
+    said = f"{found} {caplog.text}"
+    assert "the service answered 503 Service Unavailable; trying again in" in said
+    assert "X-Amz" not in said
+
+
+def test_bytes_come_as_they_are_stored(s3: S3Server) -> None:
+    """Also those that a browser would unpack."""
+    packed = gzip.compress(b"pixels" * 100)
+    fs = fsspec.filesystem("s3", use_listings_cache=False, **s3.options())
+    fs.pipe_file("bucket/names/packed", packed, ContentEncoding="gzip")
+    folder = open_folder("s3://bucket/names", s3.options())
+    assert folder.read_many(["packed", "packed"], [-1, len(packed)]) == [packed, packed]
+
+
+@pytest.mark.parametrize(
+    "name", ["grand chat/1 %20.jpg", "Kätzchen/3&4+5.jpg", "a%b/'6'.jpg", "q?a#"]
+)
+def test_keys_of_any_letters_are_read(name: str, s3: S3Server, proxy: FaultProxy) -> None:
+    folder = open_folder("s3://bucket/names", s3.options(proxy.port))
+    folder.put(name, [b"1"])
+    assert folder.read_many([name, name], [1, -1]) == [b"1", b"1"]
+    assert [agent.partition("/")[0] for agent in proxy.agents[-2:]] == ["Python", "Python"]
 
 
 def test_what_never_works_is_not_tried_for_ever(s3: S3Server, proxy: FaultProxy) -> None:
     options = s3.options(proxy.port)
-    proxy.choose = lambda method, path: status(400) if "object_store" in proxy.agents[-1] else None
+    proxy.choose = lambda method, path: (
+        status(400) if proxy.agents[-1].startswith("Python") else None
+    )
     folder = open_folder("s3://bucket/x", options)
     for _ in range(s3reads.TRUST):
         assert _reads(options) is not None
@@ -103,13 +146,13 @@ def test_credentials_of_the_environment_serve_too(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     folder = open_folder("s3://bucket/x", {"endpoint_url": f"http://127.0.0.1:{proxy.port}"})
     assert folder.read_many(["02"], [100]) == [b"02" * 50]
-    assert _agents(proxy) == {"object_store"}
+    assert _agents(proxy) == {"Python"}
 
 
 def test_nobody_needs_credentials_for_what_is_public(s3: S3Server, proxy: FaultProxy) -> None:
     options = {"endpoint_url": f"http://127.0.0.1:{proxy.port}", "anon": True}
     open_folder("s3://bucket/x", options).read_many(["02"], [100])
-    assert _agents(proxy) == {"object_store"}
+    assert _agents(proxy) == {"Python"}
 
 
 def test_without_credentials_s3fs_says_so_at_once(
@@ -138,11 +181,7 @@ def test_whoever_may_not_look_at_a_bucket_reads_its_objects() -> None:
         said = {"HTTPStatusCode": 403, "HTTPHeaders": {"x-amz-bucket-region": "eu-north-1"}}
         raise ClientError({"Error": {"Code": "403"}, "ResponseMetadata": said}, "HeadBucket")
 
-    meta = SimpleNamespace(
-        endpoint_url="https://s3.amazonaws.com",
-        region_name="us-east-1",
-        events=SimpleNamespace(register_first=lambda *arguments: None),
-    )
+    meta = SimpleNamespace(endpoint_url="https://s3.amazonaws.com", region_name="us-east-1")
     client = SimpleNamespace(meta=meta, head_bucket=head_bucket)
 
     async def set_session() -> SimpleNamespace:

@@ -1,78 +1,36 @@
 """``python -m tests.bench.listing``: what listing a bucket of a million keys costs the driver.
 
-The bucket is pretended: every listing of a prefix takes a latency for each page of 1,000 keys, and
-gives what s3fs would. What follows the listing until the first shard task is measured as well.
+The bucket is a server in a process of its own, which answers as S3 does, after a latency for each
+page of 1,000 keys. What follows the listing until the first shard task is measured as well.
 """
 
 import argparse
 import dataclasses
 import json
-import time
+import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, ClassVar
+from multiprocessing.connection import Connection
+from typing import Any
 
-import fsspec
-import xxhash
-from fsspec.spec import AbstractFileSystem
 from rich.console import Console
 from rich.table import Column, Table
 
 from tests.bench.common import Cost, Machine, cost_of, in_clean_process, log, peak_bytes
+from tests.listing_server import PAGE, ListingServer
 from workers.plan import order_rows, sample_for_probe
 from workers.sources import Listing, open_source
 
-PAGE = 1000
 MIB = 1 << 20
 WIDTH = 100
-WRITTEN = datetime(2024, 5, 17, 8, 30, tzinfo=UTC)
 
 
-class PretendedBucket(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
-    """A bucket of ``prefixes`` x ``keys`` photos, with 0 prefixes a flat one; none can be read."""
-
-    protocol: ClassVar[str] = "pretended"
-    cachable = False
-
-    def __init__(self, prefixes: int, keys: int, latency: float, **options: Any) -> None:
-        super().__init__(**options)
-        self.prefixes, self.keys, self.latency = prefixes, keys, latency
-
-    def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
-        """One prefix, page after page."""
-        path = self._strip_protocol(path).rstrip("/")
-        if "/" in path or not self.prefixes:
-            found = [self._photo(path, number) for number in range(self.keys)]
-        else:
-            found = [_folder(f"{path}/n{number:08d}") for number in range(self.prefixes)]
-        for _ in range(0, max(1, len(found)), PAGE):
-            time.sleep(self.latency)
-        return found
-
-    def info(self, path: str, **options: Any) -> dict[str, Any]:
-        """Each path is a folder."""
-        time.sleep(self.latency)
-        return _folder(self._strip_protocol(path).rstrip("/"))
-
-    def _photo(self, path: str, number: int) -> dict[str, Any]:
-        name, size = f"{path}/{number:08d}_{path[-8:]}.JPEG", 100_000 + number
-        return {
-            "Key": name,
-            "LastModified": WRITTEN.replace(microsecond=number % 10**6),
-            "ETag": f'"{xxhash.xxh3_128_hexdigest(name.encode())}"',
-            "ChecksumAlgorithm": ["CRC64NVME"],
-            "ChecksumType": "FULL_OBJECT",
-            "Size": size,
-            "StorageClass": "STANDARD",
-            "type": "file",
-            "size": size,
-            "name": name,
-        }
-
-
-def _folder(path: str) -> dict[str, Any]:
-    return {"Key": path, "Size": 0, "size": 0, "type": "directory", "name": path}
+def _serve(pipe: Connection, prefixes: int, keys: int, latency: float) -> None:
+    """A bucket of `prefixes` x `keys` photos, with 0 prefixes a flat one."""
+    folders = [f"n{number:08d}/" for number in range(prefixes)] or [""]
+    names = [f"{folder}{number:08d}_photo.JPEG" for folder in folders for number in range(keys)]
+    pipe.send(ListingServer(names, latency=latency).options())
+    pipe.recv()
 
 
 @dataclass(frozen=True)
@@ -101,18 +59,21 @@ class Run:
 
 def _run(prefixes: int, keys: int, latency: float) -> Run:
     """From the bucket to what is known before the first task; to be called in a clean process."""
-    fsspec.register_implementation("pretended", PretendedBucket)
-    bucket = {"prefixes": prefixes, "keys": keys, "latency": latency}
-    source = open_source("pretended://bucket", bucket)
-    held: dict[str, Any] = {}
+    pipe, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=[theirs, prefixes, keys, latency], daemon=True
+    )
+    server.start()
+    try:
+        return _measured(prefixes, keys, pipe.recv())
+    finally:
+        server.kill()
+        server.join()
 
-    def pretend() -> int:
-        """What the bucket itself costs here, without its latency."""
-        fs = PretendedBucket(prefixes, min(keys, PAGE), 0.0)
-        return sum(
-            len(fs.ls(f"bucket/n{n:08d}"))
-            for n in range(max(1, prefixes) * keys // min(keys, PAGE))
-        )
+
+def _measured(prefixes: int, keys: int, options: dict[str, Any]) -> Run:
+    source = open_source("s3://bucket", options)
+    held: dict[str, Any] = {}
 
     def list_source() -> int:
         listing: Listing = source.list(lambda found: None)
@@ -133,7 +94,7 @@ def _run(prefixes: int, keys: int, latency: float) -> Run:
         return len(held["table"])
 
     steps, memory = {}, {"before": peak_bytes()}
-    for step in (pretend, list_source, order, plan, freeze):
+    for step in (list_source, order, plan, freeze):
         steps[step.__name__] = cost_of(step)
         memory[step.__name__] = peak_bytes()
     return Run(prefixes, keys, steps, memory, len(held["table"]), held["stored"])
@@ -154,13 +115,10 @@ def _table(runs: Sequence[Run], latency: float) -> Table:
         for name, cost in run.steps.items():
             cells = f"{cost.wall_seconds:.2f}", f"{cost.cpu_seconds:.2f}"
             table.add_row("", name, *cells, f"{run.memory[name] / MIB:,.0f}")
-        ours = [cost for name, cost in run.steps.items() if name != "pretend"]
-        wall = sum(cost.wall_seconds for cost in ours)
-        cpu = sum(cost.cpu_seconds for cost in ours) - run.steps["pretend"].cpu_seconds
+        wall = sum(cost.wall_seconds for cost in run.steps.values())
+        cpu = sum(cost.cpu_seconds for cost in run.steps.values())
         stored = f"{run.stored / run.found:.1f} bytes a row stored"
-        table.add_row(
-            "", f"all but pretend; {stored}", f"{wall:.2f}", f"{cpu:.2f}", "", end_section=True
-        )
+        table.add_row("", f"all; {stored}", f"{wall:.2f}", f"{cpu:.2f}", "", end_section=True)
     return table
 
 

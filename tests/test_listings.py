@@ -1,0 +1,111 @@
+"""Listings page by page: no name is lost or comes twice, and no more than a few pages are held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precache import blobs
+from precache.errors import StorageError
+from precache.storage import open_folder
+from tests.gcs_server import GCSServer
+from tests.listing_server import ListingServer
+from tests.servers import FaultProxy, S3Server, status, truncated
+from workers.sources import open_source
+
+pytest.importorskip("s3fs", reason="s3:// needs s3fs")
+pytest.importorskip("obstore", reason="what signs URLs of s3://")
+
+PARTS = st.text("ab0é +%&<", min_size=1, max_size=3)
+NAMES = st.sets(st.lists(PARTS, min_size=1, max_size=3).map("/".join), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ListingServer]:
+    server = ListingServer([])
+    yield server
+    server.stop()
+
+
+@settings(max_examples=30)
+@given(names=NAMES, page=st.integers(1, 7), slow=st.booleans())
+def test_no_name_is_lost_or_comes_twice(
+    names: set[str], page: int, slow: bool, server: ListingServer
+) -> None:
+    """Also by s3fs, which lists where its options are not understood."""
+    server.names, server.page = sorted(names), page
+    options = server.options() | ({"requester_pays": True} if slow else {})
+    folder = open_folder("s3://bucket", options)
+    assert sorted(info.name for info in folder.walk()) == server.names
+    assert set(folder.names()) == {name.partition("/")[0] for name in names}
+    for first in set(folder.names()):
+        below = {name[len(first) + 1 :] for name in names if name.startswith(f"{first}/")}
+        assert set(folder.names(first)) == {name.partition("/")[0] for name in below}
+
+
+def test_what_is_listed_is_what_s3fs_says(s3: S3Server) -> None:
+    url = "s3://bucket/listed"
+    for name in ("a b/1+2 é.jpg", "x&y", "deep/er/still"):
+        open_folder(url, s3.options()).put(name, [name.encode()])
+    fast = sorted(open_folder(url, s3.options()).walk())
+    slow = sorted(open_folder(url, {**s3.options(), "requester_pays": True}).walk())
+    assert fast == slow
+    assert all(info.etag and info.mtime_ns > 10**18 for info in fast)
+
+
+def test_no_more_than_a_few_pages_are_asked_for_ahead(server: ListingServer) -> None:
+    server.names, server.page = [f"{n:05d}.jpg" for n in range(2000)], 10
+    before = server.pages
+    walk = open_folder("s3://bucket", server.options()).walk()
+    for _ in range(100):
+        next(walk)
+    walk.close()
+    assert server.pages - before <= 12 + blobs.LISTINGS
+
+
+def test_a_folder_is_known_by_its_first_page(server: ListingServer) -> None:
+    server.names, server.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
+    before = server.pages
+    assert open_folder("s3://bucket", server.options()).exists("x")
+    assert server.pages - before == 2  # of which one is of s3fs, which looks for an object too
+
+
+def test_a_listing_that_breaks_off_is_asked_for_again(s3: S3Server, proxy: FaultProxy) -> None:
+    url = "s3://bucket/cut"
+    for name in ("1", "2", "3"):
+        open_folder(url, s3.options()).put(name, [b"1"])
+    folder = open_folder(url, s3.options(proxy.port))
+    proxy.faults["GET", "/bucket"] = [truncated]
+    assert folder.names() == ["1", "2", "3"]
+    assert proxy.agents[0].startswith("Python")
+    assert len(proxy.agents) == 2
+
+
+def test_what_may_not_be_listed_is_said_at_once(s3: S3Server, proxy: FaultProxy) -> None:
+    proxy.faults["GET", "/bucket"] = [status(403)]
+    with pytest.raises(StorageError, match=r"cannot list s3://bucket/x.*; check the credentials"):
+        open_folder("s3://bucket/x", s3.options(proxy.port)).names()
+    assert len(proxy.agents) == 1
+
+
+def test_of_googles_objects_no_more_is_asked_than_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
+    server = GCSServer()
+    try:
+        server.make_bucket("bucket")
+        monkeypatch.setattr(server, "page", 2)
+        folder = open_folder("gs://bucket/x", server.options())
+        for number in range(5):
+            folder.put(f"{number}.jpg", [b"1"])
+        table = open_source("gs://bucket/x", server.options()).list(lambda found: None).table
+        assert table.keys == [f"{number}.jpg" for number in range(5)]
+        assert all(table.etags)
+        assert (table.mtimes > 10**18).all()
+        assert server.pages >= 3
+    finally:
+        server.stop()
