@@ -14,6 +14,7 @@ from PIL import Image
 
 from precache import cli, pictures
 from precache.errors import StorageError, UsageError
+from precache.player import PLAYED
 from precache.simulation import Simulation, simulate
 from tests.browser import CHROMIUM, Tab, chromium
 
@@ -40,7 +41,7 @@ def test_a_page_is_one_file_without_links_and_with_the_figures() -> None:
     page = pictures.page(STEADY)
     assert not re.findall(r"""(?:src|href)=["']?(?!data:)[^"'\s>]+|https?://|@import|url\(""", page)
     assert "{{" not in page
-    assert "65.0% of the consumer&#x27;s time after start-up, 67.3% with it" in page
+    assert "65.0% of the consumer&#39;s time after start-up, 67.3% with it" in page
     assert "112 batches (+14)" in page
 
 
@@ -60,7 +61,7 @@ def test_the_data_of_a_page_are_those_of_the_simulation(found: Simulation) -> No
 def test_a_long_run_is_played_as_far_as_a_page_can_carry() -> None:
     found = simulate(10, 1, 7, seconds=60)
     page = pictures.page(found)
-    assert len(found.begun) > pictures.PLAYED
+    assert len(found.begun) > PLAYED
     assert "Played and drawn up to 28.6 s of 60 s." in page
     assert len(page) < 3_000_000
 
@@ -90,7 +91,7 @@ def test_the_picture_shows_loading_steps_and_waits(found: Simulation, tmp_path: 
     pictures.write_png(found, tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         pixels = np.asarray(image.convert("RGB"))
-    assert pixels.shape == (1200, 1600, 3)
+    assert pixels.shape[1:] == (1600, 3)
 
     def has(colour: str) -> bool:
         off = np.abs(pixels.astype(int) - list(bytes.fromhex(colour))).max(axis=2)

@@ -1,0 +1,164 @@
+"""What a doctor's examination came to, as a page and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from precache import doctor_text as text
+from precache import pages
+from precache.charts import Chart, Panel, bars, distributions, draw_png, need_matplotlib
+from precache.report import size
+
+if TYPE_CHECKING:
+    from workers.prognosis import CodecFigures, Prognosis
+
+TEXT_COLUMNS = ("key", "stored after")
+
+
+def page(found: Prognosis) -> str:
+    """A page of HTML: one file, no script, no network, light and dark."""
+    tables = {
+        heading: (
+            [str(column.header).replace("\n", " ") for column in table.columns],
+            list(zip(*(map(str, column.cells) for column in table.columns), strict=True)),
+        )
+        for heading, table in text.tables(found, notable=0)
+    }
+    return pages.render(
+        "doctor.html",
+        title=text.title(found),
+        answers=list(text.answers(found)),
+        charts=charts(found),
+        tables=tables,
+        text=TEXT_COLUMNS,
+        listing=text.number(1e3 * found.listing_seconds / found.samples),
+        remarks=list(text.remarks(found)),
+    )
+
+
+def write_page(found: Prognosis, path: str | Path) -> None:
+    """Write the page that `page` makes.
+
+    Raises
+    ------
+    UsageError
+        If matplotlib is not installed.
+    StorageError
+        If the file cannot be written.
+    """
+    need_matplotlib(path)
+    pages.save(page(found), path)
+
+
+def write_png(found: Prognosis, path: str | Path) -> None:
+    """Draw all charts into a PNG, 1,600 pixels wide; raises the same."""
+    draw_png(text.title(found), charts(found), path)
+
+
+# --- charts -------------------------------------------------------------------------------------
+
+
+def charts(found: Prognosis) -> list[Chart]:
+    """What there is to see, the answer first."""
+    return [_feeding(found), _stages(found), _cuts(found), _codecs(found), *_storage(found)]
+
+
+def stall(found: Prognosis, samples_per_s: float) -> float:
+    """Share of its time that the device waits, at the rate asked for: 1 - given / asked."""
+    return max(0.0, 1 - samples_per_s / found.rate)
+
+
+def by_cpu_time(codec: CodecFigures, cores: int) -> float:
+    """Samples a second that cores read from a store, by the CPU time of its reading."""
+    return 1e6 * cores / max(codec.cpu_ms_per_1000, 1e-9)
+
+
+def _feeding(found: Prognosis) -> Chart:
+    before, at = found.cuts[0], f"{found.rate:,.0f} samples/s"
+    given = [before.samples_per_s, *(by_cpu_time(each, found.cores) for each in found.codecs)]
+    needed = [found.cores_without_cache, *(each.cores_at_rate for each in found.codecs)]
+    stalls = [stall(found, each) for each in given]
+    panels = [
+        Panel("stall, predicted", stalls, [f"{each:.0%}" for each in stalls]),
+        Panel(
+            "cores needed", needed, [f"{each:.2g}" for each in needed], (found.cores, "those there")
+        ),
+    ]
+    rows = ["without a cache", *(f"cached, {each.codec}" for each in found.codecs)]
+    return bars(
+        "feeding",
+        f"Feeding a device of {at}, before and after",
+        rows,
+        panels,
+        ["orange"] + ["green"] * len(found.codecs),
+        f"The device's share of waiting where {text.cores(found.cores)} load: 1 - samples/s by CPU "
+        f"time / {found.rate:,.0f}.",
+    )
+
+
+def _stages(found: Prognosis) -> Chart:
+    rows = {each.name: np.array(each.each_ms) for each in found.stages}
+    return distributions(
+        "stages",
+        "Time of each stage, ms a sample",
+        rows,
+        "CPU time; of fetch the time waited. Each dot is a sample.",
+    )
+
+
+def _cuts(found: Prognosis) -> Chart:
+    cuts = found.cuts
+    once, each_epoch = [cut.offline_cpu_ms for cut in cuts], [cut.online_cpu_ms for cut in cuts]
+    speeds = [cut.samples_per_s for cut in cuts]
+    panels = [
+        Panel("storage", [cut.bytes_total for cut in cuts], [size(c.bytes_total) for c in cuts]),
+        Panel("CPU-ms once", once, list(map(text.number, once))),
+        Panel("CPU-ms each epoch", each_epoch, list(map(text.number, each_epoch))),
+        Panel(
+            "samples/s", speeds, [f"{each:,.0f}" for each in speeds], (found.rate, "the device's")
+        ),
+    ]
+    rows = [text.cut_name(cut) for cut in cuts]
+    colours = ["green" if cut.after == found.cut else "blue" for cut in cuts]
+    note = "Work up to the cut is done once, the rest in every epoch; the cut to take is green."
+    return bars("cuts", "Where to cut", rows, panels, colours, note)
+
+
+def _codecs(found: Prognosis) -> Chart:
+    cores = found.host.cores
+    foretold = [by_cpu_time(each, cores) for each in found.codecs]
+    measured = [each.samples_per_s for each in found.codecs]
+    panels = [
+        Panel(
+            "storage",
+            [each.bytes_total for each in found.codecs],
+            [size(each.bytes_total) for each in found.codecs],
+        ),
+        Panel("samples/s, predicted", foretold, [f"{each:,.0f}" for each in foretold]),
+        Panel("samples/s, measured", measured, [f"{each:,.0f}" for each in measured]),
+    ]
+    note = (
+        f"Predicted: by CPU time, on {text.cores(cores)}, as the device's stall is. Measured: by "
+        "a Loader here, from memory, while others used the machine as they did."
+    )
+    rows = [each.codec for each in found.codecs]
+    return bars("codecs", "Each codec", rows, panels, ["blue"] * len(rows), note)
+
+
+def _storage(found: Prognosis) -> Iterator[Chart]:
+    if not found.storage:
+        return
+    read = found.storage
+    speeds, waits = [each.bytes_per_s / 1e6 for each in read], [each.median_ms for each in read]
+    requests = [each.requests_per_s for each in read]
+    panels = [
+        Panel("MB/s", speeds, list(map(text.number, speeds))),
+        Panel("requests/s", requests, [f"{each:,.0f}" for each in requests]),
+        Panel("ms a request, median", waits, list(map(text.number, waits))),
+    ]
+    rows = [f"{each.pattern}, {each.depth} at a time" for each in read]
+    yield bars("storage", "Reading the source", rows, panels, ["blue"] * len(rows))
