@@ -202,16 +202,21 @@ class Panel:
 
     Attributes
     ----------
+    values
+        NaN for what is not known.
     labels
         The values for people.
     line
         A value that they are to be held against, and what it is.
+    top
+        Least value at the end of the scale, where two panels are to share theirs.
     """
 
     heading: str
     values: Sequence[float]
     labels: Sequence[str]
     line: tuple[float, str] | None = None
+    top: float = 0.0
 
 
 def bars(
@@ -234,29 +239,30 @@ def bars(
             axes.tick_params(axis="y", labelcolor=inks["ink"])
             axes.invert_yaxis()
 
-    each = 34 + 25 * len(rows)
+    each = 36 + 25 * len(rows)
     said = (
         f"{panel.heading}: " + ", ".join(map(" ".join, zip(rows, panel.labels, strict=True)))
         for panel in panels
     )
-    lines = max((1 for panel in panels if panel.line), default=0)
-    heights = (each + 20 * lines, sum(each + 20 * bool(panel.line) for panel in panels))
+    heights = (each, len(panels) * (each + 6))
     return Chart(name, title, "; ".join([title, *said]), heights, draw, note)
 
 
 def _draw_panel(axes: Axes, panel: Panel, colours: Sequence[str], inks: Inks) -> None:
-    values = np.nan_to_num(np.array(panel.values, float), posinf=0)
-    top = max([*values.tolist(), panel.line[0] if panel.line else 0.0]) or 1.0
+    values, heading = np.nan_to_num(np.array(panel.values, float), posinf=0), panel.heading
+    if panel.line:
+        at, what = panel.line
+        axes.axvline(at, color=inks["soft"], linewidth=1.5, linestyle="--", zorder=3)
+        heading += f" (line: {what})"
+    top = max([*values.tolist(), panel.top, panel.line[0] if panel.line else 0.0]) or 1.0
     drawn = axes.barh(range(len(values)), values, 0.7, color=[inks[each] for each in colours])
-    axes.bar_label(drawn, [plain(each) for each in panel.labels], padding=4, color=inks["ink"])
+    shown = [plain(each) for each in panel.labels]
+    ground = {"facecolor": inks["bg"], "edgecolor": "none", "pad": 1}
+    axes.bar_label(drawn, shown, padding=5, color=inks["ink"], bbox=ground, zorder=4)
     axes.set_xlim(0, 1.4 * top)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
-    axes.set_title(plain(panel.heading))
-    if panel.line:
-        at, what = panel.line
-        axes.axvline(at, color=inks["ink"], linewidth=1.2, linestyle="--")
-        axes.set_xlabel(what, color=inks["soft"])
+    axes.set_title(plain(heading))
 
 
 def _fitting(text: str, wide: bool) -> str:
@@ -285,10 +291,8 @@ def distributions(
         axes.set_yticks(range(len(rows)), [_fitting(row, wide) for row in rows])
         axes.tick_params(axis="y", labelcolor=inks["ink"])
         axes.spines["left"].set_visible(False)
-        handles = axes.get_legend_handles_labels()[0][:4]
-        figure.legend(
-            handles=handles, loc="outside upper left", ncols=4 if wide else 2, columnspacing=1.2
-        )
+        axes.margins(x=0.03)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4 if wide else 2)
 
     said = (
         f"{row}: median {np.median(ms):.3g}, mean {ms.mean():.3g}, "

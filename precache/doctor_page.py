@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,26 +79,35 @@ def by_cpu_time(codec: CodecFigures, cores: int) -> float:
 
 
 def _feeding(found: Prognosis) -> Chart:
-    before, at = found.cuts[0], f"{found.rate:,.0f} samples/s"
-    given = [before.samples_per_s, *(by_cpu_time(each, found.cores) for each in found.codecs)]
+    given = [found.cuts[0].samples_per_s]
+    given += [by_cpu_time(each, found.cores) for each in found.codecs]
     needed = [found.cores_without_cache, *(each.cores_at_rate for each in found.codecs)]
-    stalls = [stall(found, each) for each in given]
+    foretold = [stall(found, each) for each in given]
+    measured = [math.nan, *(stall(found, each.samples_per_s) for each in found.codecs)]
     panels = [
-        Panel("stall, predicted", stalls, [f"{each:.0%}" for each in stalls]),
+        Panel("stall, predicted", foretold, list(map(_share, foretold)), top=1),
+        Panel("stall, at measured speed", measured, list(map(_share, measured)), top=1),
         Panel(
-            "cores needed", needed, [f"{each:.2g}" for each in needed], (found.cores, "those there")
+            "cores needed",
+            needed,
+            [f"{each:.2g}" for each in needed],
+            (found.cores, f"the {found.cores} there"),
         ),
     ]
-    rows = ["without a cache", *(f"cached, {each.codec}" for each in found.codecs)]
     return bars(
         "feeding",
-        f"Feeding a device of {at}, before and after",
-        rows,
+        f"Feeding a device of {found.rate:,.0f} samples/s, before and after",
+        ["without a cache", *(f"cached, {each.codec}" for each in found.codecs)],
         panels,
         ["orange"] + ["green"] * len(found.codecs),
-        f"The device's share of waiting where {text.cores(found.cores)} load: 1 - samples/s by CPU "
-        f"time / {found.rate:,.0f}.",
+        f"Stall is the device's share of waiting, 1 - samples/s / {found.rate:,.0f}. Predicted: by "
+        f"the CPU time that {text.cores(found.cores)} have. Measured: a Loader's speed from a "
+        f"small store, on {text.cores(found.host.cores)} here.",
     )
+
+
+def _share(value: float) -> str:
+    return "not tried" if math.isnan(value) else f"{value:.0%}"
 
 
 def _stages(found: Prognosis) -> Chart:
@@ -118,9 +128,7 @@ def _cuts(found: Prognosis) -> Chart:
         Panel("storage", [cut.bytes_total for cut in cuts], [size(c.bytes_total) for c in cuts]),
         Panel("CPU-ms once", once, list(map(text.number, once))),
         Panel("CPU-ms each epoch", each_epoch, list(map(text.number, each_epoch))),
-        Panel(
-            "samples/s", speeds, [f"{each:,.0f}" for each in speeds], (found.rate, "the device's")
-        ),
+        Panel("samples/s", speeds, _whole(speeds), (found.rate, "device")),
     ]
     rows = [text.cut_name(cut) for cut in cuts]
     colours = ["green" if cut.after == found.cut else "blue" for cut in cuts]
@@ -138,8 +146,8 @@ def _codecs(found: Prognosis) -> Chart:
             [each.bytes_total for each in found.codecs],
             [size(each.bytes_total) for each in found.codecs],
         ),
-        Panel("samples/s, predicted", foretold, [f"{each:,.0f}" for each in foretold]),
-        Panel("samples/s, measured", measured, [f"{each:,.0f}" for each in measured]),
+        Panel("samples/s, predicted", foretold, _whole(foretold), top=max(measured)),
+        Panel("samples/s, measured", measured, _whole(measured), top=max(foretold)),
     ]
     note = (
         f"Predicted: by CPU time, on {text.cores(cores)}, as the device's stall is. Measured: by "
@@ -147,6 +155,10 @@ def _codecs(found: Prognosis) -> Chart:
     )
     rows = [each.codec for each in found.codecs]
     return bars("codecs", "Each codec", rows, panels, ["blue"] * len(rows), note)
+
+
+def _whole(values: Sequence[float]) -> list[str]:
+    return [f"{each:,.0f}" for each in values]
 
 
 def _storage(found: Prognosis) -> Iterator[Chart]:
@@ -157,7 +169,7 @@ def _storage(found: Prognosis) -> Iterator[Chart]:
     requests = [each.requests_per_s for each in read]
     panels = [
         Panel("MB/s", speeds, list(map(text.number, speeds))),
-        Panel("requests/s", requests, [f"{each:,.0f}" for each in requests]),
+        Panel("requests/s", requests, _whole(requests)),
         Panel("ms a request, median", waits, list(map(text.number, waits))),
     ]
     rows = [f"{each.pattern}, {each.depth} at a time" for each in read]

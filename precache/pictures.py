@@ -44,7 +44,7 @@ def page(found: Simulation) -> str:
         verdict=text.verdict(found),
         tiles=text.summary(found),
         remedied=[(name, each.stall_share) for name, each in with_more(found)],
-        times=[(name, *map(text.number, _described(ms))) for name, ms in times(found) if len(ms)],
+        times=[(name, *map(text.number, described(ms))) for name, ms in times(found) if len(ms)],
         places=[(n, text.number(wait)) for n, wait in enumerate(found.stall_by_place_ms, 1)],
         **played(found),
     )
@@ -73,7 +73,7 @@ def times(found: Simulation) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
     yield "step", (found.done - found.taken)[done] / 1e6
 
 
-def _described(ms: npt.NDArray[np.float64]) -> tuple[float, ...]:
+def described(ms: npt.NDArray[np.float64]) -> tuple[float, ...]:
     return (*np.percentile(ms, 50, keepdims=True), ms.mean(), np.percentile(ms, 95), ms.max())
 
 
