@@ -7,7 +7,7 @@ import io
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ HEADING = 30
 """CSS pixels of a heading in a PNG."""
 DOTS = 400
 """Values of a row that are drawn one by one; of more, as many that are spread evenly over them."""
+FAR = 5
+"""Times the shortest from which the longest makes the scale a logarithmic one."""
 
 Inks = Mapping[str, str]
 """Colours by their names in the style sheet."""
@@ -267,7 +269,7 @@ def _draw_panel(axes: Axes, panel: Panel, colours: Sequence[str], inks: Inks) ->
 
 def _fitting(text: str, wide: bool) -> str:
     """A name beside an axis, shortened."""
-    most = 34 if wide else 18
+    most = 34 if wide else 24
     shown = plain(text)
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
@@ -282,16 +284,12 @@ def distributions(
         least = _least(rows.values())
         for at, ms in enumerate(rows.values()):
             _draw_row(axes, at, np.maximum(ms, least), inks)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(_short)
-        axes.xaxis.set_minor_formatter("")
-        axes.set_xlabel("ms, on a logarithmic scale")
+        _scale(axes, [np.maximum(ms, least) for ms in rows.values()], wide)
         axes.grid(axis="x")
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_yticks(range(len(rows)), [_fitting(row, wide) for row in rows])
         axes.tick_params(axis="y", labelcolor=inks["ink"])
         axes.spines["left"].set_visible(False)
-        axes.margins(x=0.03)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4 if wide else 2)
 
     said = (
@@ -303,14 +301,29 @@ def distributions(
     return Chart(name, title, "; ".join([title, *said]), heights, draw, note)
 
 
-def _least(rows: Iterator[npt.NDArray[np.float64]] | Any) -> float:
+def _least(rows: Iterable[npt.NDArray[np.float64]]) -> float:
     """What stands for zero, which a logarithmic scale has not."""
     above = [float(ms[ms > 0].min()) for ms in rows if (ms > 0).any()]
     return max(1e-4, min(above, default=1e-4))
 
 
-def _short(value: float, _: object) -> str:
-    return f"{value:,.12g}"
+def _scale(axes: Axes, rows: Sequence[npt.NDArray[np.float64]], wide: bool) -> None:
+    """A logarithmic scale where times differ widely, with room at either end."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = min(float(ms.min()) for ms in rows), max(float(ms.max()) for ms in rows)
+    if high < FAR * low:
+        axes.set_xlim(0, 1.05 * high)
+        axes.set_xlabel("ms")
+        return
+    decades = math.log10(high / low)
+    axes.set_xscale("log")
+    axes.set_xlim(low / 10 ** (0.03 * decades), high * 10 ** (0.03 * decades))
+    each = (1.0,) if decades > (3.5 if wide else 1.5) else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=each))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axes.set_xlabel("ms, on a logarithmic scale")
 
 
 def _draw_row(axes: Axes, at: int, ms: npt.NDArray[np.float64], inks: Inks) -> None:

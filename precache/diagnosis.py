@@ -226,7 +226,8 @@ def runs(found: Diagnosis) -> dict[str, Run]:
 
 
 def _run(run: Run) -> str:
-    text = f"{in_ms(run.mean):>9}  (p50 {in_ms(run.median)}, p95 {in_ms(run.p95)}, max {in_ms(run.max)}"
+    text = f"{in_ms(run.mean):>9}  (p50 {in_ms(run.median)}"
+    text += f", p95 {in_ms(run.p95)}, max {in_ms(run.max)}"
     if run.cores is not None:
         text += f"; CPU {run.cores:.2f} cores"
     if run.usage.read_bytes:

@@ -52,7 +52,7 @@ def page(found: Diagnosis, after: Diagnosis | None = None) -> str:
             for name, run in runs(found).items()
         ],
         remedies=[
-            (each.what, f"{each.gain:.2f}", SURE[each.confidence], each.why)
+            (f"{each.name}: {each.what}", f"{each.gain:.2f}", SURE[each.confidence], each.why)
             for each in found.remedies
         ],
         evidence=[(each.name, f"{each.value:.4g} {each.unit}") for each in found.evidence],
@@ -83,7 +83,8 @@ def write_png(
 ) -> None:
     """Draw its charts and its time line into a PNG, 1,600 pixels wide; raises the same."""
     shown = replay(found.measurements)
-    charts = [*_charts(found, after, shown), time_line(shown)]
+    charts = _charts(found, after, shown)
+    charts.insert(2, time_line(shown))
     draw_png(headline(found), charts, os.fspath(path))
 
 
@@ -98,15 +99,15 @@ def loops(found: Diagnosis, after: Diagnosis | None, shown: Simulation) -> list[
         return Loop(name, max(0.0, 1 - rate / free), rate, predicted=True)
 
     together = measured.together
-    made = [Loop("now, measured", together.stall, 1 / together.mean, predicted=False)]
-    made.append(predicted("now, predicted", 1 / Rates.of(measured).together()))
+    made = [Loop("measured", together.stall, 1 / together.mean, predicted=False)]
+    made.append(predicted("predicted, as it is", 1 / Rates.of(measured).together()))
     if not recorded(measured):
-        made.append(Loop("now, by the model played", shown.stall_share, shown.rate, predicted=True))
+        made.append(Loop("modelled, as played", shown.stall_share, shown.rate, predicted=True))
     helpful = [each for each in found.remedies if each.gain >= HELPS]
-    made += [predicted(f"{each.what}, predicted", each.batches_per_s) for each in helpful]
+    made += [predicted(f"predicted: {each.name}", each.batches_per_s) for each in helpful]
     if after is not None:
         then = after.measurements.together
-        made.append(Loop("after, measured", then.stall, 1 / then.mean, predicted=False))
+        made.append(Loop("measured after", then.stall, 1 / then.mean, predicted=False))
     return made
 
 
@@ -129,15 +130,14 @@ def _charts(found: Diagnosis, after: Diagnosis | None, shown: Simulation) -> lis
         timed |= {
             f"{name}, after": 1e3 * np.array(run.seconds) for name, run in runs(after).items()
         }
-    return [
+    note = "Each dot is a batch: of the step alone on one batch, the loader alone, and both."
+    charts = [
         _gains(found, loops(found, after, shown)),
-        distributions(
-            "runs",
-            "Time of a batch, ms",
-            timed,
-            "Each dot is a batch: of the step alone on one batch, the loader alone, and both.",
-        ),
+        distributions("runs", "Time of a batch, ms", timed, note),
     ]
+    if after is not None:
+        charts.append(time_line(replay(after.measurements), "Time line after"))
+    return charts
 
 
 def _gains(found: Diagnosis, made: Sequence[Loop]) -> Chart:

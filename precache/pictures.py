@@ -18,6 +18,7 @@ from precache.player import played
 from precache.simulation import MOST_LOADERS, Simulation, Times, run
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
@@ -112,20 +113,27 @@ def write_png(found: Simulation, path: str | Path) -> None:
 # --- charts -------------------------------------------------------------------------------------
 
 
-def time_line(found: Simulation) -> Chart:
+def time_line(found: Simulation, what: str = "Time line") -> Chart:
     """A lane for each loader and one for the training loop, and the length of the queue."""
     lanes, until = min(found.setting.loaders, LANES), _window(found)
     shown = [f"{lanes} of {found.setting.loaders} loaders"] if lanes < found.setting.loaders else []
     shown += [f"the first {until / 1e9:.3g} s"] if until < found.end else []
-    title = ", ".join(["Time line", *shown])
+    title = ", ".join([what, *shown])
 
     def draw(figure: FigureBase, inks: Inks, wide: bool) -> None:
         over, under = figure.subplots(2, 1, sharex=True, height_ratios=[22 * (lanes + 1), 60])
         _draw_lanes(over, found, until, inks)
+        over.legend(
+            handles=_kinds(over), loc="lower left", bbox_to_anchor=(0, 1), ncols=4 if wide else 2
+        )
         _draw_queue(under, found, until, inks)
 
     height = 160 + max(60, 22 * (lanes + 1))
-    return Chart("lanes", title, title, (height, height), draw)
+    alt = (
+        f"{title}: loaders are blocked {found.blocked_share:.1%} of their time, the training loop "
+        f"waits {found.stall_share:.1%} of its time after start-up"
+    )
+    return Chart("lanes", title, alt, (height, height), draw)
 
 
 def _window(found: Simulation) -> int:
@@ -151,8 +159,11 @@ def _draw_lanes(axes: Axes, found: Simulation, until: int, inks: Inks) -> None:
     axes.set_yticks(range(lanes + 1), names, fontsize=12 if lanes < 12 else 9)
     axes.set_ylim(lanes + 0.6, -0.6)
     axes.set_xlim(0, until / 1e9)
-    kinds = {handle.get_label(): handle for handle in axes.collections}
-    axes.legend(handles=kinds.values(), loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+
+
+def _kinds(axes: Axes) -> list[Artist]:
+    """One of each kind of spans that were drawn."""
+    return list({each.get_label(): each for each in axes.collections}.values())
 
 
 def _bars(axes: Axes, begin: Times, end: Times, lane: int, ink: str, inks: Inks) -> None:

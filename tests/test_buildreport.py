@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-import shutil
 import subprocess
 from html import escape
 from html.parser import HTMLParser
@@ -16,7 +16,9 @@ import pytest
 
 import precache
 from precache.errors import BuildError, StorageError, UsageError
+from precache.pages import save
 from precache.receipts import Receipt, ShardObject
+from tests.browser import AXE, CHROMIUM, chromium
 from tests.building import cli, write, write_jpegs
 from workers import build as building
 from workers.buildreport import BINS, check_reports, shown, summary
@@ -351,7 +353,6 @@ def test_durations(seconds: float, text: str) -> None:
 
 # --- in a browser -------------------------------------------------------------------------------
 
-CHROMIUM = shutil.which("chromium")
 LOOK = """<!doctype html><iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}">
 </iframe><pre id="seen"></pre><script>onload = () => {{
   const page = document.querySelector("iframe").contentDocument;
@@ -408,3 +409,16 @@ def test_a_browser_shows_the_page_on_phones_and_in_the_dark(
     assert (ink > paper) == dark
     assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 7
     assert len(seen["fills"]) >= 3, "colours of the style sheet reach the charts"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+@pytest.mark.skipif(AXE is None, reason="needs axe-core-python")
+def test_axe_finds_nothing_to_mend(tmp_path: Path) -> None:
+    told = figures(60, 3, error="e" * 300)
+    told["failures"] = [{"key": "k" * 300, "reason": "r" * 300}]
+    save(page(told), tmp_path / "build.html")
+    with chromium(tmp_path / "profile") as tab:
+        for width, dark in itertools.product((360, 1200), (False, True)):
+            tab.open(tmp_path / "build.html", width, dark=dark)
+            assert tab.faults() == []
+        assert tab.errors == []
