@@ -52,7 +52,7 @@ def page(found: Diagnosis, after: Diagnosis | None = None) -> str:
             for name, run in runs(found).items()
         ],
         remedies=[
-            (f"{each.name}: {each.what}", f"{each.gain:.2f}", SURE[each.confidence], each.why)
+            (f"{each.gain:.2f} x: {each.what}", f"{each.why} ({SURE[each.confidence]})")
             for each in found.remedies
         ],
         evidence=[(each.name, f"{each.value:.4g} {each.unit}") for each in found.evidence],
@@ -84,7 +84,7 @@ def write_png(
     """Draw its charts and its time line into a PNG, 1,600 pixels wide; raises the same."""
     shown = replay(found.measurements)
     charts = _charts(found, after, shown)
-    charts.insert(2, time_line(shown))
+    charts.insert(2, _time_line(found, shown))
     draw_png(headline(found), charts, os.fspath(path))
 
 
@@ -136,8 +136,12 @@ def _charts(found: Diagnosis, after: Diagnosis | None, shown: Simulation) -> lis
         distributions("runs", "Time of a batch, ms", timed, note),
     ]
     if after is not None:
-        charts.append(time_line(replay(after.measurements), "Time line after"))
+        charts.append(_time_line(after, replay(after.measurements), "Time line after"))
     return charts
+
+
+def _time_line(found: Diagnosis, shown: Simulation, what: str = "Time line") -> Chart:
+    return time_line(shown, what if recorded(found.measurements) else f"{what}, loaders modelled")
 
 
 def _gains(found: Diagnosis, made: Sequence[Loop]) -> Chart:

@@ -8,20 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from precache import doctor_text as text
 from precache import pages
 from precache.charts import Chart, Panel, bars, distributions, draw_png, need_matplotlib
+from precache.pictures import time_line
+from precache.player import played
 from precache.report import size
+from precache.simulation import MOST_LOADERS, Simulation, simulate
 
 if TYPE_CHECKING:
     from workers.prognosis import CodecFigures, Prognosis
 
+BATCH = 64
+"""Samples of a batch of the loops that are modelled."""
+BATCHES = 100
 TEXT_COLUMNS = ("key", "stored after")
 
 
 def page(found: Prognosis) -> str:
-    """A page of HTML: one file, no script, no network, light and dark."""
+    """A page of HTML: one file, no network, light and dark."""
     tables = {
         heading: (
             [str(column.header).replace("\n", " ") for column in table.columns],
@@ -29,15 +36,20 @@ def page(found: Prognosis) -> str:
         )
         for heading, table in text.tables(found, notable=0)
     }
+    before, after = without_cache(found), with_cache(found)
     return pages.render(
         "doctor.html",
+        styles="player.css",
+        script="player.js",
         title=text.title(found),
         answers=list(text.answers(found)),
-        charts=charts(found),
+        charts=[*charts(found), *_line_after(after)],
         tables=tables,
         text=TEXT_COLUMNS,
         listing=text.number(1e3 * found.listing_seconds / found.samples),
         remarks=list(text.remarks(found)),
+        how=_how(found, before, after),
+        **played(before),
     )
 
 
@@ -57,15 +69,50 @@ def write_page(found: Prognosis, path: str | Path) -> None:
 
 def write_png(found: Prognosis, path: str | Path) -> None:
     """Draw all charts into a PNG, 1,600 pixels wide; raises the same."""
-    draw_png(text.title(found), charts(found), path)
+    before = time_line(without_cache(found), "Time line without a cache, modelled")
+    drawn = [*charts(found), before, *_line_after(with_cache(found))]
+    draw_png(text.title(found), drawn, path)
 
 
 # --- charts -------------------------------------------------------------------------------------
 
 
 def charts(found: Prognosis) -> list[Chart]:
-    """What there is to see, the answer first."""
+    """What was measured and what follows, the answer first."""
     return [_feeding(found), _stages(found), _cuts(found), _codecs(found), *_storage(found)]
+
+
+def _line_after(after: Simulation | None) -> list[Chart]:
+    return [time_line(after, "Time line with a cache, modelled")] if after else []
+
+
+def without_cache(found: Prognosis) -> Simulation:
+    """A process on each core that fetches and decodes batches of the samples that were timed."""
+    each = np.sum([stage.each_ms for stage in found.stages[:-1]], axis=0)
+    drawn = np.random.default_rng(0).choice(each, (BATCHES, BATCH)).sum(axis=1)
+    return _fed(found, drawn)
+
+
+def with_cache(found: Prognosis) -> Simulation | None:
+    """The same on what is stored after the cut, where there is one."""
+    cut = next(each for each in found.cuts if each.after == found.cut)
+    return None if cut.after == "fetch" else _fed(found, np.full(1, BATCH * cut.online_cpu_ms))
+
+
+def _fed(found: Prognosis, load_ms: npt.NDArray[np.float64]) -> Simulation:
+    loaders, step_ms = min(found.cores, MOST_LOADERS), 1e3 * BATCH / found.rate
+    pace = max(step_ms, float(load_ms.mean()) / loaders)
+    seconds = (load_ms.max() + BATCHES * pace) / 1e3
+    return simulate(np.maximum(load_ms, 1e-3), step_ms, loaders, seconds=seconds)
+
+
+def _how(found: Prognosis, before: Simulation, after: Simulation | None) -> str:
+    told = (
+        f"A model: {text.cores(found.cores)} load batches of {BATCH} without a cache, a process on "
+        "each, from the times of the samples measured, waiting for fetches included. The device "
+        f"waits {before.stall_share:.0%} of its time"
+    )
+    return f"{told}; with a cache, {after.stall_share:.0%}." if after else f"{told}."
 
 
 def stall(found: Prognosis, samples_per_s: float) -> float:
@@ -151,7 +198,7 @@ def _codecs(found: Prognosis) -> Chart:
     ]
     note = (
         f"Predicted: by CPU time, on {text.cores(cores)}, as the device's stall is. Measured: by "
-        "a Loader here, from memory, while others used the machine as they did."
+        "a Loader here, from memory, on the machine as busy as it was."
     )
     rows = [each.codec for each in found.codecs]
     return bars("codecs", "Each codec", rows, panels, ["blue"] * len(rows), note)

@@ -46,6 +46,7 @@ def page(found: Simulation) -> str:
         tiles=text.summary(found),
         remedied=[(name, each.stall_share) for name, each in with_more(found)],
         times=[(name, *map(text.number, described(ms))) for name, ms in times(found) if len(ms)],
+        how="",
         places=[(n, text.number(wait)) for n, wait in enumerate(found.stall_by_place_ms, 1)],
         **played(found),
     )
@@ -121,14 +122,23 @@ def time_line(found: Simulation, what: str = "Time line") -> Chart:
     title = ", ".join([what, *shown])
 
     def draw(figure: FigureBase, inks: Inks, wide: bool) -> None:
-        over, under = figure.subplots(2, 1, sharex=True, height_ratios=[22 * (lanes + 1), 60])
+        if found.setting.room:
+            over, under = figure.subplots(2, 1, sharex=True, height_ratios=[lanes + 1, 3])
+            _draw_queue(under, found, until, inks)
+        else:
+            over = figure.subplots()
+            over.set_xlabel("time, s")
         _draw_lanes(over, found, until, inks)
         over.legend(
-            handles=_kinds(over), loc="lower left", bbox_to_anchor=(0, 1), ncols=4 if wide else 2
+            handles=_kinds(over),
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=4 if wide else 2,
+            handlelength=1.2,
+            columnspacing=1,
         )
-        _draw_queue(under, found, until, inks)
 
-    height = 160 + max(60, 22 * (lanes + 1))
+    height = 80 + max(60, 22 * (lanes + 1)) + (80 if found.setting.room else 0)
     alt = (
         f"{title}: loaders are blocked {found.blocked_share:.1%} of their time, the training loop "
         f"waits {found.stall_share:.1%} of its time after start-up"

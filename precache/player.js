@@ -193,6 +193,7 @@ function drawLanes(t) {
   cursor(pen, x(t), height);
 }
 function drawQueue(t) {
+  if (!room) return;
   const height = 90, [pen, width] = sized($("queue"), height + 22);
   const [from, until] = view(t), x = timeAxis(pen, width, from, until, height);
   const top = Math.max(1, 4 * most < room ? most : room);
@@ -312,7 +313,7 @@ $("play").addEventListener("click", () => play(!playing));
 $("next").addEventListener("click", () => go(nextMoment()));
 $("back").addEventListener("click", () => go(lastMoment()));
 $("zoom").addEventListener("change", () => { span = Number($("zoom").value); draw(); });
-for (const id of ["lanes", "queue"]) $(id).addEventListener("click", event => {
+for (const id of ["lanes", "queue"]) $(id)?.addEventListener("click", event => {
   const [from, until] = view(now), width = $(id).clientWidth - GUTTER - RIGHT;
   go(from + (event.offsetX - GUTTER) / width * (until - from));
 });

@@ -33,7 +33,9 @@ def played(found: Simulation) -> dict[str, Any]:
         "queue_alt": (
             f"Batches in the queue over time: {found.queue_mean:.1f} on average, "
             f"{depth.max()} at most, of {found.setting.room}."
-        ),
+        )
+        if found.setting.room
+        else "",
         "waits_alt": (
             f"Wait before each of {len(waits):,} batches: {np.count_nonzero(waits):,} of them "
             f"waited for, {number(float(waits.max(initial=0)))} ms at most."

@@ -119,6 +119,19 @@ class Tab:
         )
         return found
 
+    def fine(self, path: Path) -> None:
+        """The page is, on a light phone and on a dark desk, without an error or a fault."""
+        for width, dark in ((360, False), (1200, True)):
+            self.errors.clear()
+            self.requests.clear()
+            self.open(path, width, dark=dark)
+            assert [url for url in self.requests if not url.startswith("data:")] == [path.as_uri()]
+            over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert self.run(over) == 0
+            if AXE is not None:
+                assert self.faults() == []
+            assert self.errors == []
+
     def until(self, condition: str) -> None:
         """Wait for an expression in the page to be true; it is tried at every frame."""
         poll = f"""new Promise(done => {{
