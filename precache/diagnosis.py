@@ -74,6 +74,31 @@ class Diagnosis:
         found["cold_note"] = measured.cold_note
         return found
 
+    def html(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
+        """Write it as a page, one file that needs no network; ``pip install "precache[report]"``.
+
+        Parameters
+        ----------
+        after
+            Another diagnosis of the same loop, with a remedy in place, to be held against this one.
+
+        Raises
+        ------
+        UsageError
+            If matplotlib is not installed.
+        StorageError
+            If the file cannot be written.
+        """
+        from precache.diagnosis_page import write_page
+
+        write_page(self, path, after)
+
+    def png(self, path: str | os.PathLike[str], after: Diagnosis | None = None) -> None:
+        """Draw it; takes, needs and raises the same."""
+        from precache.diagnosis_page import write_png
+
+        write_png(self, path, after)
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -158,23 +183,16 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 def _lines(found: Diagnosis) -> Iterator[str]:
     measured = found.measurements
-    yield f"{found.verdict}: {found.reason}"
+    yield headline(found)
     yield (
-        f"{_number(found.batches_per_s)} batches/s; {_number(found.without_waiting)} if data were "
+        f"{number(found.batches_per_s)} batches/s; {number(found.without_waiting)} if data were "
         f"free. {measured.together.stall:.0%} of the time is spent waiting for data."
     )
     yield "a batch takes"
-    runs = {
-        "step alone": measured.step,
-        "loader alone": measured.loader,
-        "one worker": measured.lane,
-        "loader, cold": measured.cold,
-        "both together": measured.together,
-    }
-    yield from (f"  {name:14}{_run(run)}" for name, run in runs.items() if run)
+    yield from (f"  {name:14}{_run(run)}" for name, run in runs(found).items())
     if measured.copies:
         copies = measured.copies
-        yield f"  {'copy':14}{_ms(copies.as_given)}, page-locked {_ms(copies.from_pinned)}"
+        yield f"  {'copy':14}{in_ms(copies.as_given)}, page-locked {in_ms(copies.from_pinned)}"
     if measured.cold_note:
         yield f"  not measured from the disk: {measured.cold_note}"
     helpful = [each for each in found.remedies if each.gain >= HELPS]
@@ -182,15 +200,34 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield "what would help"
     for each in helpful:
         yield f"  {each.gain:.2f}x  {each.what} ({SURE[each.confidence]})"
-        yield f"         {_number(each.batches_per_s)} batches/s: {each.why}"
+        yield f"         {number(each.batches_per_s)} batches/s: {each.why}"
     others = ", ".join(each.name for each in found.remedies if each.gain < HELPS)
     if others:
         yield f"would not help: {others}"
     yield from (f"note: {flag}" for flag in found.flags)
 
 
+def headline(found: Diagnosis) -> str:
+    """The verdict and its reason."""
+    return f"{found.verdict}: {found.reason}"
+
+
+def runs(found: Diagnosis) -> dict[str, Run]:
+    """What was timed, by its name."""
+    measured = found.measurements
+    timed = {
+        "step alone": measured.step,
+        "loader alone": measured.loader,
+        "one worker": measured.lane,
+        "loader, cold": measured.cold,
+        "both together": measured.together,
+    }
+    return {name: run for name, run in timed.items() if run}
+
+
 def _run(run: Run) -> str:
-    text = f"{_ms(run.mean):>9}  (p50 {_ms(run.median)}, p95 {_ms(run.p95)}, max {_ms(run.max)}"
+    text = f"{in_ms(run.mean):>9}  (p50 {in_ms(run.median)}"
+    text += f", p95 {in_ms(run.p95)}, max {in_ms(run.max)}"
     if run.cores is not None:
         text += f"; CPU {run.cores:.2f} cores"
     if run.usage.read_bytes:
@@ -198,10 +235,12 @@ def _run(run: Run) -> str:
     return text + ")"
 
 
-def _ms(seconds: float) -> str:
+def in_ms(seconds: float) -> str:
+    """Seconds, for people."""
     ms = seconds * 1e3
     return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three digits or so."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -17,6 +17,7 @@ from precache.build_options import (
     add_storage_option,
     read_pipeline,
 )
+from precache.charts import check_page
 from precache.doctor_text import print_prognosis
 from precache.report import bench_progress, show
 
@@ -57,6 +58,10 @@ def add_doctor(commands: Any) -> None:
         help="of the build, and of training; default those that this process may use",
     )
     add_storage_option(run)
+    run.add_argument(
+        "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
+    )
+    run.add_argument("--png", metavar="FILE", help="write a picture; needs the same")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -68,6 +73,8 @@ def _doctor(options: argparse.Namespace) -> int:
     is kept: trials are in a temporary folder, on the disk that TMPDIR names. The page cache is
     asked to drop some local files of the source, so that the disk is what is measured.
     """
+    for path in filter(None, (options.html, options.png)):
+        check_page(path)
     sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
     with bench_progress(shown=not options.json) as tick:
         found = precache.doctor(
@@ -80,6 +87,10 @@ def _doctor(options: argparse.Namespace) -> int:
             storage_options=dict(options.storage_options),
             tick=tick,
         )
+    if options.html is not None:
+        found.html(options.html)
+    if options.png is not None:
+        found.png(options.png)
     data = dataclasses.asdict(found)
     show(options.json, _plain(data), lambda: print_prognosis(found))
     return 0

@@ -118,13 +118,13 @@ def _broken(found: Prognosis) -> str:
     return f"{found.failed:,} of {found.sampled:,}, so about {share * found.samples:,.0f} of all"
 
 
-def tables(found: Prognosis) -> Iterator[tuple[str, Table]]:
-    """Headings and tables."""
+def tables(found: Prognosis, notable: float = NOTABLE) -> Iterator[tuple[str, Table]]:
+    """Headings and tables; samples that took `notable` times the median are named."""
     yield "Where the time goes, ms of CPU a sample (fetch: waiting)", _stages(found)
     yield f"Training from a store, on {cores(found.host.cores)} here, from memory", _codecs(found)
     yield "Where to cut between once and every epoch; samples/s by CPU time", _cuts(found)
-    if any(each.times_median >= NOTABLE for each in found.slowest):
-        yield "Slowest samples", _slowest(found)
+    if any(each.times_median >= notable for each in found.slowest):
+        yield "Slowest samples", _slowest(found, notable)
     if found.storage:
         wait = found.host.io_wait
         waited = "" if wait is None else f"; I/O wait {wait:.0%}"
@@ -172,7 +172,7 @@ def _cuts(found: Prognosis) -> Table:
     for each in found.cuts:
         marked = "<" if each.after == found.cut else _drawback(each)
         table.add_row(
-            "fetch (no cache)" if each.after == "fetch" else each.after,
+            cut_name(each),
             size(each.bytes_total),
             number(each.offline_cpu_ms),
             number(each.online_cpu_ms),
@@ -183,16 +183,21 @@ def _cuts(found: Prognosis) -> Table:
     return table
 
 
+def cut_name(cut: CutPoint) -> str:
+    """The stage after which it lies."""
+    return "fetch (no cache)" if cut.after == "fetch" else cut.after
+
+
 def _drawback(cut: CutPoint) -> str:
     if not cut.storable:
         return "shapes differ"
     return "one random draw" if cut.frozen else ""
 
 
-def _slowest(found: Prognosis) -> Table:
+def _slowest(found: Prognosis, notable: float) -> Table:
     table = _table("key", "bytes", "ms", "x median", "most in")
     for each in found.slowest:
-        if each.times_median >= NOTABLE:
+        if each.times_median >= notable:
             table.add_row(
                 each.key, size(each.nbytes), number(each.ms), f"{each.times_median:.1f}", each.stage
             )

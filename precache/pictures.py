@@ -2,102 +2,81 @@
 
 from __future__ import annotations
 
-import html
-import json
-import re
-from importlib import resources
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from precache import pages
 from precache import simulation_text as text
-from precache.errors import StorageError, UsageError
-from precache.simulation import NEVER, Simulation, Times
+from precache.charts import Chart, Inks, Panel, bars, draw_png
+from precache.player import played
+from precache.simulation import MOST_LOADERS, Simulation, Times, run
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
 
-PLAYED = 20_000
-"""Batches that a page plays, about a megabyte of it."""
 LANES = 24
 """Loaders with a lane of their own in a picture."""
+KINDS = {
+    "blue": "loading",
+    "orange": "blocked by a full queue",
+    "green": "training step",
+    "bad": "waiting for data",
+}
+"""Of spans in the time line, by their colours."""
 BARS = 2_000
 """Batches whose waits the PNG shows."""
-_LOADING, _BLOCKED, _STEP, _WAITING = "#1f6fb8", "#b35900", "#1a7f4b", "#b3261e"
-_SOFT, _LINE = "#57606a", "#d0d7de"
-_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 9, "color": _SOFT}
 
 
 def page(found: Simulation) -> str:
     """A page of HTML that plays a simulation: one file, no network, light and dark."""
-    end = played_until(found)
-    depth, waits = found.queue_depth[1], found.stalls_ms[1:]
-    longest = float(waits.max(initial=0))
-    cut = f"Played and drawn up to {end / 1e9:.3g} s of {found.setting.seconds:g} s."
-    texts = {
-        "title": text.title(found),
-        "verdict": text.verdict(found),
-        "cut": cut if end < found.end else "",
-        "lanes_alt": (
-            f"A lane for each loader and one for the training loop. Loaders are blocked "
-            f"{found.blocked_share:.1%} of their time; the training loop waits "
-            f"{found.stall_share:.1%} of its time after start-up."
-        ),
-        "queue_alt": (
-            f"Batches in the queue over time: {found.queue_mean:.1f} on average, "
-            f"{depth.max()} at most, of {found.setting.room}."
-        ),
-        "waits_alt": (
-            f"Wait before each of {len(waits):,} batches: {np.count_nonzero(waits):,} of them "
-            f"waited for, {text.number(longest)} ms at most."
-        ),
-    }
-    filled = {name: html.escape(value) for name, value in texts.items()}
-    filled["tiles"] = "\n".join(
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
-        for name, value in text.summary(found)
+    return pages.render(
+        "simulation.html",
+        styles="player.css",
+        script="player.js",
+        title=text.title(found),
+        verdict=text.verdict(found),
+        tiles=text.summary(found),
+        remedied=[(name, each.stall_share) for name, each in with_more(found)],
+        times=[(name, *map(text.number, described(ms))) for name, ms in times(found) if len(ms)],
+        how="",
+        places=[(n, text.number(wait)) for n, wait in enumerate(found.stall_by_place_ms, 1)],
+        **played(found),
     )
-    filled["places"] = "\n".join(
-        f"<tr><td>{place}</td><td>{text.number(float(wait))}</td></tr>"
-        for place, wait in enumerate(found.stall_by_place_ms, 1)
-    )
-    # JSON is safe inside a script element but for what could end it.
-    filled["data"] = json.dumps(_played(found, end), separators=(",", ":")).replace("<", "\\u003c")
-    template = resources.files("precache").joinpath("simulation.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template)
 
 
-def played_until(found: Simulation) -> int:
-    """Nanoseconds that a page plays: all, or as long as there are not too many batches."""
-    return int(found.begun[PLAYED]) if len(found.begun) > PLAYED else found.end
-
-
-def _played(found: Simulation, end: int) -> dict[str, Any]:
+def with_more(found: Simulation) -> Iterator[tuple[str, Simulation]]:
+    """The same as it is, with one more loader, and with as many as keep up with the step."""
     setting = found.setting
-    times, depth = found.queue_depth
-    kept = found.begun <= end
-    moments = ("begun", "ready", "queued", "taken", "done")
-    return {
-        "end": end / 1e6,
-        "loaders": setting.loaders,
-        "room": setting.room,
-        "load": setting.load.mean_ms,
-        "step": setting.step.mean_ms,
-        "batches": {
-            "loader": found.loader[kept].tolist(),
-            **{moment: _milliseconds(getattr(found, moment)[kept]) for moment in moments},
-        },
-        "queue": {
-            "from": _milliseconds(times[times <= end]),
-            "batches": depth[times <= end].tolist(),
-        },
-        "waits": [round(wait, 3) for wait in found.stalls_ms[:PLAYED].tolist()],
-    }
+    yield f"as simulated, {text.count(setting.loaders, 'loader')}", found
+    yield "with one more", found.with_one_more()
+    enough = math.ceil(setting.load.mean_ms / setting.step.mean_ms)
+    if setting.loaders + 1 < enough <= MOST_LOADERS:
+        yield f"with {enough:,}, load / step time", run(replace(setting, loaders=enough))
 
 
-def _milliseconds(times: Times) -> list[float | None]:
-    return [round(time / 1e6, 3) if time < NEVER else None for time in times.tolist()]
+def times(found: Simulation) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
+    """Milliseconds of what was done up to the end."""
+    ended = found.ready <= found.end
+    yield "load", (found.ready - found.begun)[ended] / 1e6
+    queued = found.queued <= found.end
+    yield "blocked by a full queue", (found.queued - found.ready)[queued] / 1e6
+    taken = found.taken <= found.end
+    yield "in the queue", (found.taken - found.queued)[taken] / 1e6
+    yield "wait before a step", found.stalls_ms[1:]
+    done = found.done <= found.end
+    yield "step", (found.done - found.taken)[done] / 1e6
+
+
+def described(ms: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    return (*np.percentile(ms, 50, keepdims=True), ms.mean(), np.percentile(ms, 95), ms.max())
 
 
 def write_page(found: Simulation, path: str | Path) -> None:
@@ -108,14 +87,11 @@ def write_page(found: Simulation, path: str | Path) -> None:
     StorageError
         If the file cannot be written.
     """
-    try:
-        Path(path).write_text(page(found), "utf-8")
-    except OSError as error:
-        raise StorageError(f"cannot write the page {path}: {error}") from None
+    pages.save(page(found), path)
 
 
 def write_png(found: Simulation, path: str | Path) -> None:
-    """Draw loaders, queue and waits into a PNG of 1,600 x 1,200 pixels, with matplotlib.
+    """Draw loaders, queue, waits and stall into a PNG, 1,600 pixels wide, with matplotlib.
 
     Raises
     ------
@@ -124,26 +100,50 @@ def write_png(found: Simulation, path: str | Path) -> None:
     StorageError
         If the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            f'drawing {path} needs matplotlib: pip install "precache[report]"'
-        ) from None
-    figure = Figure(figsize=(10, 7.5), dpi=160, layout="constrained")
-    lanes, queue, waits = figure.subplots(3, 1, height_ratios=[3, 1, 1.2])
-    figure.suptitle(text.title(found), fontsize=12, wrap=True)
-    until = _window(found)
-    _draw_lanes(lanes, found, until)
-    _draw_queue(queue, found, until)
-    _draw_waits(waits, found)
-    for axes in (lanes, queue, waits):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=_SOFT)
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise StorageError(f"cannot write the picture {path}: {error}") from None
+    more = list(with_more(found))
+    names, shares = [name for name, _ in more], [each.stall_share for _, each in more]
+    stall = Panel("share of the time after start-up", shares, [f"{each:.1%}" for each in shares])
+    charts = [
+        time_line(found),
+        waits(found),
+        bars("stall", "Stall with more loaders", names, [stall], ["blue"] * len(more)),
+    ]
+    draw_png(text.title(found), charts, path)
+
+
+# --- charts -------------------------------------------------------------------------------------
+
+
+def time_line(found: Simulation, what: str = "Time line") -> Chart:
+    """A lane for each loader and one for the training loop, and the length of the queue."""
+    lanes, until = min(found.setting.loaders, LANES), _window(found)
+    shown = [f"{lanes} of {found.setting.loaders} loaders"] if lanes < found.setting.loaders else []
+    shown += [f"the first {until / 1e9:.3g} s"] if until < found.end else []
+    title = ", ".join([what, *shown])
+
+    def draw(figure: FigureBase, inks: Inks, wide: bool) -> None:
+        if found.setting.room:
+            over, under = figure.subplots(2, 1, sharex=True, height_ratios=[lanes + 1, 3])
+            _draw_queue(under, found, until, inks)
+        else:
+            over = figure.subplots()
+            over.set_xlabel("time, s")
+        _draw_lanes(over, found, until, inks)
+        over.legend(
+            handles=_kinds(over),
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=4 if wide else 2,
+            handlelength=1.2,
+            columnspacing=1,
+        )
+
+    height = 80 + max(60, 22 * (lanes + 1)) + (80 if found.setting.room else 0)
+    alt = (
+        f"{title}: loaders are blocked {found.blocked_share:.1%} of their time, the training loop "
+        f"waits {found.stall_share:.1%} of its time after start-up"
+    )
+    return Chart("lanes", title, alt, (height, height), draw)
 
 
 def _window(found: Simulation) -> int:
@@ -152,68 +152,75 @@ def _window(found: Simulation) -> int:
     return min(found.end, round(1e6 * max(6 * setting.load.mean_ms, 60 * setting.step.mean_ms)))
 
 
-def _draw_lanes(axes: Axes, found: Simulation, until: int) -> None:
+def _draw_lanes(axes: Axes, found: Simulation, until: int, inks: Inks) -> None:
     lanes = min(found.setting.loaders, LANES)
     begun, ready, queued = (np.minimum(t, until) for t in (found.begun, found.ready, found.queued))
     for loader in range(lanes):
         mine = (found.loader == loader) & (found.begun < until)
         held = mine & (ready < queued)
-        _bars(axes, begun[mine], ready[mine], loader, _LOADING)
-        _bars(axes, ready[held], queued[held], loader, _BLOCKED, hatch="////")
+        _bars(axes, begun[mine], ready[mine], loader, "blue", inks)
+        _bars(axes, ready[held], queued[held], loader, "orange", inks)
     taken, done = (np.minimum(t[found.order], until) for t in (found.taken, found.done))
     free = np.concatenate([[0], done])
     wanted = np.concatenate([taken, [until]])
-    _bars(axes, taken, done, lanes, _STEP)
-    _bars(axes, free, wanted, lanes, _WAITING, hatch="////")
+    _bars(axes, taken, done, lanes, "green", inks)
+    _bars(axes, free, wanted, lanes, "bad", inks)
     names = [*(f"loader {n + 1}" for n in range(lanes)), "training"]
-    axes.set_yticks(range(lanes + 1), names, fontsize=10 if lanes < 12 else 7)
+    axes.set_yticks(range(lanes + 1), names, fontsize=12 if lanes < 12 else 9)
     axes.set_ylim(lanes + 0.6, -0.6)
     axes.set_xlim(0, until / 1e9)
-    shown = [f"{lanes} of {found.setting.loaders} loaders"] if lanes < found.setting.loaders else []
-    shown += [f"the first {until / 1e9:.3g} s"] if until < found.end else []
-    key = "loading blue, blocked by a full queue orange, step green, waiting for data red"
-    axes.set_title(f"{', '.join(shown)}: {key}" if shown else key, **_TITLE)
 
 
-def _bars(axes: Axes, begin: Times, end: Times, lane: int, colour: str, hatch: str = "") -> None:
+def _kinds(axes: Axes) -> list[Artist]:
+    """One of each kind of spans that were drawn."""
+    return list({each.get_label(): each for each in axes.collections}.values())
+
+
+def _bars(axes: Axes, begin: Times, end: Times, lane: int, ink: str, inks: Inks) -> None:
     spans = np.column_stack([begin, end - begin])[end > begin]
-    # A white line around each bar tells it from the next, where it would not cover it.
-    wide = len(spans) > 0 and np.median(spans[:, 1]) > end.max() / 200
+    if not len(spans):
+        return
+    hatch = "" if ink in ("blue", "green") else "////"
+    # A line around each bar tells it from the next, where it would not cover it.
+    wide = np.median(spans[:, 1]) > end.max() / 200
     axes.broken_barh(
         list(map(tuple, (spans / 1e9).tolist())),
         (lane - 0.4, 0.8),
-        facecolor="none" if hatch else colour,
-        edgecolor="white" if wide and not hatch else colour,
+        facecolor="none" if hatch else inks[ink],
+        edgecolor=inks["bg"] if wide and not hatch else inks[ink],
         linewidth=0.4,
         hatch=hatch,
+        label=KINDS[ink],
     )
 
 
-def _draw_queue(axes: Axes, found: Simulation, until: int) -> None:
+def _draw_queue(axes: Axes, found: Simulation, until: int, inks: Inks) -> None:
     from matplotlib.ticker import MaxNLocator
 
     times, depth = found.queue_depth
     shown = times <= until
     times, depth = np.append(times[shown], until), np.append(depth[shown], 0)
-    axes.fill_between(times / 1e9, depth, step="post", color=_LOADING, linewidth=0)
-    axes.set_xlim(0, until / 1e9)
+    axes.fill_between(times / 1e9, depth, step="post", color=inks["blue"], linewidth=0)
     axes.set_ylim(0, max(1, depth.max()) * 1.05)
-    axes.set_xlabel("time, s", color=_SOFT)
-    axes.set_title("batches in the queue", **_TITLE)
+    axes.set_xlabel("time, s")
+    axes.set_ylabel("queue")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.set_axisbelow(True)
-    axes.grid(axis="x", color=_LINE)
+    axes.grid(axis="x")
 
 
-def _draw_waits(axes: Axes, found: Simulation) -> None:
-    waits = found.stalls_ms[1:BARS]
-    width = max(0.3, min(3, 600 / (len(waits) + 1)))
-    axes.vlines(np.arange(2, len(waits) + 2), 0, waits, color=_WAITING, linewidth=width)
-    axes.set_xlim(1, max(3, len(waits) + 2))
-    axes.set_ylim(0, 1.05 * float(waits.max(initial=0)) or 1.0)
-    axes.set_xlabel("batch", color=_SOFT)
-    if not waits.any():
-        axes.set_yticks([0])
+def waits(found: Simulation) -> Chart:
+    """The wait before each batch but the first."""
     which = f"the first {BARS:,} batches" if len(found.stalls_ms) > BARS else "each batch"
-    share = f"{found.stall_share:.1%} of the time"
-    axes.set_title(f"wait before {which}, ms, start-up left out: {share}", **_TITLE)
+    title = f"Wait before {which}, ms; {found.stall_share:.1%} of the time, start-up left out"
+
+    def draw(figure: FigureBase, inks: Inks, wide: bool) -> None:
+        axes, waits = figure.subplots(), found.stalls_ms[1:BARS]
+        width = max(0.3, min(3, 600 / (len(waits) + 1)))
+        axes.vlines(np.arange(2, len(waits) + 2), 0, waits, color=inks["bad"], linewidth=width)
+        axes.set_xlim(1, max(3, len(waits) + 2))
+        axes.set_ylim(0, 1.05 * float(waits.max(initial=0)) or 1.0)
+        axes.set_xlabel("batch")
+        if not waits.any():
+            axes.set_yticks([0])
+
+    return Chart("waits", title, title, (150, 150), draw)

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from precache import simulation_text
 from precache.durations import ORDERS, SPREADS, read_times
-from precache.pictures import write_page, write_png
 from precache.simulation import Simulation, simulate
 
 _DESCRIPTION = """\
@@ -121,9 +120,9 @@ def _simulate(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.html is not None:
-        write_page(found, options.html)
+        found.html(options.html)
     if options.png is not None:
-        write_png(found, options.png)
+        found.png(options.png)
     if options.json:
         sys.stdout.write(json.dumps(found.to_dict()) + "\n")
     else:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,18 @@ class Simulation:
     def with_one_more(self) -> Simulation:
         """The same with one loader more, and the same times for the same batches."""
         return run(replace(self.setting, loaders=self.setting.loaders + 1))
+
+    def html(self, path: str | Path) -> None:
+        """Write a page that plays it: one file, which needs no network."""
+        from precache.pictures import write_page
+
+        write_page(self, path)
+
+    def png(self, path: str | Path) -> None:
+        """Draw it, with matplotlib: ``pip install "precache[report]"``."""
+        from precache.pictures import write_png
+
+        write_png(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for JSON, times in milliseconds; null for what did not happen any more."""

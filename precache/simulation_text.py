@@ -41,7 +41,7 @@ def title(found: Simulation) -> str:
     """What was simulated, in one line."""
     setting = found.setting
     return (
-        f"{_count(setting.loaders, 'loader')}, {spoken(setting.load, 'a batch')}; "
+        f"{count(setting.loaders, 'loader')}, {spoken(setting.load, 'a batch')}; "
         f"a queue of {setting.room}; {spoken(setting.step, 'a step')}"
     )
 
@@ -136,5 +136,6 @@ def _share(of_one: float) -> str:
     return f"{of_one:.0%}" if of_one >= 0.1 else f"{of_one:.1%}"
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """A number with its noun."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"

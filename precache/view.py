@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import jinja2
-from markupsafe import Markup
 
 from precache.catalogue import Query
+from precache.pages import environment, style
 
 LISTED = 200
 """Classes and holes in a table."""
-
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -137,33 +131,17 @@ def error_page(title: str, error: str, root: str) -> str:
 
 
 def _render(name: str, *, static: bool = False, **values: object) -> str:
-    template = _environment().get_template(name)
+    template = environment().get_template(name)
     return template.render(
-        static=static, css=Markup(_css()), policy=policy(static), listed=LISTED, **values
+        static=static, css=style("view.css"), policy=policy(static), listed=LISTED, **values
     )
 
 
 def policy(static: bool) -> str:
     """Content-Security-Policy: no script at all, this style sheet alone, images of its own."""
-    digest = base64.b64encode(hashlib.sha256(_css().encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(style("view.css").encode()).digest()).decode()
     images, forms = ("", "'none'") if static else ("'self' ", "'self'")
     return (
         f"default-src 'none'; img-src {images}data:; style-src 'sha256-{digest}'; "
         f"form-action {forms}; base-uri 'none'"
-    )
-
-
-@functools.cache
-def _css() -> str:
-    return (_HERE / "view.css").read_text("utf-8")
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
     )

@@ -13,10 +13,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium")
+_PACKAGE = find_spec("axe_core_python")
+AXE = Path(_PACKAGE.origin).with_name("axe.min.js") if _PACKAGE and _PACKAGE.origin else None
+"""The checker of accessibility, which that package carries beside drivers of browsers."""
 WAIT_S = 60.0
 _FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
     --disable-background-networking --disable-component-update --disable-dev-shm-usage
@@ -105,6 +109,28 @@ class Tab:
         while loader not in self._loaded:  # until then a script may still run in the page before
             answer = self._next()
             self._note(answer.get("method", ""), answer.get("params", {}))
+
+    def faults(self) -> list[list[str]]:
+        """What axe finds wrong with the page: the rule, and the first element that breaks it."""
+        assert AXE is not None
+        self.run(AXE.read_text("utf-8") + ";0")
+        found: list[list[str]] = self.run(
+            "axe.run().then(found => found.violations.map(v => [v.id, v.nodes[0].html]))"
+        )
+        return found
+
+    def fine(self, path: Path) -> None:
+        """The page is, on a light phone and on a dark desk, without an error or a fault."""
+        for width, dark in ((360, False), (1200, True)):
+            self.errors.clear()
+            self.requests.clear()
+            self.open(path, width, dark=dark)
+            assert [url for url in self.requests if not url.startswith("data:")] == [path.as_uri()]
+            over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert self.run(over) == 0
+            if AXE is not None:
+                assert self.faults() == []
+            assert self.errors == []
 
     def until(self, condition: str) -> None:
         """Wait for an expression in the page to be true; it is tried at every frame."""

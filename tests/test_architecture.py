@@ -18,15 +18,16 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
-    machine stalls folder ahead localdisk retries filesystems s3reads listings blobs storage
-    locks diskcache metadata rowtable receipts smallarrays commits store status places inventory
-    garbage difference shardwriter prefetch fetchers objects ranges decoded shards slots
-    readahead feed columns nvcomp stream transforms ranks rankstore outputs selection dataset
-    report resident refresh loader usage pagecache measurements snapshot probes remedies verdict
-    diagnosis durations simulation simulation_text pictures turns mixture stallpublisher
-    stallrecorder metering lightning bench verification transfer jobs png catalogue originals
-    view viewfacts viewpages viewserver build_options job_commands plan_command simulate_command
-    doctor_text doctor_command version_text version_commands cli __main__
+    machine stalls folder ahead localdisk retries filesystems s3reads listings blobs storage locks diskcache
+    metadata rowtable receipts smallarrays commits store status places inventory garbage
+    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
+    columns nvcomp stream transforms ranks rankstore outputs selection dataset report pages
+    charts resident refresh loader usage pagecache measurements snapshot probes remedies verdict
+    durations simulation simulation_text player pictures diagnosis replay diagnosis_page turns
+    mixture stallpublisher stallrecorder metering lightning bench verification transfer jobs png
+    catalogue originals view viewfacts viewpages viewserver build_options job_commands
+    plan_command simulate_command doctor_text doctor_page doctor_command version_text
+    version_commands cli __main__
 """
 WORKERS = """
     usercode sources plan descent goal heartbeat standing reuse repair spared ops timing offered

@@ -31,6 +31,7 @@ from precache.png import encode_png
 from precache.storage import open_folder
 from precache.viewpages import open_pages
 from precache.viewserver import ViewServer, write_page
+from tests.browser import AXE, CHROMIUM
 from tests.building import cli, cut, encoded, environment, pixels, put_photos, running, write
 from tests.conftest import BuiltStore
 from tests.servers import S3Server
@@ -524,8 +525,6 @@ def squares() -> list[tuple[np.ndarray, int]]:
 
 # --- in a browser -------------------------------------------------------------------------------
 
-CHROMIUM = shutil.which("chromium")
-AXE = Path("node_modules/axe-core/axe.min.js")
 LOOK = """<!doctype html><iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}">
 </iframe><pre id="seen"></pre><script>onload = async () => {{
   const frame = document.querySelector("iframe"), page = frame.contentDocument;
@@ -603,7 +602,7 @@ def test_a_page_is_legible_on_phones_and_in_the_dark(
         html = ask(server, path)[2].decode()
         html = re.sub(r'src="[^"]*"([^>]*) loading="lazy"', rf'src="data:image/png;base64,{dot}"\1',
                       html)  # fmt: skip
-    axe = f"<script>{AXE.read_text('utf-8')}</script>" if AXE.exists() else ""
+    axe = f"<script>{AXE.read_text('utf-8')}</script>" if AXE else ""
     html = LOOK.format(width=width, page=escape(html.replace("</body>", f"{axe}</body>")))
     (tmp_path / "look.html").write_text(html, "utf-8")
     dom, complaints = browse(tmp_path, (tmp_path / "look.html").as_uri(), dark)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,8 +58,6 @@ def write_reports(
     figures = summary(account, result, error)
     for path in map(Path, account.request.reports):
         if path.suffix == ".html":
-            # It may warn that it makes a list of fonts, or has no home to keep it in.
-            logging.getLogger("matplotlib").setLevel(logging.ERROR)
             from workers.reportpage import page
 
             text = page(figures)

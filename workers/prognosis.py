@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Stage:
         Of the CPU time of all stages.
     per_core_second
         Samples that a core makes in a second of this stage alone: 1 / mean.
+    each_ms
+        Of each sample, in the same order for all stages: CPU time; of ``fetch`` the time waited.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Stage:
     wall_ms: Spread
     share: float
     per_core_second: float
+    each_ms: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,26 @@ class Prognosis:
     host: Host
     seconds: float
 
+    def html(self, path: str | Path) -> None:
+        """Write it as a page, one file that needs no network; ``pip install "precache[report]"``.
+
+        Raises
+        ------
+        UsageError
+            If matplotlib is not installed.
+        StorageError
+            If the file cannot be written.
+        """
+        from precache.doctor_page import write_page
+
+        write_page(self, path)
+
+    def png(self, path: str | Path) -> None:
+        """Draw it; needs and raises the same."""
+        from precache.doctor_page import write_png
+
+        write_png(self, path)
+
 
 def prognosis(found: Measured, rate: float, cores: int, seconds: float) -> Prognosis:
     """Answers from what was measured.
@@ -277,6 +301,7 @@ def _stages(found: Measured) -> list[Stage]:
             spread_ms(each.wall),
             _mean(each.cpu) / max(total, 1e-12),
             1 / max(_mean(each.cpu), 1e-9),
+            ((each.wall if each is found.fetch else each.cpu) * 1e3).tolist(),
         )
         for each in stages
     ]

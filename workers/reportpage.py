@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import matplotlib as mpl
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
+from matplotlib.figure import FigureBase
 
-from precache.report import size
+from precache.charts import PAGE, Chart, Inks, plain
+from precache.pages import environment, policy, style
 from workers.buildreport import done_until, span_edges
 
 BARS = 400
@@ -26,54 +23,20 @@ ROWS = 40
 """Nodes in the timeline."""
 LISTED = 200
 """Nodes and failures in a table."""
-WIDTHS = {"wide": 920, "narrow": 344}
-"""CSS pixels that a chart is drawn for, so that its text has its own size on either screen."""
 
-# Colours that stand for variables of the page's style sheet, which knows light and dark.
-_COLOURS = {
-    "#000001": "var(--ink)",
-    "#000002": "var(--soft)",
-    "#000003": "var(--line)",
-    "#000004": "var(--blue)",
-    "#000005": "var(--orange)",
-    "#000006": "var(--green)",
-    "#000007": "var(--bg)",
-}
-_INK, _SOFT, _LINE, _BLUE, _ORANGE, _GREEN, _BACKGROUND = _COLOURS
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 12,
-    "text.color": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.labelcolor": _SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.xmargin": 0,
-    "grid.color": _LINE,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-}
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_BLUE, _ORANGE, _GREEN, _BACKGROUND = (PAGE[name] for name in ("blue", "orange", "green", "bg"))
 
 Draw = Callable[[Axes], None]
 
 
 def page(figures: Mapping[str, Any]) -> str:
     """The page of a `workers.buildreport.summary`."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"size": size, "duration": duration, "when": _when}
-    return environment.get_template("reportpage.html").render(
+    templates = environment(Path(__file__).parent)
+    templates.filters |= {"duration": duration, "when": _when}
+    return templates.get_template("reportpage.html").render(
         **figures,
+        css=style(),
+        policy=policy(),
         charts=_charts(figures),
         curve=_thinned(figures["throughput"]),
         listed=LISTED,
@@ -129,30 +92,10 @@ def _end(figures: Mapping[str, Any]) -> float:
 
 
 def _both(name: str, label: str, height: float, draw: Draw) -> Markup:
-    """A chart for wide screens and one for narrow ones, of which the page shows either."""
-    drawn = (_svg(f"{name}-{kind}", kind, label, height, draw) for kind in WIDTHS)
-    return Markup("\n").join(drawn)
-
-
-def _svg(name: str, kind: str, label: str, height: float, draw: Draw) -> Markup:
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(WIDTHS[kind] / 72, height / 72), layout="constrained")
+    def on_figure(figure: FigureBase, inks: Inks, wide: bool) -> None:
         draw(figure.subplots())
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
-    inside = buffer.getvalue().partition("<svg")[2].partition(">")[2]
-    inside = re.sub(r'<g id="[^"]*"', "<g", inside)
-    inside = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shortened, inside)
-    for colour, variable in _COLOURS.items():
-        inside = inside.replace(colour, variable)
-    head = f'<svg class="{kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img"'
-    # matplotlib has escaped all text in it.
-    return Markup(f'{head} aria-label="{escape(label)}">{inside}')
 
-
-def _shortened(attribute: re.Match[str]) -> str:
-    """Coordinates to a tenth of a pixel."""
-    return re.sub(r"(\.\d)\d+", r"\1", attribute[0])
+    return Chart(name, label, label, (height, height), on_figure).svg
 
 
 def _time_axis(axes: Axes, end: float) -> float:
@@ -196,7 +139,7 @@ def _timeline(figures: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) ->
         for at, (name, lines) in enumerate(by_node.items()):
             (_draw_bars if few else _draw_making)(axes, at, lines, lanes[name], unit)
         axes.set_ylim(len(by_node) - 0.45, -0.55)
-        axes.set_yticks(range(len(by_node)), [_ascii(name) for name in by_node])
+        axes.set_yticks(range(len(by_node)), [plain(name) for name in by_node])
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
 
@@ -244,8 +187,3 @@ def _draw_making(
     axes.fill_between(
         edges[:-1] / unit, top, at + 0.4, step="post", color=_BLUE, linewidth=0, clip_on=False
     )
-
-
-def _ascii(name: str) -> str:
-    """What the font that text is measured with has letters for."""
-    return name.encode("ascii", "replace").decode()
