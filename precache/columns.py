@@ -43,7 +43,7 @@ class Columns:
 
     def __init__(
         self,
-        uri: str,
+        uri: str | Version,
         fields: FieldNames = None,
         verify: str = "first",
         storage_options: StorageOptions = None,
@@ -51,7 +51,10 @@ class Columns:
         cache: DiskCache | None = None,
     ) -> None:
         mapping = fields if isinstance(fields, Mapping) else None
-        self.version = open_version(uri, mapping, storage_options)
+        if isinstance(uri, Version) and mapping is None:
+            self.version = uri
+        else:
+            self.version = open_version(uri, mapping, storage_options)
         self.local = self.version.folder.local("") is not None
         self.cached = CachedShards(self.version, cache) if cache and not self.local else None
         self._mapped = self.local and access == "map"

@@ -42,7 +42,7 @@ class Loader:
     ----------
     uri
         A store, ``STORE@prefix`` for one version, or a Zarr group together with a mapping as
-        `fields`.
+        `fields`; or a `Version`, as `open` and `ensure` give it.
     batch_size
         Rows a batch of each rank; the last one is smaller unless `drop_last`.
     shuffle, seed
@@ -124,7 +124,7 @@ class Loader:
 
     def __init__(
         self,
-        uri: str | os.PathLike[str],
+        uri: str | os.PathLike[str] | Version,
         batch_size: int = 256,
         shuffle: bool | str = True,
         seed: int = 0,
@@ -173,7 +173,8 @@ class Loader:
         self.device = _device(device)
         # What is to be in memory whole needs no copy on a disk.
         cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
-        self._columns = Columns(os.fspath(uri), fields, verify, storage_options, access, cache)
+        named = uri if isinstance(uri, Version) else os.fspath(uri)
+        self._columns = Columns(named, fields, verify, storage_options, access, cache)
         # What is free on a disk must not change the order: each rank has a disk of its own.
         widest = WINDOW
         if self._columns.cached and cache_limit is not None:

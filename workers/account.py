@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
+from precache.errors import StorageError
 from precache.receipts import Receipt
 from workers.cluster import node_cpus
 from workers.goal import Goal
@@ -61,6 +63,13 @@ class Account:
             self._metrics.add(receipt)
         if len(self.made) == self.shards:
             self.end()  # before the commit, which clears away what tells of a build
+
+    def fail(self, error: BaseException) -> None:
+        """The build does not end well: those who wait for it need not wait for its last beat."""
+        self.end()
+        if self.goal is not None:
+            with contextlib.suppress(StorageError, ValueError):  # the build's own error is told
+                self.goal.tell_failure(str(error) or type(error).__name__)
 
     def end(self) -> None:
         """No more shards are made."""

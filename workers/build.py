@@ -48,13 +48,15 @@ ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
 
-def run_build(request: Request, shown: bool) -> BuildResult:
+def run_build(request: Request, shown: bool, listed: Listed | None = None) -> BuildResult:
     """Build, or finish, the version that the request describes, and make it current.
 
     Parameters
     ----------
     shown
         Whether progress goes to standard error.
+    listed
+        The source, where it was listed a moment ago.
 
     Raises
     ------
@@ -68,7 +70,7 @@ def run_build(request: Request, shown: bool) -> BuildResult:
     check_reports(request.reports)
     with BuildProgress(shown) as progress:
         account = Account(request, progress)
-        build = _Build(request, progress, account)
+        build = _Build(request, progress, account, listed)
         try:
             result = build.run()
         except BaseException as error:
@@ -83,13 +85,20 @@ def run_build(request: Request, shown: bool) -> BuildResult:
 class _Build:
     """One run of a build; its steps share the request, the store and the progress display."""
 
-    def __init__(self, request: Request, progress: BuildProgress, account: Account) -> None:
+    def __init__(
+        self,
+        request: Request,
+        progress: BuildProgress,
+        account: Account,
+        listed: Listed | None = None,
+    ) -> None:
         self.request = request
         self.progress = progress
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(request.source, request.storage_options)
         self.joined = is_joined(request.address)
+        self.given = listed
         self.listed: Listed
         self.barred: dict[str, str] = {}
         self.timings: dict[str, float] = {}
@@ -123,7 +132,9 @@ class _Build:
         return committed_result(goal, self.listed.ignored)
 
     def _list(self) -> Listed:
-        listed = list_rows(self.request, self.store, self.source, self.progress.listed)
+        listed = self.given or list_rows(
+            self.request, self.store, self.source, self.progress.listed
+        )
         table = listed.recipe.table
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
