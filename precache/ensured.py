@@ -23,6 +23,7 @@ def ensure(
     *,
     address: str = "local",
     wait: bool | float = True,
+    follow: bool = False,
     progress: bool = True,
     code: Sequence[str | os.PathLike[str]] = (),
     storage_options: StorageOptions = None,
@@ -46,6 +47,16 @@ def ensure(
         ``True``: until the version is there. A number: so many seconds. ``False``: not at all;
         None is returned where the version is not there yet. Unless it is ``True``, the build goes
         on in a process of its own, or on the cluster, whatever becomes of this one.
+    follow
+        Return as soon as shards can be read, while the others are still made (elsewhere, as with
+        ``wait=False``), and let a `Loader` begin with them: in the first epoch rows come in the
+        order in which the shards are finished, mixed within each. All ranks draw from one log of
+        these, so that step k has the same rows for all, each row comes once, and every rank has as
+        many batches, told by the number of samples: rows from the epoch's beginning come again in
+        place of bad ones, which the log and `Loader.stats` count. Later epochs wait for the commit
+        and are fully shuffled. Where the version is there, it is as without; but if anybody
+        followed its build, the order is kept in the store, for ranks and resumed trainings that
+        come later.
     progress
         Show on standard error how far the build is, or what is awaited.
     code
@@ -56,7 +67,8 @@ def ensure(
     Returns
     -------
     Version
-        As `open` gives it; a `Loader` takes it in place of a URI.
+        As `open` gives it; a `Loader` takes it in place of a URI. With `follow` it may not be
+        committed yet: then only a `Loader` can read it.
 
     Raises
     ------
@@ -70,6 +82,7 @@ def ensure(
     >>> recipe = Pipeline.image(resize=256, crop=224)
     >>> version = ensure(recipe, "photos/", "photos.store")  # doctest: +SKIP
     >>> loader = Loader(version)  # doctest: +SKIP
+    >>> loader = Loader(ensure(recipe, "photos/", "photos.store", follow=True))  # doctest: +SKIP
     """
     if isinstance(wait, bool):
         seconds = math.inf if wait else 0.0
@@ -77,6 +90,8 @@ def ensure(
         raise UsageError(f"wait is {wait}; give True, False, or seconds from 0 up")
     else:
         seconds = float(wait)
+    if follow and wait is not True:
+        raise UsageError(f"follow begins with the first shard, and wait is {wait}; leave out one")
     cluster = address.startswith(("http://", "https://"))
     if code and not cluster:
         raise UsageError(f"code travels to a cluster's job server, and address is {address!r}")
@@ -93,7 +108,11 @@ def ensure(
         job = functools.partial(
             submit, source, store, request.pipeline, address=address, code=code, **options
         )
+        if follow:
+            return ensuring.follow(wanted, lambda: ensuring.JobMaking(job()))
         return ensuring.ensure_by_job(wanted, job, seconds)
+    if follow:
+        return ensuring.follow(wanted, lambda: ensuring.begin_apart(wanted))
     if wait is True:
         return ensuring.ensure_here(wanted)
     return ensuring.ensure_apart(wanted, seconds)

@@ -21,8 +21,10 @@ PRECACHE = """
     states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
     machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
     metadata rowtable receipts smallarrays commits store status claims
-    places inventory garbage difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
+    finished growing places inventory garbage
+    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
     columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
+    following
     refresh loader usage pagecache measurements snapshot probes remedies verdict diagnosis
     durations simulation simulation_text pictures turns mixture stallpublisher stallrecorder
     metering lightning bench verification transfer jobs
@@ -31,7 +33,8 @@ PRECACHE = """
     doctor_command version_text version_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan descent goal heartbeat standing reuse repair spared ops timing offered
+    usercode sources plan descent goal finishing
+    heartbeat standing reuse repair spared ops timing offered
     outputs shardrows shard_task dispatch placement cluster sharing request listed work probe
     takeover commit tally nodeview progress metrics suspects parcel jobserver submission results
     account buildreport reportpage build

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from precache.errors import StorageError
 from precache.receipts import Receipt
 from workers.cluster import node_cpus
+from workers.finishing import FinishedLog
 from workers.goal import Goal
 from workers.heartbeat import Heartbeat
 from workers.metrics import BuildMetrics, build_metrics
@@ -43,12 +44,27 @@ class Account:
         self._progress = progress
         self._metrics: BuildMetrics | None = None
         self._heartbeat: Heartbeat | None = None
+        self._finished: FinishedLog | None = None
 
-    def begin(self, goal: Goal, todo: Sequence[int], receipts: Mapping[int, Receipt]) -> None:
-        """Shards are to be made; `receipts` is kept, and grows with them."""
+    def begin(
+        self,
+        goal: Goal,
+        todo: Sequence[int],
+        receipts: Mapping[int, Receipt],
+        followed: bool = True,
+    ) -> None:
+        """Shards are to be made; `receipts` is kept, and grows with them.
+
+        Parameters
+        ----------
+        followed
+            Whether others may read the shards meanwhile.
+        """
         self.goal, self.receipts, self.shards = goal, receipts, len(todo)
         if todo:
             self._heartbeat = Heartbeat(goal.folder)
+        if followed:
+            self._finished = FinishedLog(goal.folder, receipts.values())
         self._progress.watch(self.shards, node_cpus)
         store = self.request.store.rstrip("/").rpartition("/")[2]
         self._metrics = build_metrics(store, goal.version)
@@ -59,6 +75,8 @@ class Account:
         """A shard is made."""
         self.made.append(receipt)
         self._progress.count(receipt)
+        if self._finished is not None:
+            self._finished.add(receipt)
         if self._metrics is not None:
             self._metrics.add(receipt)
         if len(self.made) == self.shards:
@@ -75,3 +93,5 @@ class Account:
         """No more shards are made."""
         if self._heartbeat is not None:
             self._heartbeat.end()
+        if self._finished is not None:
+            self._finished.end()

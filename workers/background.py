@@ -28,17 +28,17 @@ class Background:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def check(self) -> None:
-        """Raise where the build has failed.
+    def check(self) -> str | None:
+        """None; the store tells what it made.
 
         Raises
         ------
         UsageError, BuildError
-            With its last line.
+            It has failed; with its last line.
         """
         status = self.process.poll()
         if not status:
-            return
+            return None
         lines = self.log.read_text(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         why = last.removeprefix("precache: ") or f"it ended with status {status}"

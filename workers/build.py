@@ -28,6 +28,7 @@ from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures
+from workers.finishing import keep_followed
 from workers.goal import SCRATCH, Goal, Recipe, find_goal
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
@@ -207,6 +208,8 @@ class _Build:
                 f"taken over from version {origin.version.id[:8]}"
             )
         self.progress.phase("Committing")
+        self.account.end()
+        keep_followed(self.store, goal, receipts)
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return result_of(goal, receipts, made, self.listed.ignored)
@@ -251,7 +254,7 @@ class _Build:
         from workers.takeover import make_shard
 
         made: list[Receipt] = []
-        self.account.begin(goal, todo, receipts)
+        self.account.begin(goal, todo, receipts, followed=lost is None)
         failed = _failed(goal, receipts.values())
         self._judge(failed, len(goal.table))
         task_of = functools.partial(self._task, goal, lost, origin, self._permit(goal))

@@ -7,18 +7,24 @@ import json
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
+from precache.attributes import FORMAT, Attributes
 from precache.claims import Claims
 from precache.errors import BuildError
-from precache.status import is_alive, read_build
+from precache.finished import follow_log, kept_name
+from precache.growing import GrowingVersion
+from precache.metadata import parse_array
+from precache.smallarrays import small_array
+from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
-from precache.store import ROOT, Version, open_own
+from precache.store import BUILD, ROOT, Version, open_own
 from workers import sources
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build
+from workers.commit import field_document
 from workers.goal import Goal, find_goal
 from workers.listed import list_rows
 from workers.request import Request, check_request
@@ -62,7 +68,7 @@ class Wanted:
         self.claims = Claims(self.store, self._digest())
         self._goal: Goal | None = None
         self._looked, self._lives = -math.inf, False
-        self._said = -math.inf
+        self.said = -math.inf
 
     def _digest(self) -> str:
         """Of what makes a build the same, before its row shapes are known."""
@@ -90,6 +96,10 @@ class Wanted:
             self._looked, self._lives = now, is_alive(goal.folder)
         return self._lives
 
+    def is_at_work(self) -> bool:
+        """Whether anybody is making it."""
+        return self.claims.holder() is not None or self.is_made()
+
     def how_far(self) -> str:
         """What is known of its build, for people."""
         goal = self.goal()
@@ -107,8 +117,8 @@ class Wanted:
 
     def say_waiting(self) -> None:
         """What is awaited, now and then."""
-        if time.monotonic() - self._said >= LINE_EVERY:
-            self._said = time.monotonic()
+        if time.monotonic() - self.said >= LINE_EVERY:
+            self.said = time.monotonic()
             holder = self.claims.holder()
             who = str(holder.holder) if holder else "another process"
             log = f" (its log: {holder.note})" if holder and holder.note else ""
@@ -137,6 +147,74 @@ def ensure_here(wanted: Wanted) -> Version:
             return version
 
 
+def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
+    """A version that was begun, to be read while it is made, or in the order in which it was."""
+    own, table = goal.describe(), goal.table
+    for name, described in own["fields"].items():
+        codec = goal.recipe.pipeline.fields[name].stored_as.name
+        described.update(codec=codec, raw=0, stored=0)
+    more = {"rows": len(table), "holes": 0, "classes": list(table.classes)}
+    told = {"format": FORMAT, **own, **more, "pipeline": goal.recipe.pipeline.to_dict()}
+    attributes = Attributes.read(json.dumps(told).encode(), str(goal.folder))
+    documents = {name: field_document(goal, name) for name in goal.shapes}
+    documents["label"] = json.loads(small_array(table.labels, ["row"], -1)["zarr.json"])
+    arrays = {name: (name, parse_array(each, name)) for name, each in documents.items()}
+    columns = table.keys, table.labels, table.removed
+    return GrowingVersion(wanted.store, attributes, arrays, *columns, wanted.claims)
+
+
+class Making(Protocol):
+    """A build that goes on elsewhere, begun by this process."""
+
+    def check(self) -> str | None:
+        """The version that it made, where that is known; raises where it failed."""
+
+
+class JobMaking:
+    """A build that a job of a cluster makes."""
+
+    def __init__(self, job: ClusterJob) -> None:
+        self.job = job
+
+    def check(self) -> str | None:
+        """As `Making` has it; asks the cluster."""
+        from workers.submission import ENDED
+
+        return self.job.wait().version if self.job.status().state in ENDED else None
+
+
+def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
+    """The version, as soon as its shards can be followed; or whole, where nobody followed it.
+
+    All who ask get the same: who comes after the commit follows as well if others do, by the log
+    that was kept for them.
+
+    Parameters
+    ----------
+    begin
+        Has it made elsewhere; None where somebody is at it.
+    """
+    begun = None
+    while True:
+        version, goal = wanted.version(), wanted.goal()
+        if version is not None:
+            kept = wanted.store.exists(kept_name(version.id))
+            return growing(goal, wanted) if kept and goal is not None else version
+        begun = begun or begin()
+        if begun is not None:
+            made = begun.check()
+            if made is not None and wanted.version() is None:
+                return open_own(wanted.store.folder(made))
+        if goal is not None and goal.folder.exists(DESCRIPTION) and wanted.is_at_work():
+            follows = follow_log(goal.folder)
+            if goal.folder.size(ROOT) is not None:
+                goal.folder.remove(BUILD)  # what was put there came too late
+            elif follows:
+                return growing(goal, wanted)
+        wanted.say_waiting()
+        time.sleep(wanted.poll)
+
+
 def begin_apart(wanted: Wanted) -> Background | None:
     """Have a process of its own make the version; None where somebody else is at it."""
     if wanted.is_made():
@@ -147,6 +225,7 @@ def begin_apart(wanted: Wanted) -> Background | None:
     lines = new_log(wanted.request.store)
     begun = begin_build(wanted.request, claim, lines)
     wanted.say(f"building {wanted.store} in the background; its log: {lines}")
+    wanted.said = time.monotonic()
     return begun
 
 
