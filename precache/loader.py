@@ -418,10 +418,10 @@ class Loader:
             "format": STATE_FORMAT,
             "version": self.version.id,
             "global_batch": order.global_batch,
+            "order": self._sorted_by,
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
-            "order": self._sorted_by,
             "rows": self._selection.digest,
         }
 

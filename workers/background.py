@@ -46,8 +46,11 @@ class Background:
         raise kind(f"the build in the background failed: {why} (its log: {self.log})")
 
 
-_begun: list[Background] = []
-"""Those of this process, of which a process that is collected before its end would warn."""
+class _Apart(subprocess.Popen[bytes]):
+    """A process that is meant to outlive this one."""
+
+    def __del__(self) -> None:
+        """Nothing: `Popen` would warn that it still runs."""
 
 
 def new_log(store: str) -> Path:
@@ -71,7 +74,7 @@ def begin_build(request: Request, claim: Claim, lines: Path) -> Background:
     # Whatever this process can import, the other can, too.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
     with lines.open("ab") as log_file:
-        process = subprocess.Popen(
+        process = _Apart(
             [sys.executable, "-m", "workers.background"],
             stdin=subprocess.PIPE,
             stdout=log_file,
@@ -83,9 +86,7 @@ def begin_build(request: Request, claim: Claim, lines: Path) -> Background:
     assert process.stdin is not None  # it is a pipe
     with process.stdin as pipe:
         pickle.dump((request, claim.name, str(lines)), pipe)
-    made = Background(process, lines)
-    _begun.append(made)
-    return made
+    return Background(process, lines)
 
 
 def main(job: Any) -> int:
