@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,21 @@ log = logging.getLogger(__name__)
 
 FINISHED = "finished"
 """Name of this order in a loader's state."""
+
+
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for options of a loader that need a version which is there."""
+    for name in ("rows", "weights", "resident", "refresh"):
+        if given[name] is not None:
+            raise UsageError(
+                f"{name} needs a version that is there, and this one is followed while it is "
+                "built; leave out one of both"
+            )
+    if given["shuffle"] is False or given["order"] == "key":
+        raise UsageError(
+            "rows come in the order in which shards are finished while a version is built; leave "
+            "out shuffle=False and order, or follow"
+        )
 
 
 class FollowOrder:
@@ -89,8 +105,9 @@ class FollowOrder:
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
-        for run in self.runs(epoch, start):
-            yield from run
+        for first, stop in self._spans(start):
+            for number in range(first, stop):
+                yield self._rows(epoch, self._own(number))
 
     def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
         """The same in runs of batches that can be read at once; waits before each for its shards.
@@ -100,6 +117,10 @@ class FollowOrder:
         BuildError
             The build has stopped, or every sample is bad.
         """
+        for first, stop in self._spans(start):
+            yield self._run(epoch, first, stop)
+
+    def _spans(self, start: int) -> Iterator[tuple[int, int]]:
         while start < self.batches:
             stop = self._ready()
             while stop <= start:
@@ -107,7 +128,7 @@ class FollowOrder:
                 if self._stopped.is_set():
                     return
                 stop = self._ready()
-            yield self._run(epoch, start, stop)
+            yield start, stop
             start = stop
 
     def _ready(self) -> int:
@@ -148,18 +169,23 @@ class FollowOrder:
         self._told = True
 
     def _run(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
+        """A run that is read, whose repetitions count."""
         for number in range(start, stop):
-            first = number * self.global_batch
-            share = min(self.global_batch, self._positions - first) // self.world_size
-            own = first + self.rank * share + np.arange(share, dtype=np.int64)
-            if len(self._ends) == self._version.shards:
-                known, planned = np.searchsorted(own, [self._known, self._version.planned])
-                self._repeated += int(planned - known)
-                own %= self._known
+            own = self._own(number)
+            known, planned = np.searchsorted(own, [self._known, self._version.planned])
+            self._repeated += int(planned - known)
             yield self._rows(epoch, own)
 
+    def _own(self, number: int) -> np.ndarray:
+        """Positions of this rank in a batch."""
+        first = number * self.global_batch
+        share = min(self.global_batch, self._positions - first) // self.world_size
+        own: np.ndarray = first + self.rank * share + np.arange(share, dtype=np.int64)
+        return own
+
     def _rows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Rows at known positions."""
+        """Rows at positions, which begin again beyond the last row."""
+        positions = positions % self._known
         places = np.searchsorted(self._ends, positions, side="right")
         rows = np.empty(len(positions), np.int64)
         for place in np.unique(places).tolist():

@@ -128,7 +128,8 @@ def gc(
             if spared:
                 kept.append(Kept(each.version, spared))
             else:
-                folder.remove(kept_name(each.version))
+                if folder.exists(kept_name(each.version)):
+                    folder.remove(kept_name(each.version))
                 done.append(each)
         removed = done
     return Collected(str(folder), dry_run, tuple(removed), tuple(kept))

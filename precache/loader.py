@@ -19,7 +19,7 @@ from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.eventclock import stall_clock
-from precache.following import FINISHED, FollowOrder
+from precache.following import FINISHED, FollowOrder, check_options
 from precache.growing import GrowingVersion
 from precache.ranks import find_rank, require_rank
 from precache.refresh import Refresh
@@ -169,15 +169,8 @@ class Loader:
         if refresh and (rows is not None or weights is not None or resident):
             raise UsageError("rows, weights and resident are of one version; leave out refresh")
         grows = isinstance(uri, GrowingVersion)
-        if grows and (rows is not None or weights is not None or resident or refresh):
-            raise UsageError(
-                "rows, weights, resident and refresh need a version that is there; leave out follow"
-            )
-        if grows and (shuffle is False or order == "key"):
-            raise UsageError(
-                "rows come in the order in which shards are finished while a version is built; "
-                "leave out shuffle=False and order, or follow"
-            )
+        if grows:
+            check_options(given)
         self._refresh = Refresh(uri, storage_options) if refresh else None
         self._given = given if refresh or grows else {}
         self._stopped = threading.Event()
