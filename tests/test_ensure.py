@@ -27,6 +27,7 @@ from tests.building import (
     write,
     write_jpegs,
 )
+from tests.jobhead import JobHead
 from tests.servers import S3Server
 
 ASK = """
@@ -67,7 +68,9 @@ class Asking:
 
     def ask(self, name: str, store: str = "", after: int = 0, **options: Any) -> Any:
         """A process that asks, as a context."""
-        recipe = json.dumps(self.recipe(after).to_dict())
+        cluster = "code" in options
+        asked = precache.Pipeline.image(resize=150, crop=150) if cluster else self.recipe(after)
+        recipe = json.dumps(asked.to_dict())
         answer = self.answers / name
         line = [sys.executable, "-c", ASK, str(self.source), store or str(self.store), recipe]
         given = json.dumps({**SHARDS, **options})
@@ -278,3 +281,24 @@ def test_a_build_that_failed_is_not_awaited(asking: Asking) -> None:
     with asking.ask("one", max_failures=1):  # though its process lives, and did just now
         assert asking.answer("one")["version"]
     assert "waiting for" not in asking.said("one").read_text()
+
+
+@pytest.mark.heavy
+def test_a_cluster_makes_one_build_of_several_that_ask(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = JobHead()
+    try:
+        for name, value in head.env.items():
+            monkeypatch.setenv(name, value)
+        options = {"address": head.address, "code": []}
+        with asking.ask("none", wait=False, **options), asking.ask("late", wait=0.5, **options):
+            assert asking.answer("none") == {"version": None}
+            assert "is not built after 0.5 seconds" in asking.answer("late")["error"]
+        with asking.ask("one", **options), asking.ask("two", follow=True, **options):
+            one, two = asking.answer("one"), asking.answer("two")
+        assert one == two == {"version": precache.open(asking.store).id}
+        told = json.loads(head.get("/api/jobs/") or b"")
+        assert len([each for each in told if each["submission_id"]]) == 1
+    finally:
+        head.close()
