@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from precache.dataset import CachedDataset
     from precache.diagnosis import Diagnosis, diagnose
     from precache.difference import diff
+    from precache.ensured import ensure
     from precache.errors import (
         BuildError,
         DamageError,
@@ -55,6 +56,7 @@ _HOMES = {
     "precache.dataset": ["CachedDataset"],
     "precache.difference": ["diff"],
     "precache.diagnosis": ["Diagnosis", "diagnose"],
+    "precache.ensured": ["ensure"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -130,6 +132,7 @@ __all__ = [
     "meter",
     "mix",
     "diagnose",
+    "ensure",
     "open",
     "plan",
     "pull",

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from precache.errors import StoreError
+from precache.liveness import Process
 
 FORMAT = 1
 """Of the store; a reader refuses a higher one by name."""
@@ -82,7 +83,8 @@ class FieldAttributes(RowAttributes):
 class Identity(_Document):
     """What tells a version from others; `_build/build.json` while it is being made.
 
-    That file also has the version's rows, and when (seconds since 1970) a build last began it.
+    That file also has the version's rows, when (seconds since 1970) and by which process a build
+    last began it, and why that one failed.
     """
 
     version: VersionId
@@ -93,6 +95,16 @@ class Identity(_Document):
     retries: NonNegativeInt = 0
     rows: PositiveInt | None = None
     begun: float | None = None
+    by: Process | None = None
+    failed: str | None = None
+
+
+class Claimed(_Document):
+    """A file of a claim: who holds it, a note for others, seconds since 1970 of its last beat."""
+
+    holder: Process
+    note: str = ""
+    time: float
 
 
 class Attributes(_Document):

@@ -9,6 +9,7 @@ import numpy as np
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.feed import CachedShards
+from precache.growing import GrowingVersion
 from precache.objects import MappedObjects, Objects
 from precache.ranges import RangedObjects
 from precache.sampler import ValidRows
@@ -43,7 +44,7 @@ class Columns:
 
     def __init__(
         self,
-        uri: str,
+        uri: str | Version,
         fields: FieldNames = None,
         verify: str = "first",
         storage_options: StorageOptions = None,
@@ -51,7 +52,10 @@ class Columns:
         cache: DiskCache | None = None,
     ) -> None:
         mapping = fields if isinstance(fields, Mapping) else None
-        self.version = open_version(uri, mapping, storage_options)
+        if isinstance(uri, Version) and mapping is None:
+            self.version = uri
+        else:
+            self.version = open_version(uri, mapping, storage_options)
         self.local = self.version.folder.local("") is not None
         self.cached = CachedShards(self.version, cache) if cache and not self.local else None
         self._mapped = self.local and access == "map"
@@ -63,7 +67,8 @@ class Columns:
         self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         for name in names:
             _, array = self.version.arrays[name]
-            if array.row_nbytes <= SMALL_ROW_NBYTES:
+            there = name == "label" or not isinstance(self.version, GrowingVersion)
+            if array.row_nbytes <= SMALL_ROW_NBYTES and there:
                 self.small[name] = read_whole(self.version, name, self._objects(name), verify)
             else:
                 objects = self.cached.objects(name) if self.cached else self._objects(name)
@@ -117,7 +122,7 @@ def read_whole(
         Of the field; by default mapped on a local disk, else read from afar.
     """
     if name == "label" and not version.foreign:
-        return version.labels.astype(np.int64)
+        return version.labels.astype(np.int64, copy=False)  # those of a growing version grow
     if objects is None:
         local = version.folder.local("") is not None
         objects = (MappedObjects if local else RangedObjects)(version, name)

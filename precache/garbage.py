@@ -29,6 +29,7 @@ from datetime import timedelta
 
 from precache.commits import ROOT, Commit, read_commits
 from precache.errors import StorageError, StoreError, UsageError
+from precache.finished import kept_name
 from precache.folder import Folder
 from precache.inventory import reigns
 from precache.places import Place, look, look_around
@@ -127,6 +128,8 @@ def gc(
             if spared:
                 kept.append(Kept(each.version, spared))
             else:
+                if folder.exists(kept_name(each.version)):
+                    folder.remove(kept_name(each.version))
                 done.append(each)
         removed = done
     return Collected(str(folder), dry_run, tuple(removed), tuple(kept))

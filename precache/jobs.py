@@ -117,7 +117,7 @@ def build(
     BuildError, StorageError
         The build is incomplete; the same call continues it.
     """
-    request = _request(**locals())
+    request = request_of(**locals())
     from workers.build import run_build
 
     return run_build(request, progress)
@@ -159,7 +159,7 @@ def plan(
     _require_known("plan", options, known)
     defaults = {name: each.default for name, each in known.items()}
     given = {**defaults, "source": source, "store": store, "pipeline": pipeline, **options}
-    request = _request(**given)
+    request = request_of(**given)
     from workers.buildplan import run_plan
 
     return run_plan(request, timing, given["progress"])
@@ -171,7 +171,7 @@ def _require_known(function: str, options: Mapping[str, Any], known: Mapping[str
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
 
 
-def _request(
+def request_of(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
     pipeline: Pipeline | str | os.PathLike[str] | None,

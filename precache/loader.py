@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -18,10 +19,13 @@ from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.eventclock import stall_clock
+from precache.following import FINISHED, FollowOrder, check_options
+from precache.growing import GrowingVersion
 from precache.ranks import find_rank, require_rank
 from precache.refresh import Refresh
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
+from precache.slots import Batch
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
@@ -42,7 +46,9 @@ class Loader:
     ----------
     uri
         A store, ``STORE@prefix`` for one version, or a Zarr group together with a mapping as
-        `fields`.
+        `fields`; or a `Version`, as `open` and `ensure` give it. One that `ensure` gives with
+        ``follow=True`` has its first epoch read in the order in which its shards are finished, as
+        they are; later ones wait until the build is done, and are shuffled as said here.
     batch_size
         Rows a batch of each rank; the last one is smaller unless `drop_last`.
     shuffle, seed
@@ -124,7 +130,7 @@ class Loader:
 
     def __init__(
         self,
-        uri: str | os.PathLike[str],
+        uri: str | os.PathLike[str] | Version,
         batch_size: int = 256,
         shuffle: bool | str = True,
         seed: int = 0,
@@ -162,8 +168,12 @@ class Loader:
         _choose("refresh", refresh, (None, "epoch"))
         if refresh and (rows is not None or weights is not None or resident):
             raise UsageError("rows, weights and resident are of one version; leave out refresh")
+        grows = isinstance(uri, GrowingVersion)
+        if grows:
+            check_options(given)
         self._refresh = Refresh(uri, storage_options) if refresh else None
-        self._given = given if refresh else {}
+        self._given = given if refresh or grows else {}
+        self._stopped = threading.Event()
         if cache_limit is not None and cache_dir is None:
             raise UsageError(f"cache_limit is {cache_limit!r} and there is no cache_dir; give both")
         counts = {"threads": threads, "ahead": ahead, "window": window}
@@ -173,7 +183,8 @@ class Loader:
         self.device = _device(device)
         # What is to be in memory whole needs no copy on a disk.
         cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
-        self._columns = Columns(os.fspath(uri), fields, verify, storage_options, access, cache)
+        named = uri if isinstance(uri, Version) else os.fspath(uri)
+        self._columns = Columns(named, fields, verify, storage_options, access, cache)
         # What is free on a disk must not change the order: each rank has a disk of its own.
         widest = WINDOW
         if self._columns.cached and cache_limit is not None:
@@ -183,7 +194,7 @@ class Loader:
         ranks = find_rank(rank, world_size)
         self._told_rank = rank is not None
         self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
-        self._sorted_by = order
+        self._sorted_by = FINISHED if grows else order
         self._transform = transform
         self._output = self._output_names(output)
         stream = _made_resident(self._columns, self.device, resident)
@@ -207,7 +218,9 @@ class Loader:
         drop_last: bool,
         order: str,
         ranks: tuple[int, int],
-    ) -> Order:
+    ) -> Order | FollowOrder:
+        if isinstance(self.version, GrowingVersion):
+            return FollowOrder(self.version, batch_size, seed, drop_last, *ranks, self._stopped)
         valid, weights = self._selection.valid, self._selection.weights
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
@@ -260,8 +273,8 @@ class Loader:
 
     @property
     def follows(self) -> bool:
-        """Whether its epochs read newer versions of the store, as `refresh` says."""
-        return self._refresh is not None
+        """Whether its epochs read other versions of the store, as `refresh` or a build says."""
+        return self._refresh is not None or isinstance(self.version, GrowingVersion)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -314,7 +327,15 @@ class Loader:
         if uri is not None:
             self._adopt(taken.pop() if taken else self._at(uri))
 
-    def _at(self, uri: str) -> Loader:
+    def _go_over(self, growing: GrowingVersion) -> None:
+        """Go over to the version that was followed, once it is there."""
+        version = growing.await_commit(self._stopped)
+        if version is not None:
+            other = self._at(version)
+            self._adopt(other)
+            self._sorted_by = other._sorted_by
+
+    def _at(self, uri: str | Version) -> Loader:
         """The same loader of another version; this one keeps no iterator and no disk cache."""
         self._end_iterators()
         if self._columns.cached:
@@ -339,7 +360,9 @@ class Loader:
         epoch, start = self._place.begin()
         if self._refresh and start == 0:
             self._follow(self._refresh)
-        batches = self._stream.batches(self._order.epoch(epoch, start))
+        if epoch and isinstance(self.version, GrowingVersion):
+            self._go_over(self.version)
+        batches = self._batches(epoch, start)
         with contextlib.closing(batches):
             self._clock.begin()
             ready = self._stream.ready
@@ -357,6 +380,11 @@ class Loader:
                 self._clock.asked()
                 ready = self._stream.ready
 
+    def _batches(self, epoch: int, start: int) -> Generator[Batch, None, None]:
+        for rows in self._order.runs(epoch, start):
+            with contextlib.closing(self._stream.batches(rows)) as batches:
+                yield from batches
+
     def _finish(self, batch: Any, epoch: int, number: int) -> Any:
         """Apply the transform, and shape the output."""
         if self._transform is not None:
@@ -367,7 +395,10 @@ class Loader:
     def stats(self) -> LoaderStats:
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
         fetched = self._columns.cached.take() if self._columns.cached else None
-        return self._clock.report(self._stream.thread_time.take(), fetched)
+        stats = self._clock.report(self._stream.thread_time.take(), fetched)
+        if not isinstance(self._order, FollowOrder):
+            return stats
+        return dataclasses.replace(stats, repeated=self._order.take_repeated())
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: what it has received, not what is being read ahead."""
@@ -380,10 +411,10 @@ class Loader:
             "format": STATE_FORMAT,
             "version": self.version.id,
             "global_batch": order.global_batch,
+            "order": self._sorted_by,
             "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
             "seed": order.seed,
             "drop_last": order.drop_last,
-            "order": self._sorted_by,
             "rows": self._selection.digest,
         }
 
@@ -399,6 +430,8 @@ class Loader:
         version = state.get("version")
         if self._refresh and isinstance(version, str) and version != self.version.id:
             self._adopt(self._at(self._refresh.uri_of(version)))
+        if isinstance(self.version, GrowingVersion) and state.get("order") != FINISHED:
+            self._go_over(self.version)  # the state is of a later epoch
         require_same(self.identity(), state, "this loader")
         self._place.load(state)
 
@@ -408,6 +441,7 @@ class Loader:
         An iterator that is at work on another thread, or calls this itself, ends with its batch.
         """
         self._closed = True
+        self._stopped.set()
         self._end_iterators()
         self._stream.close()
         if self._columns.cached:

@@ -124,8 +124,8 @@ def _require_one_place(loaders: Any) -> None:
             raise UsageError(f"source 0 is for {one}, and source {number} for {other}")
         if loader.follows:
             raise UsageError(
-                f"source {number} has refresh='epoch', and the shares of a mixture are those of "
-                "its versions; leave it out"
+                f"source {number} has refresh='epoch' or follows a build, and the shares of a "
+                "mixture are those of versions that stay; leave that out"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -338,6 +338,10 @@ class Order:
         """Canonical nodes whose rows this rank reads in a batch."""
         nodes = self.shuffle.nodes if self.shuffle else 1
         return len(np.unique(self._own(number, self._size(number)) % nodes))
+
+    def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
+        """The batches of `epoch` in runs that can be read without waiting: all in one."""
+        yield self.epoch(epoch, start)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""

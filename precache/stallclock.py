@@ -62,6 +62,8 @@ class LoaderStats:
         is what the loop waits for.
     fetched
         From a remote store into the disk cache; what was there already does not count.
+    repeated
+        Rows of an epoch that follows a build which came a second time, in place of bad samples.
     """
 
     batches: int
@@ -74,6 +76,7 @@ class LoaderStats:
     cpu_seconds: float = 0.0
     ready: float = 0.0
     fetched: Fetched = Fetched()
+    repeated: int = 0
 
 
 class ThreadTime:

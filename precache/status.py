@@ -11,6 +11,7 @@ from precache.attributes import Identity
 from precache.commits import BUILD, read_commits
 from precache.errors import StorageError, StoreError
 from precache.folder import FileInfo, Folder
+from precache.liveness import has_ended
 from precache.storage import StorageOptions, open_folder
 
 DESCRIPTION = f"{BUILD}/build.json"
@@ -18,6 +19,9 @@ DESCRIPTION = f"{BUILD}/build.json"
 
 HEARTBEAT = f"{BUILD}/heartbeat"
 """Object of a version with the Unix time, put again and again while a build makes its shards."""
+
+ALIVE_SECONDS = 100.0
+"""Since its last sign of life, below which a build is taken to go on: three heartbeats."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,21 @@ def read_build(version: Folder) -> BuildStatus | None:
         len(receipts),
         max(0.0, time.time() - last) if last > 0 else None,
     )
+
+
+def is_alive(version: Folder) -> bool:
+    """Whether somebody is making a version that was begun, as far as the signs of life tell.
+
+    A build that says that it failed, or whose process has ended on this machine, is not.
+    """
+    data = version.get(DESCRIPTION)
+    if data is None:
+        return False
+    identity = Identity.read(data, version.path(DESCRIPTION))
+    if identity.failed is not None or (identity.by is not None and has_ended(identity.by)):
+        return False
+    build = read_build(version)
+    return build is not None and (build.idle_seconds or 0.0) < ALIVE_SECONDS
 
 
 def _beat(version: Folder) -> float:

@@ -117,6 +117,9 @@ class Version:
     def __repr__(self) -> str:
         return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
 
+    def __fspath__(self) -> str:
+        return self.path
+
     @property
     def foreign(self) -> bool:
         """Whether other software wrote it: no keys, no holes, no statistics."""

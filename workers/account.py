@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
+from precache.errors import StorageError
 from precache.receipts import Receipt
 from workers.cluster import node_cpus
+from workers.finishing import FinishedLog
 from workers.goal import Goal
 from workers.heartbeat import Heartbeat
 from workers.metrics import BuildMetrics, build_metrics
@@ -41,12 +44,27 @@ class Account:
         self._progress = progress
         self._metrics: BuildMetrics | None = None
         self._heartbeat: Heartbeat | None = None
+        self._finished: FinishedLog | None = None
 
-    def begin(self, goal: Goal, todo: Sequence[int], receipts: Mapping[int, Receipt]) -> None:
-        """Shards are to be made; `receipts` is kept, and grows with them."""
+    def begin(
+        self,
+        goal: Goal,
+        todo: Sequence[int],
+        receipts: Mapping[int, Receipt],
+        followed: bool = True,
+    ) -> None:
+        """Shards are to be made; `receipts` is kept, and grows with them.
+
+        Parameters
+        ----------
+        followed
+            Whether others may read the shards meanwhile.
+        """
         self.goal, self.receipts, self.shards = goal, receipts, len(todo)
         if todo:
             self._heartbeat = Heartbeat(goal.folder)
+        if followed:
+            self._finished = FinishedLog(goal.folder, receipts.values())
         self._progress.watch(self.shards, node_cpus)
         store = self.request.store.rstrip("/").rpartition("/")[2]
         self._metrics = build_metrics(store, goal.version)
@@ -57,10 +75,19 @@ class Account:
         """A shard is made."""
         self.made.append(receipt)
         self._progress.count(receipt)
+        if self._finished is not None:
+            self._finished.add(receipt)
         if self._metrics is not None:
             self._metrics.add(receipt)
         if len(self.made) == self.shards:
             self.end()  # before the commit, which clears away what tells of a build
+
+    def fail(self, error: BaseException) -> None:
+        """The build does not end well: those who wait for it need not wait for its last beat."""
+        self.end()
+        if self.goal is not None:
+            with contextlib.suppress(StorageError, ValueError):  # the build's own error is told
+                self.goal.tell_failure(str(error) or type(error).__name__)
 
     def end(self) -> None:
         """No more shards are made."""
@@ -68,3 +95,5 @@ class Account:
             self._heartbeat.end()
         if self._metrics is not None:
             self._metrics.tell()
+        if self._finished is not None:
+            self._finished.end()

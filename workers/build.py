@@ -28,6 +28,7 @@ from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures
+from workers.finishing import keep_followed
 from workers.goal import SCRATCH, Goal, Recipe, find_goal
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
@@ -48,13 +49,15 @@ ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
 
-def run_build(request: Request, shown: bool) -> BuildResult:
+def run_build(request: Request, shown: bool, listed: Listed | None = None) -> BuildResult:
     """Build, or finish, the version that the request describes, and make it current.
 
     Parameters
     ----------
     shown
         Whether progress goes to standard error.
+    listed
+        The source, where it was listed a moment ago.
 
     Raises
     ------
@@ -68,7 +71,7 @@ def run_build(request: Request, shown: bool) -> BuildResult:
     check_reports(request.reports)
     with BuildProgress(shown) as progress:
         account = Account(request, progress)
-        build = _Build(request, progress, account)
+        build = _Build(request, progress, account, listed)
         try:
             result = build.run()
         except BaseException as error:
@@ -83,13 +86,20 @@ def run_build(request: Request, shown: bool) -> BuildResult:
 class _Build:
     """One run of a build; its steps share the request, the store and the progress display."""
 
-    def __init__(self, request: Request, progress: BuildProgress, account: Account) -> None:
+    def __init__(
+        self,
+        request: Request,
+        progress: BuildProgress,
+        account: Account,
+        listed: Listed | None = None,
+    ) -> None:
         self.request = request
         self.progress = progress
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(request.source, request.storage_options)
         self.joined = is_joined(request.address)
+        self.given = listed
         self.listed: Listed
         self.barred: dict[str, str] = {}
         self.timings: dict[str, float] = {}
@@ -123,7 +133,9 @@ class _Build:
         return committed_result(goal, self.listed.ignored)
 
     def _list(self) -> Listed:
-        listed = list_rows(self.request, self.store, self.source, self.progress.listed)
+        listed = self.given or list_rows(
+            self.request, self.store, self.source, self.progress.listed
+        )
         table = listed.recipe.table
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
@@ -202,6 +214,8 @@ class _Build:
         if work.failed is not None and not mended:
             return self._nothing_mended(goal, work.failed)
         self.progress.phase("Committing")
+        self.account.end()
+        keep_followed(self.store, goal, receipts)
         commit(self.store, goal, receipts)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
@@ -252,7 +266,7 @@ class _Build:
         from workers.takeover import make_shard
 
         made: list[Receipt] = []
-        self.account.begin(goal, todo, receipts)
+        self.account.begin(goal, todo, receipts, followed=lost is None)
         failed = _failed(goal, receipts.values())
         self._judge(failed, len(goal.table))
         task_of = functools.partial(self._task, self._job(), goal, lost, origin, self._permit(goal))

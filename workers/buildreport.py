@@ -71,7 +71,7 @@ def write_reports(
 
 def report_failure(account: Account, error: BaseException, say: Callable[[str], None]) -> None:
     """Write the reports of a build that did not end well."""
-    account.end()
+    account.fail(error)
     try:
         write_reports(account, error=error)
     except Exception as failed:  # the build's own error is the one to be raised

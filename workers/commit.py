@@ -95,7 +95,7 @@ def _objects(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, bytes]:
     group = _json(metadata.group_document({}))
     objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
     for name in goal.shapes:
-        objects[f"{name}/zarr.json"] = _json(_field_document(goal, name))
+        objects[f"{name}/zarr.json"] = _json(field_document(goal, name))
         made = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
         sizes = small_array(np.array(made, np.uint64), ["shard", "size_xxh3"])
         _add(objects, f"shards/{name}", sizes)
@@ -135,7 +135,8 @@ def narrow(labels: np.ndarray) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _field_document(goal: Goal, name: str) -> dict[str, Any]:
+def field_document(goal: Goal, name: str) -> dict[str, Any]:
+    """The `zarr.json` of a field."""
     row, field = goal.shapes[name], goal.recipe.pipeline.fields[name]
     inner = (row.chunk_rows(goal.rows_per_shard), *row.shape)
     image = len(row.shape) == 3 and field.decodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from precache.attributes import Attributes, Identity
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
 from precache.layout import RowShape, rows_per_shard
+from precache.liveness import process_of
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
@@ -104,8 +106,16 @@ class Goal:
         """Freeze the row table and the description, unless they are there."""
         if self.folder.size(ROW_TABLE) is None:
             self.folder.put(ROW_TABLE, [self.table.to_parquet()], scratch=SCRATCH)
-        begun = {**self.describe(), "rows": len(self.table), "begun": time.time()}
+        by = process_of(os.getpid()).model_dump()
+        begun = {**self.describe(), "rows": len(self.table), "begun": time.time(), "by": by}
         self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
+
+    def tell_failure(self, why: str) -> None:
+        """Say in the description that the build which began the version has failed."""
+        data = self.folder.get(DESCRIPTION)
+        if data is not None:
+            told = {**json.loads(data), "failed": why}
+            self.folder.put(DESCRIPTION, [json.dumps(told).encode()], scratch=SCRATCH)
 
 
 def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:

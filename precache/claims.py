@@ -1,0 +1,140 @@
+"""Who of several processes does a thing, agreed upon in a store: on disks and in buckets alike.
+
+A claim is an object of a folder, created under the next number; of several who try, one gets it.
+Its holder puts the time into it again and again. Where no sign of life comes any more, the next
+number is free to be taken. Two may hold one where a process was stopped for long and goes on: what
+is done under a claim must bear that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from precache.attributes import Claimed
+from precache.errors import StorageError, StoreError
+from precache.folder import Folder
+from precache.liveness import Process, has_ended, process_of
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 10.0
+"""Between two signs of life."""
+
+STALE_SECONDS = 60.0
+"""Without one, after which a claim of another machine's process is void."""
+
+CLAIMS = "_claims"
+"""Folder of a store with all claims."""
+
+
+class Claim:
+    """A claim that this process holds, until the block ends; a thread shows that it lives.
+
+    Parameters
+    ----------
+    note
+        For whoever waits.
+    """
+
+    def __init__(self, store: Folder, name: str, note: str = "") -> None:
+        self.name = name
+        self._store = store
+        self._note = note
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="precache-claim", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._put(process_of(os.getpid()))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        folder, _, own = self.name.rpartition("/")
+        with contextlib.suppress(StorageError):  # it goes stale by itself
+            for name in self._store.names(folder):
+                if name <= own:  # and those of holders that were killed
+                    self._store.remove(f"{folder}/{name}")
+        for each in (folder, CLAIMS):
+            path = self._store.local(each)
+            if path is not None:
+                with contextlib.suppress(OSError):  # somebody else has one in it
+                    path.rmdir()
+
+    def give_to(self, process: Process, note: str) -> None:
+        """Have another process hold it, which will enter one of the same name and note."""
+        self._note = note
+        self._put(process)
+
+    def _put(self, process: Process) -> None:
+        self._store.put(self.name, [_document(process, self._note)])
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            try:
+                self._put(process_of(os.getpid()))
+            except StorageError as error:
+                log.warning("cannot show that this process is at work: %s", error)
+
+
+def _document(process: Process, note: str) -> bytes:
+    return Claimed(holder=process, note=note, time=time.time()).model_dump_json().encode()
+
+
+class Claims:
+    """The claims to one thing, looked at again and again by one process."""
+
+    def __init__(self, store: Folder, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._seen: tuple[str, bytes, float] = ("", b"", 0.0)
+
+    def take(self) -> Claim | None:
+        """A claim to be entered; None where somebody else holds one."""
+        number = self._last()
+        if number and self._held(number) is not None:
+            return None
+        name = self._path(number + 1)
+        made = self._store.create(name, _document(process_of(os.getpid()), ""))
+        return Claim(self._store, name) if made else None
+
+    def holder(self) -> Claimed | None:
+        """Who holds one and lives, as far as is known."""
+        number = self._last()
+        return self._held(number) if number else None
+
+    def _path(self, number: int) -> str:
+        return f"{CLAIMS}/{self._name}/{number:06d}.json"
+
+    def _last(self) -> int:
+        names = self._store.names(f"{CLAIMS}/{self._name}")
+        numbers = [int(name[:-5]) for name in names if name.endswith(".json") and name[0] != "."]
+        return max(numbers, default=0)
+
+    def _held(self, number: int) -> Claimed | None:
+        name = self._path(number)
+        data = self._store.get(name)
+        if data is None:
+            return None
+        try:
+            found = Claimed.read(data, self._store.path(name))
+        except StoreError:
+            return None  # cut short, or forged
+        if has_ended(found.holder):
+            return None
+        # By this machine's clock alone: that of the other may be wrong.
+        if self._seen[:2] != (name, data):
+            self._seen = (name, data, time.monotonic())
+        return found if time.monotonic() - self._seen[2] < STALE_SECONDS else None

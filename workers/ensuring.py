@@ -1,0 +1,303 @@
+"""The version that a training asks for: there, or made once, however many ask."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+
+from precache.attributes import FORMAT, Attributes
+from precache.claims import Claims
+from precache.errors import BuildError
+from precache.finished import follow_log, kept_name
+from precache.growing import GrowingVersion
+from precache.metadata import parse_array
+from precache.smallarrays import small_array
+from precache.status import DESCRIPTION, is_alive, read_build
+from precache.storage import open_folder
+from precache.store import BUILD, ROOT, Version, open_own
+from workers import sources
+from workers.background import Background, begin_build, new_log
+from workers.build import run_build
+from workers.commit import field_document
+from workers.goal import Goal, find_goal
+from workers.listed import list_rows
+from workers.request import Request, check_request
+from workers.standing import is_whole
+
+if TYPE_CHECKING:
+    from workers.submission import ClusterJob
+
+POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
+"""Seconds between two looks at a store."""
+
+LIFE_SECONDS = 5.0
+"""Between two looks for signs of life of a build, which lists its receipts."""
+
+LINE_EVERY = 30.0
+"""Seconds between two lines that say what is awaited."""
+
+
+class Wanted:
+    """A version that is wanted, and whoever makes it.
+
+    Parameters
+    ----------
+    shown
+        Whether progress, and what is awaited, goes to standard error.
+
+    Raises
+    ------
+    UsageError
+        The request cannot be met, found before anything is written.
+    """
+
+    def __init__(self, request: Request, shown: bool) -> None:
+        check_request(request)
+        self.request = request
+        self.shown = shown
+        self.store = open_folder(request.store, request.storage_options)
+        source = sources.open_source(request.source, request.storage_options)
+        self.listed = list_rows(request, self.store, source, lambda found: None)
+        self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
+        self.claims = Claims(self.store, self._digest())
+        self._goal: Goal | None = None
+        self._looked, self._lives = -math.inf, False
+        self.said = -math.inf
+
+    def _digest(self) -> str:
+        """Of what makes a build the same, before its row shapes are known."""
+        recipe = self.listed.recipe
+        parts = [recipe.fingerprint, recipe.rows_digest, self.request.shard_samples]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    def goal(self) -> Goal | None:
+        """The version, where somebody began it."""
+        if self._goal is None:
+            self._goal = find_goal(self.store, self.listed.recipe, self.request.shard_samples)
+        return self._goal
+
+    def version(self) -> Version | None:
+        """The version, where it is there whole."""
+        goal = self.goal()
+        if goal is None or goal.folder.size(ROOT) is None or not is_whole(goal):
+            return None
+        return open_own(goal.folder)
+
+    def is_made(self) -> bool:
+        """Whether a build of it goes on that holds no claim."""
+        goal, now = self.goal(), time.monotonic()
+        if goal is not None and now - self._looked >= LIFE_SECONDS:
+            self._looked, self._lives = now, is_alive(goal.folder)
+        return self._lives
+
+    def is_at_work(self) -> bool:
+        """Whether anybody is making it."""
+        return self.claims.holder() is not None or self.is_made()
+
+    def how_far(self) -> str:
+        """What is known of its build, for people."""
+        goal = self.goal()
+        build = read_build(goal.folder) if goal is not None else None
+        if goal is None or build is None:
+            return "none of its shards is done"
+        return f"{build.done} of {goal.shards} shards are done"
+
+    def say(self, text: str) -> None:
+        """A line on standard error."""
+        if self.shown:
+            Console(stderr=True).print(
+                f"precache: {text}", markup=False, highlight=False, soft_wrap=True
+            )
+
+    def say_waiting(self) -> None:
+        """What is awaited, now and then."""
+        if time.monotonic() - self.said >= LINE_EVERY:
+            self.said = time.monotonic()
+            holder = self.claims.holder()
+            who = str(holder.holder) if holder else "another process"
+            log = f" (its log: {holder.note})" if holder and holder.note else ""
+            self.say(f"waiting for {self.store}, which {who} builds{log}: {self.how_far()}")
+
+
+def ensure_here(wanted: Wanted) -> Version:
+    """The version: there already, or made by this process, or by another that is awaited.
+
+    Whoever waits takes over where the other ends without having made it.
+    """
+    while True:
+        version = wanted.version()
+        if version is not None:
+            return version
+        claim = None if wanted.is_made() else wanted.claims.take()
+        if claim is None:
+            wanted.say_waiting()
+            time.sleep(wanted.poll)
+            continue
+        with claim:
+            version = wanted.version()  # who held one before may just have ended
+            if version is None:
+                made = run_build(wanted.request, wanted.shown, wanted.listed)
+                return open_own(wanted.store.folder(made.version))
+            return version
+
+
+def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
+    """A version that was begun, to be read while it is made, or in the order in which it was."""
+    own, table = goal.describe(), goal.table
+    for name, described in own["fields"].items():
+        codec = goal.recipe.pipeline.fields[name].stored_as.name
+        described.update(codec=codec, raw=0, stored=0)
+    more = {"rows": len(table), "holes": 0, "classes": list(table.classes)}
+    told = {"format": FORMAT, **own, **more, "pipeline": goal.recipe.pipeline.to_dict()}
+    attributes = Attributes.read(json.dumps(told).encode(), str(goal.folder))
+    documents = {name: field_document(goal, name) for name in goal.shapes}
+    documents["label"] = json.loads(small_array(table.labels, ["row"], -1)["zarr.json"])
+    arrays = {name: (name, parse_array(each, name)) for name, each in documents.items()}
+    columns = table.keys, table.labels, table.removed
+    return GrowingVersion(wanted.store, attributes, arrays, *columns, wanted.claims)
+
+
+class Making(Protocol):
+    """A build that goes on elsewhere, begun by this process."""
+
+    def check(self) -> str | None:
+        """The version that it made, where that is known; raises where it failed."""
+
+
+class JobMaking:
+    """A build that a job of a cluster makes."""
+
+    def __init__(self, job: ClusterJob) -> None:
+        self.job = job
+
+    def check(self) -> str | None:
+        """As `Making` has it; asks the cluster."""
+        from workers.submission import ENDED
+
+        return self.job.wait().version if self.job.status().state in ENDED else None
+
+
+def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
+    """The version, as soon as its shards can be followed; or whole, where nobody followed it.
+
+    All who ask get the same: who comes after the commit follows as well if others do, by the log
+    that was kept for them.
+
+    Parameters
+    ----------
+    begin
+        Has it made elsewhere; None where somebody is at it.
+    """
+    begun = None
+    while True:
+        version, goal = wanted.version(), wanted.goal()
+        if version is not None:
+            kept = wanted.store.exists(kept_name(version.id))
+            return growing(goal, wanted) if kept and goal is not None else version
+        begun = begun or begin()
+        if begun is not None:
+            made = begun.check()
+            if made is not None and wanted.version() is None:
+                return open_own(wanted.store.folder(made))
+        if goal is not None and goal.folder.exists(DESCRIPTION) and wanted.is_at_work():
+            follows = follow_log(goal.folder)
+            if goal.folder.size(ROOT) is not None:
+                goal.folder.remove(BUILD)  # what was put there came too late
+            elif follows:
+                return growing(goal, wanted)
+        wanted.say_waiting()
+        time.sleep(wanted.poll)
+
+
+def begin_apart(wanted: Wanted) -> Background | None:
+    """Have a process of its own make the version; None where somebody else is at it."""
+    if wanted.is_made():
+        return None
+    claim = wanted.claims.take()
+    if claim is None:
+        return None
+    lines = new_log(wanted.request.store)
+    begun = begin_build(wanted.request, claim, lines)
+    wanted.say(f"building {wanted.store} in the background; its log: {lines}")
+    wanted.said = time.monotonic()
+    return begun
+
+
+def ensure_apart(wanted: Wanted, seconds: float) -> Version | None:
+    """The version, made meanwhile by a process of its own.
+
+    Parameters
+    ----------
+    seconds
+        To wait for it at most; with 0 None is returned where it is not there.
+
+    Raises
+    ------
+    BuildError
+        It is not there in time, or its build failed.
+    """
+    until, begun = time.monotonic() + seconds, None
+    while (version := wanted.version()) is None:
+        if begun is not None:
+            begun.check()
+        else:
+            begun = begin_apart(wanted)
+        if not seconds:
+            return None
+        if begun is None:
+            wanted.say_waiting()
+        if time.monotonic() > until:
+            holder = wanted.claims.holder()
+            where = f" ({holder.note})" if holder and holder.note else ""
+            raise BuildError(
+                f"{wanted.store} is not built after {seconds:g} seconds: {wanted.how_far()}; the "
+                f"build goes on{where}: ask again, or wait longer"
+            )
+        time.sleep(min(wanted.poll, max(0.0, until - time.monotonic())))
+    return version
+
+
+def ensure_by_job(
+    wanted: Wanted, submit: Callable[[], ClusterJob], seconds: float
+) -> Version | None:
+    """The version, made meanwhile by a job of a cluster.
+
+    Parameters
+    ----------
+    submit
+        Has the cluster build, or joins the job that does.
+    seconds
+        As `ensure_apart` takes them.
+
+    Raises
+    ------
+    UsageError, BuildError
+        It is not there in time, or the job failed.
+    """
+    from workers.submission import ENDED
+
+    version = wanted.version()
+    if version is not None:
+        return version
+    job = submit()
+    wanted.say(f"job {job.id} builds {wanted.store}: {job.how_to_go_on()}")
+    if not seconds:
+        return None
+    until = time.monotonic() + seconds
+    while seconds < math.inf and (status := job.status()).state not in ENDED:
+        if time.monotonic() > until:
+            raise BuildError(
+                f"{wanted.store} is not built after {seconds:g} seconds: "
+                f"{status.progress or wanted.how_far()}; job {job.id} goes on: ask again, or wait "
+                "longer"
+            )
+        time.sleep(wanted.poll)
+    made = job.wait(lambda line: None if job.attached else wanted.say(line))
+    # Not always the one that was wanted here: libraries of the cluster decide, too.
+    return open_own(wanted.store.folder(made.version))
