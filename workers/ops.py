@@ -32,10 +32,6 @@ from workers.usercode import load_object
 STRIP_PIXELS = 4 << 20
 """Of Pillow's images that are converted at a time: each step makes a copy."""
 
-_RESAMPLE = {
-    "bilinear": torch.ops.aten._upsample_bilinear2d_aa,
-    "bicubic": torch.ops.aten._upsample_bicubic2d_aa,
-}
 _SUPPORT = {"bilinear": 1, "bicubic": 2}
 """Pixels from a filter's centre to its end, of the input or the output, whichever are larger."""
 
@@ -255,7 +251,8 @@ def _resampled(
     pixels = torch.from_numpy(array if usable else array.copy())
     # The batch axis comes before the permutation: only then does torch see a channels-last image,
     # and spares itself a packing pass. `interpolate` takes no size together with factors.
-    out = _RESAMPLE[interpolation](pixels[None].permute(0, 3, 1, 2), shape, False, *factors)
+    resample = getattr(torch.ops.aten, f"_upsample_{interpolation}2d_aa")
+    out = resample(pixels[None].permute(0, 3, 1, 2), shape, False, *factors)
     result: np.ndarray = out.numpy()[0].transpose(1, 2, 0)
     return result
 
