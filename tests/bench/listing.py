@@ -5,10 +5,11 @@ page of 1,000 keys. What follows the listing until the first shard task is measu
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,6 +32,21 @@ def _serve(pipe: Connection, prefixes: int, keys: int, latency: float) -> None:
     names = [f"{folder}{number:08d}_photo.JPEG" for folder in folders for number in range(keys)]
     pipe.send(ListingServer(names, latency=latency).options())
     pipe.recv()
+
+
+@contextlib.contextmanager
+def bucket(prefixes: int, keys: int, latency: float = 0.0) -> Iterator[dict[str, Any]]:
+    """Storage options for the bucket that is s3://bucket while a process of its own serves it."""
+    pipe, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=[theirs, prefixes, keys, latency], daemon=True
+    )
+    server.start()
+    try:
+        yield pipe.recv()
+    finally:
+        server.kill()
+        server.join()
 
 
 @dataclass(frozen=True)
@@ -59,16 +75,8 @@ class Run:
 
 def _run(prefixes: int, keys: int, latency: float) -> Run:
     """From the bucket to what is known before the first task; to be called in a clean process."""
-    pipe, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=[theirs, prefixes, keys, latency], daemon=True
-    )
-    server.start()
-    try:
-        return _measured(prefixes, keys, pipe.recv())
-    finally:
-        server.kill()
-        server.join()
+    with bucket(prefixes, keys, latency) as options:
+        return _measured(prefixes, keys, options)
 
 
 def _measured(prefixes: int, keys: int, options: dict[str, Any]) -> Run:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import resource
 import tempfile
 import time
@@ -11,14 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import fsspec
 import xxhash
 
 import precache
 from precache.layout import RowShape
 from precache.receipts import ChannelSums, Receipt, ShardObject
 from tests.bench.common import CROP
-from tests.bench.listing import PretendedBucket
+from tests.bench.listing import bucket
 from workers.dispatch import Done, Lost, dispatch
 from workers.probe import ProbeTask
 from workers.shard_task import ShardTask
@@ -76,6 +76,11 @@ class _Engine:
             self.tasks += 1
             self.bytes += len(self._pickle(item))
             answer = _receipt(item)
+            for name, at in item.objects.items():
+                path = Path(item.folder.local(at) or "")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+                os.truncate(path, answer.objects[name].size)  # it takes no room
         name = object()
         self._ended.append((name, Done(answer)))
         return name
@@ -101,31 +106,34 @@ def _receipt(task: ShardTask) -> Receipt:
 
 
 def plan(samples: int, shard_samples: int) -> Plan:
-    """Build from a pretended bucket; to be called in a clean process."""
-    fsspec.register_implementation("pretended", PretendedBucket)
-    bucket = {"prefixes": PREFIXES, "keys": samples // PREFIXES, "latency": 0.0}
+    """Build from a bucket of names; to be called in a clean process."""
     engine = _Engine()
 
     @contextlib.contextmanager
     def executor(*_: Any) -> Iterator[Any]:
         yield functools.partial(dispatch, engine)
 
-    began, cpu = time.perf_counter(), time.process_time()
-    with tempfile.TemporaryDirectory() as folder, mock.patch("workers.build.executor", executor):
+    with (
+        bucket(PREFIXES, samples // PREFIXES) as options,
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("workers.build.executor", executor),
+    ):
+        began, cpu = time.perf_counter(), time.process_time()
         result = precache.build(
-            "pretended://bucket",
+            "s3://bucket",
             Path(folder) / "store",
             precache.Pipeline.image(resize=256, crop=CROP),
             shard_samples=shard_samples,
             check_space=False,
-            storage_options=bucket,
+            storage_options=options,
         )
+        seconds, burnt = time.perf_counter() - began, time.process_time() - cpu
     return Plan(
         result.samples,
         result.shards,
         engine.first - began,
-        time.perf_counter() - began,
-        time.process_time() - cpu,
+        seconds,
+        burnt,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         engine.bytes / engine.tasks,
     )
