@@ -108,7 +108,7 @@ class S3Reads:
                 log.info("reading through s3fs alone after %s", type(found[0]).__name__)
         return found
 
-    def page(self, bucket: str, prefix: str, token: str | None) -> bytes | None:
+    def page(self, bucket: str, prefix: str, start: str | None, token: str | None) -> bytes | None:
         """One page of what lies directly below a prefix: the answer to ListObjectsV2.
 
         None where s3fs is to list, as this service does not understand.
@@ -117,6 +117,8 @@ class S3Reads:
 
         _processes.add(os.getpid())
         wanted = {"list-type": "2", "delimiter": "/", "encoding-type": "url", "prefix": prefix}
+        if start:
+            wanted["start-after"] = start
         if token:
             wanted["continuation-token"] = token
         try:
