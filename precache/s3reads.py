@@ -188,13 +188,18 @@ class S3Reads:
 
     async def _ask(self, url: Any, headers: Mapping[str, str], expected: int) -> bytes:
         """The body of an answer with the status that is expected."""
+        from aiohttp import ClientResponseError
+
         session = await self._web.set_session()
         headers = {**headers, "Accept-Encoding": "identity"}
-        async with session.get(url, headers=headers, allow_redirects=False) as answer:
-            if answer.status == expected:
-                data: bytes = await answer.read()
-                return data
-            raise _refused(answer.status, answer.headers)
+        try:
+            async with session.get(url, headers=headers, allow_redirects=False) as answer:
+                if answer.status == expected:
+                    data: bytes = await answer.read()
+                    return data
+                raise _refused(answer.status, answer.headers)
+        except ClientResponseError as error:  # whose text has the signed URL
+            raise ConnectionError(f"the answer is no HTTP: {error.message}") from None
 
     async def _open(self, bucket: str) -> Any:
         from botocore.exceptions import ClientError
