@@ -24,7 +24,7 @@ from precache import retries
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
 from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
-from precache.listings import Entry, Page, page_of
+from precache.listings import Entry, Page, Span, page_of, splits
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -171,13 +171,14 @@ class RemoteFolder:
 
     def _pages(self, fs: Any, name: str) -> Iterator[list[Entry]]:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
-        page = self._page(fs, name, None)
+        page = self._page(fs, Span(name))
         yield page.entries
         while page.token is not None:
-            page = self._page(fs, name, page.token)
+            page = self._page(fs, Span(name, token=page.token))
             yield page.entries
 
-    def _page(self, fs: Any, name: str, token: str | None) -> Page:
+    def _page(self, fs: Any, span: Span) -> Page:
+        name = span.prefix
         own = fs._strip_protocol(self._at(name)).rstrip("/")
         if self._is_azure and not own.rstrip(" ").endswith(name):
             told = f"adlfs takes the name of its folder {name!r} for another; rename it"
@@ -188,7 +189,7 @@ class RemoteFolder:
             nonlocal first
             fs.invalidate_cache()
             fast, first = first, False
-            page = page_of(self.protocol, fs, self.options, path, token, fast=fast)
+            page = page_of(self.protocol, fs, self.options, path, span, fast=fast)
             listed = page.entries
             alone = len(listed) == 1 and listed[0]["name"].rstrip("/") == own
             return Page(_beside_marker(fs, own), None) if alone and self._is_azure else page
@@ -223,36 +224,44 @@ class RemoteFolder:
         Several prefixes are listed at a time, and no more pages than that are held.
         """
         fs = self._fs  # in another thread fsspec would make another, with connections of its own
-        waiting: list[tuple[str, str | None]] = [("", None)]
-        running: list[Future[tuple[list[tuple[str, str | None]], list[FileInfo]]]] = []
+        splitting = splits(self.protocol, fs, self.root)
+        waiting = [Span("")]
+        running: list[Future[tuple[list[Span], list[FileInfo], bool]]] = []
         with ThreadPoolExecutor(LISTINGS, "precache-list") as pool:
             while waiting or running:
                 while waiting and len(running) < LISTINGS:
-                    running.append(pool.submit(self._below, fs, *waiting.pop()))
+                    running.append(pool.submit(self._below, fs, waiting.pop()))
                 done = wait(running, return_when=FIRST_COMPLETED).done
                 oldest = next(number for number, each in enumerate(running) if each in done)
-                more, files = running.pop(oldest).result()
+                more, files, obeyed = running.pop(oldest).result()
                 waiting += more
+                splitting = splitting and obeyed
+                if splitting and waiting and len(waiting) + len(running) < LISTINGS:
+                    waiting += waiting.pop().split()
                 while files:
                     yield files.pop()
 
-    def _below(
-        self, fs: Any, prefix: str, token: str | None
-    ) -> tuple[list[tuple[str, str | None]], list[FileInfo]]:
-        """Of a page of a prefix: what is to be listed after it, and its files."""
-        more: list[tuple[str, str | None]] = []
-        files = []
-        listed, after = self._page(fs, prefix, token)
+    def _below(self, fs: Any, span: Span) -> tuple[list[Span], list[FileInfo], bool]:
+        """Of a page: what is to be listed after it, its files, and if it began where it was to."""
+        more, files, last, obeyed = list[Span](), list[FileInfo](), span.after, True
+        listed, token = self._page(fs, span)
         while listed:  # where all comes in one page, what was seen goes at once
             each = listed.pop()
-            name = _join(prefix, self._name(each))
-            if each["type"] == "directory":
-                more.append((name, None))
+            below = self._name(each)
+            folder = each["type"] == "directory"
+            sorted_as = f"{below}/" if folder else below
+            last = max(last, sorted_as)
+            obeyed = obeyed and span.after <= sorted_as
+            if not span.holds(sorted_as):
+                continue
+            name = _join(span.prefix, below)
+            if folder:
+                more.append(Span(name))
             else:
                 files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
-        if after is not None:
-            more.append((prefix, after))  # last, so that it is the next: it cannot be split
-        return more, files
+        if token is not None and (span.end is None or last < span.end):
+            more.append(span._replace(token=token, seen=last))  # the next, being the last
+        return more, files, obeyed
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)

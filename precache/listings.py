@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import commonprefix
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
@@ -27,15 +28,79 @@ class Page(NamedTuple):
     token: str | None
 
 
+class Span(NamedTuple):
+    """What is still to be listed directly below a prefix: names from one to another.
+
+    Attributes
+    ----------
+    prefix
+        Below the folder that is walked.
+    after, end
+        Names in it, the former exclusive, the latter inclusive, None for the last one; those of
+        folders end in ``/``.
+    token, seen
+        Of the page before, and the last name in it; None and empty where there was none.
+    """
+
+    prefix: str
+    after: str = ""
+    end: str | None = None
+    token: str | None = None
+    seen: str = ""
+
+    def holds(self, name: str) -> bool:
+        """Whether a name lies between its ends."""
+        return self.after < name and (self.end is None or name <= self.end)
+
+    def split(self) -> list[Span]:
+        """The same in two, to be listed at a time, if it is more than a page."""
+        middle = between(self.seen, self.end) if self.token else None
+        if middle is None:
+            return [self]
+        return [self._replace(end=middle), Span(self.prefix, middle, self.end)]
+
+
+_LOWEST, _BASE, _DIGITS = 32, 96, 4
+"""Names count as fractions whose digits are printable ASCII; as many as differ matter, and some."""
+
+
+def between(low: str, high: str | None) -> str | None:
+    """A name about half-way between two, without a ``/``; None where none is found.
+
+    So all below one folder is on one side of it. Services order names by their bytes in UTF-8, as
+    Python does strings.
+    """
+    count = len(commonprefix((low, high or ""))) + _DIGITS  # noqa: RUF071 - no paths
+    last = _BASE**count - 1 if high is None else _fraction(high, count)
+    middle = (_fraction(low, count) + last) // 2
+    digits = [middle // _BASE**place % _BASE for place in reversed(range(count))]
+    name = "".join(chr(_LOWEST + digit) for digit in digits).replace("/", "0")
+    return name if low < name and (high is None or name < high) else None
+
+
+def _fraction(name: str, count: int) -> int:
+    """Of the first digits, those that are missing zeros; beyond ASCII, all is the last digit."""
+    value = 0
+    for letter in name[:count].ljust(count, chr(_LOWEST)):
+        value = value * _BASE + min(max(ord(letter) - _LOWEST, 0), _BASE - 1)
+    return value
+
+
+def splits(protocol: str, fs: Any, path: str) -> bool:
+    """Whether a listing of a path can begin anywhere, and comes in order."""
+    kind, bucket = EXTRAS.get(protocol), fs._strip_protocol(path).partition("/")[0]
+    return kind == "gcs" or (kind == "s3" and not bucket.endswith("--x-s3"))  # directory buckets
+
+
 def page_of(
-    protocol: str, fs: Any, options: Mapping[str, Any], path: str, token: str | None, *, fast: bool
+    protocol: str, fs: Any, options: Mapping[str, Any], path: str, span: Span, *, fast: bool
 ) -> Page:
     """A page of what lies directly below a path; all of it where a library knows no pages.
 
     Parameters
     ----------
-    token
-        Of the page before; None for the first one.
+    span
+        Where to begin; the page may go beyond either end.
     fast
         Whether S3 is asked past s3fs, which takes twenty times the CPU time to read an answer.
     """
@@ -44,14 +109,16 @@ def page_of(
         return Page(fs.ls(path, detail=True), None)
     bucket, _, key = fs._strip_protocol(path).rstrip("/").partition("/")
     prefix = f"{key}/" if key else ""
+    start = f"{prefix}{span.after}" if span.after and not span.token else None
     if kind == "gcs":
-        return _page_of_google(fs, bucket, prefix, token)
+        return _page_of_google(fs, bucket, prefix, start, span.token)
     wanted = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/"}
     reads = reads_of(fs, options) if fast else None
-    answer = reads.page(bucket, prefix, token) if reads else None
+    answer = reads.page(bucket, prefix, start, span.token) if reads else None
     if answer is not None:
         return _page_of_s3(bucket, answer)
-    more = {"ContinuationToken": token} if token else {}
+    places = {"StartAfter": start, "ContinuationToken": span.token}
+    more = {name: value for name, value in places.items() if value}
     found = fs.call_s3("list_objects_v2", **wanted, **more, **fs.req_kw)
     folders = [_folder(f"{bucket}/{each['Prefix']}") for each in found.get("CommonPrefixes", ())]
     files = [
@@ -61,9 +128,12 @@ def page_of(
     return Page(folders + files, found.get("NextContinuationToken"))
 
 
-def _page_of_google(fs: Any, bucket: str, prefix: str, token: str | None) -> Page:
+def _page_of_google(
+    fs: Any, bucket: str, prefix: str, start: str | None, token: str | None
+) -> Page:
     wanted = {"delimiter": "/", "maxResults": GOOGLES_PAGE, "fields": GOOGLES_FIELDS}
-    given = {name: value for name, value in (("prefix", prefix), ("pageToken", token)) if value}
+    places = {"prefix": prefix, "startOffset": start, "pageToken": token}
+    given = {name: value for name, value in places.items() if value}
     found = fs.call("GET", "b/{}/o", bucket, **wanted, **given, json_out=True)
     folders = [_folder(f"{bucket}/{name}") for name in found.get("prefixes", ())]
     files = [

@@ -108,7 +108,7 @@ class S3Reads:
                 log.info("reading through s3fs alone after %s", type(found[0]).__name__)
         return found
 
-    def page(self, bucket: str, prefix: str, token: str | None) -> bytes | None:
+    def page(self, bucket: str, prefix: str, start: str | None, token: str | None) -> bytes | None:
         """One page of what lies directly below a prefix: the answer to ListObjectsV2.
 
         None where s3fs is to list, as this service does not understand.
@@ -117,6 +117,8 @@ class S3Reads:
 
         _processes.add(os.getpid())
         wanted = {"list-type": "2", "delimiter": "/", "encoding-type": "url", "prefix": prefix}
+        if start:
+            wanted["start-after"] = start
         if token:
             wanted["continuation-token"] = token
         try:
@@ -186,13 +188,18 @@ class S3Reads:
 
     async def _ask(self, url: Any, headers: Mapping[str, str], expected: int) -> bytes:
         """The body of an answer with the status that is expected."""
+        from aiohttp import ClientResponseError
+
         session = await self._web.set_session()
         headers = {**headers, "Accept-Encoding": "identity"}
-        async with session.get(url, headers=headers, allow_redirects=False) as answer:
-            if answer.status == expected:
-                data: bytes = await answer.read()
-                return data
-            raise _refused(answer.status, answer.headers)
+        try:
+            async with session.get(url, headers=headers, allow_redirects=False) as answer:
+                if answer.status == expected:
+                    data: bytes = await answer.read()
+                    return data
+                raise _refused(answer.status, answer.headers)
+        except ClientResponseError as error:  # whose text has the signed URL
+            raise ConnectionError(f"the answer is no HTTP: {error.message}") from None
 
     async def _open(self, bucket: str) -> Any:
         from botocore.exceptions import ClientError

@@ -181,7 +181,8 @@ class GCSServer:
                 if name.startswith(prefix):
                     inside, cut, _ = name[len(prefix) :].partition(delimiter or "\0")
                     entries[prefix + inside + cut] = None if cut else found
-        names = [name for name in entries if name > after]
+        start = query.get("startOffset", "")
+        names = [name for name in entries if name > after and name >= start]
         page: dict[str, Any] = {"kind": "storage#objects", "items": [], "prefixes": []}
         for name in names[:most]:
             if (each := entries[name]) is None:

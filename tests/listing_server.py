@@ -26,11 +26,14 @@ class ListingServer:
     ----------
     pages
         How many were asked for.
+    starts
+        Whether a listing begins where it is to, as not every service has it.
     """
 
     def __init__(self, names: Sequence[str], page: int = PAGE, latency: float = 0.0) -> None:
         self.names, self.page, self.latency = names, page, latency
-        self.pages = 0
+        self.pages, self._lock = 0, threading.Lock()
+        self.starts = True
         handler = type("Handler", (_Handler,), {"bucket": self})
         self._server = PatientServer(("127.0.0.1", 0), handler)
         self.port = int(self._server.server_address[1])
@@ -53,7 +56,8 @@ class ListingServer:
 
     def answer(self, prefix: str, delimiter: str, after: str) -> str:
         """The XML of a page, of the names behind `after`."""
-        self.pages += 1
+        with self._lock:
+            self.pages += 1
         time.sleep(self.latency)
         found = ["<EncodingType>url</EncodingType>"]
         at, last = max(bisect_left(self.names, prefix), bisect_right(self.names, after)), ""
@@ -97,8 +101,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-        token = urllib.parse.unquote_plus(query.get("continuation-token", ""))
-        data = self.bucket.answer(query.get("prefix", ""), query.get("delimiter", ""), token)
+        after = urllib.parse.unquote_plus(query.get("continuation-token", ""))
+        if self.bucket.starts:
+            after = after or query.get("start-after", "")
+        data = self.bucket.answer(query.get("prefix", ""), query.get("delimiter", ""), after)
         self._answer(200, data.encode())
 
     def do_HEAD(self) -> None:

@@ -415,6 +415,7 @@ def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultPr
 
 PASSING: dict[str, list[Fault]] = {
     "the service is busy": [status(503), status(500), status(429)],
+    "it gave up waiting": [status(408), status(504)],
     "it says when to come back": [status(503, retry_after=0)],
     "the connection breaks in mid-body": [reset, reset],
     "a body comes short": [truncated, truncated],

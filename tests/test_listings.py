@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from precache import blobs
 from precache.errors import StorageError
+from precache.listings import between
 from precache.storage import open_folder
 from tests.gcs_server import GCSServer
 from tests.listing_server import ListingServer
@@ -21,6 +24,7 @@ pytest.importorskip("obstore", reason="what signs URLs of s3://")
 
 PARTS = st.text("ab0é +%&<", min_size=1, max_size=3)
 NAMES = st.sets(st.lists(PARTS, min_size=1, max_size=3).map("/".join), max_size=40)
+NUMBERS = st.sets(st.integers(0, 200).map("train/{:08d}.jpg".format), max_size=100)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +35,7 @@ def server() -> Iterator[ListingServer]:
 
 
 @settings(max_examples=30)
-@given(names=NAMES, page=st.integers(1, 7), slow=st.booleans())
+@given(names=NAMES | NUMBERS, page=st.integers(1, 7), slow=st.booleans())
 def test_no_name_is_lost_or_comes_twice(
     names: set[str], page: int, slow: bool, server: ListingServer
 ) -> None:
@@ -54,6 +58,54 @@ def test_what_is_listed_is_what_s3fs_says(s3: S3Server) -> None:
     slow = sorted(open_folder(url, {**s3.options(), "requester_pays": True}).walk())
     assert fast == slow
     assert all(info.etag and info.mtime_ns > 10**18 for info in fast)
+
+
+@given(low=st.text(max_size=6), high=st.none() | st.text(max_size=6))
+def test_what_is_between_two_names_is(low: str, high: str | None) -> None:
+    found = between(low, high)
+    assert found is None or (low < found and "/" not in found)
+    assert found is None or high is None or found < high
+
+
+@pytest.mark.parametrize("high", [None, "z", "00999999.jpg"])
+def test_between_names_that_count_there_is_one(high: str | None) -> None:
+    assert between("00000999.jpg", high) is not None
+
+
+def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServer) -> None:
+    """Here, half of all listings are under way at once, of one folder."""
+    server.names, server.page = [f"train/{n:08d}.jpg" for n in range(4000)], 10
+    together = threading.Barrier(blobs.LISTINGS // 2, timeout=60)
+    answer, seen = server.answer, server.pages
+
+    def meet(prefix: str, delimiter: str, after: str) -> str:
+        if not together.broken and server.pages - seen > 100:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait()
+                together.abort()
+        return answer(prefix, delimiter, after)
+
+    server.answer = meet  # type: ignore[method-assign] - of this one server
+    try:
+        found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
+    finally:
+        del server.answer
+    assert sorted(found) == server.names
+    assert together.broken
+    assert server.pages - seen < 600
+
+
+def test_a_service_that_begins_at_the_first_name_in_any_case_is_listed_once(
+    server: ListingServer,
+) -> None:
+    server.names, server.page = [f"train/{n:08d}.jpg" for n in range(400)], 10
+    server.starts, seen = False, server.pages
+    try:
+        found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
+    finally:
+        server.starts = True
+    assert sorted(found) == server.names
+    assert server.pages - seen < 400
 
 
 def test_no_more_than_a_few_pages_are_asked_for_ahead(server: ListingServer) -> None:

@@ -17,7 +17,7 @@ import pytest
 from precache import retries, s3reads
 from precache.errors import StorageError
 from precache.storage import open_folder
-from tests.servers import FaultProxy, S3Server, status
+from tests.servers import Fault, FaultProxy, S3Server, status
 
 pytest.importorskip("obstore", reason="what these tests are of")
 pytest.importorskip("s3fs", reason="s3:// needs s3fs")
@@ -83,15 +83,26 @@ def test_nor_are_listings(s3: S3Server, proxy: FaultProxy) -> None:
     assert asked[1] - asked[0] >= 1
 
 
+def no_http(handler: Any, upstream: int, data: bytes) -> bool:
+    """An answer that is none."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nno header at all\r\n\r\n")
+    handler.close_connection = True
+    return True
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"), [(status(503), "503 Service Unavailable"), (no_http, "the answer is no HTTP")]
+)
 def test_a_signed_url_is_in_no_message(
-    s3: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+    fault: Fault, why: str, s3: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "precache")
     folder = open_folder("s3://bucket/x", s3.options(proxy.port))
-    proxy.faults["GET", "/07"] = [status(503), status(403)]
+    proxy.faults["GET", "/07"] = [fault, status(403)]
     [found] = folder.read_many(["07"], [100])
     said = f"{found} {caplog.text}"
-    assert "the service answered 503 Service Unavailable; trying again in" in said
+    assert why in said
+    assert "; trying again in" in said
     assert "X-Amz" not in said
 
 
@@ -150,8 +161,10 @@ def test_credentials_of_the_environment_serve_too(
 
 
 def test_nobody_needs_credentials_for_what_is_public(s3: S3Server, proxy: FaultProxy) -> None:
+    fs = fsspec.filesystem("s3", use_listings_cache=False, **s3.options())
+    fs.pipe_file("bucket/public/02", b"for all", ACL="public-read")
     options = {"endpoint_url": f"http://127.0.0.1:{proxy.port}", "anon": True}
-    open_folder("s3://bucket/x", options).read_many(["02"], [100])
+    assert open_folder("s3://bucket/public", options).read_many(["02"], [7]) == [b"for all"]
     assert _agents(proxy) == {"Python"}
 
 
