@@ -27,7 +27,7 @@ WIDTHS = {"wide": 920, "narrow": 344}
 """CSS pixels that a chart is drawn for, so that its text has its own size on either screen."""
 HEADING = 30
 """CSS pixels of a heading in a PNG."""
-DOTS = 400
+DOTS = 200
 """Values of a row that are drawn one by one; of more, as many that are spread evenly over them."""
 FAR = 5
 """Times the shortest from which the longest makes the scale a logarithmic one."""
@@ -155,11 +155,13 @@ def check_page(path: str | Path) -> None:
     Raises
     ------
     UsageError
-        If matplotlib or the folder is not there.
+        If matplotlib or the folder is not there, or `path` is a folder.
     """
     need_matplotlib(path)
     if not Path(path).absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no such folder")
+    if Path(path).is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a file")
 
 
 def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:

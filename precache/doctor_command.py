@@ -87,12 +87,12 @@ def _doctor(options: argparse.Namespace) -> int:
             storage_options=dict(options.storage_options),
             tick=tick,
         )
+    data = dataclasses.asdict(found)
+    show(options.json, _plain(data), lambda: print_prognosis(found))
     if options.html is not None:
         found.html(options.html)
     if options.png is not None:
         found.png(options.png)
-    data = dataclasses.asdict(found)
-    show(options.json, _plain(data), lambda: print_prognosis(found))
     return 0
 
 

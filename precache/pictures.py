@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from precache import pages
 from precache import simulation_text as text
-from precache.charts import Chart, Inks, Panel, bars, draw_png
+from precache.charts import Chart, Inks, Panel, bars, distributions, draw_png
 from precache.player import played
 from precache.simulation import MOST_LOADERS, Simulation, Times, run
 
@@ -44,8 +45,9 @@ def page(found: Simulation) -> str:
         title=text.title(found),
         verdict=text.verdict(found),
         tiles=text.summary(found),
-        remedied=[(name, each.stall_share) for name, each in with_more(found)],
-        times=[(name, *map(text.number, described(ms))) for name, ms in times(found) if len(ms)],
+        remedied=[(name, by_law(each), each.stall_share) for name, each in with_more(found)],
+        charts=[spreads(found)] if times(found) and find_spec("matplotlib") else [],
+        times=[(name, *map(text.number, described(ms))) for name, ms in times(found).items()],
         how="",
         places=[(n, text.number(wait)) for n, wait in enumerate(found.stall_by_place_ms, 1)],
         **played(found),
@@ -62,17 +64,28 @@ def with_more(found: Simulation) -> Iterator[tuple[str, Simulation]]:
         yield f"with {enough:,}, load / step time", run(replace(setting, loaders=enough))
 
 
-def times(found: Simulation) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
-    """Milliseconds of what was done up to the end."""
-    ended = found.ready <= found.end
-    yield "load", (found.ready - found.begun)[ended] / 1e6
-    queued = found.queued <= found.end
-    yield "blocked by a full queue", (found.queued - found.ready)[queued] / 1e6
-    taken = found.taken <= found.end
-    yield "in the queue", (found.taken - found.queued)[taken] / 1e6
-    yield "wait before a step", found.stalls_ms[1:]
-    done = found.done <= found.end
-    yield "step", (found.done - found.taken)[done] / 1e6
+def by_law(found: Simulation) -> float:
+    """Share of waiting that the mean times alone make: 1 - loaders / load time x step time."""
+    return max(0.0, 1 - found.setting.loading_limit / found.setting.step_limit)
+
+
+def times(found: Simulation) -> dict[str, npt.NDArray[np.float64]]:
+    """Milliseconds of what was done up to the end, where there is some."""
+    end = found.end
+    spans = {
+        "load": (found.ready - found.begun)[found.ready <= end] / 1e6,
+        "blocked by a full queue": (found.queued - found.ready)[found.queued <= end] / 1e6,
+        "in the queue": (found.taken - found.queued)[found.taken <= end] / 1e6,
+        "wait before a step": found.stalls_ms[1:],
+        "step": (found.done - found.taken)[found.done <= end] / 1e6,
+    }
+    return {name: ms for name, ms in spans.items() if len(ms)}
+
+
+def spreads(found: Simulation) -> Chart:
+    """How the times differ from batch to batch."""
+    note = "Each dot is a batch; what took no time is at the left end."
+    return distributions("times", "Times of a batch, ms", times(found), note)
 
 
 def described(ms: npt.NDArray[np.float64]) -> tuple[float, ...]:
@@ -102,11 +115,16 @@ def write_png(found: Simulation, path: str | Path) -> None:
     """
     more = list(with_more(found))
     names, shares = [name for name, _ in more], [each.stall_share for _, each in more]
-    stall = Panel("share of the time after start-up", shares, [f"{each:.1%}" for each in shares])
+    laws = [by_law(each) for _, each in more]
+    stall = [
+        Panel("by the law", laws, [f"{each:.1%}" for each in laws], top=1),
+        Panel("simulated, after start-up", shares, [f"{each:.1%}" for each in shares], top=1),
+    ]
     charts = [
         time_line(found),
         waits(found),
-        bars("stall", "Stall with more loaders", names, [stall], ["blue"] * len(more)),
+        *([spreads(found)] if times(found) else []),
+        bars("stall", "Stall with more loaders", names, stall, ["blue"] * len(more)),
     ]
     draw_png(text.title(found), charts, path)
 

@@ -111,6 +111,8 @@ def test_what_cannot_be_written_is_said_before_measuring(
 ) -> None:
     assert cli.main(["doctor", str(tmp_path), "--html", str(tmp_path / "no/such.html")]) == 2
     assert "no/such.html cannot be written" in capfd.readouterr().err
+    assert cli.main(["doctor", str(tmp_path), "--png", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder" in capfd.readouterr().err
     with pytest.raises(StorageError, match="cannot write the page"):
         FOUND.html(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)

@@ -38,7 +38,9 @@ SETTINGS = {
 
 def test_a_page_is_one_file_without_links_and_with_the_figures() -> None:
     page = pictures.page(STEADY)
-    assert not re.findall(r"""(?:src|href)=["']?(?!data:)[^"'\s>]+|https?://|@import|url\(""", page)
+    assert not re.findall(
+        r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import|url\((?!\#)""", page
+    )
     assert "{{" not in page
     assert "65.0% of the consumer&#39;s time after start-up, 67.3% with it" in page
     assert "112 batches (+14)" in page
@@ -75,8 +77,20 @@ def test_more_loaders_are_held_against_those_there_are() -> None:
         assert f"<td>{each.stall_share:.1%}</td>" in page
 
 
+def test_the_law_foretells_what_steady_loaders_stall() -> None:
+    for _, each in pictures.with_more(STEADY):
+        assert pictures.by_law(each) == pytest.approx(each.stall_share, abs=0.01)
+
+
+def test_a_page_needs_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache.pictures.find_spec", lambda name: None)
+    page = pictures.page(STEADY)
+    assert "<h2>Times of a batch</h2>" in page
+    assert "<svg" not in page
+
+
 def test_times_are_those_of_what_was_done() -> None:
-    told = dict(pictures.times(STEADY))
+    told = pictures.times(STEADY)
     assert set(told["load"]) == {2000}
     assert set(told["step"]) == {100}
     assert told["wait before a step"].sum() == pytest.approx(STEADY.stalls_ms[1:].sum())
