@@ -94,7 +94,7 @@ def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
             elif isinstance(outcome, PrecacheError):
                 raise outcome
         suspects = found
-    for trial, outcome in run(Trial.is_heavy, alone, PATIENCE):
+    for trial, outcome in run(Trial.is_heavy, alone, Patience(crashes=1)):
         if outcome is True:
             killers[trial.keys[0]] += f"; it asks for more than {size(trial.memory)} of memory"
     return killers

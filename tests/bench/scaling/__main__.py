@@ -155,8 +155,8 @@ def _peers(options: argparse.Namespace, folder: Path) -> Section:
     found = others.in_turns(source, folder, options.rounds, options.install)
     table = _table(
         f"{options.count:,} photos, {others.CPUS} CPUs, all processes from start to end",
-        "Medians of all rounds, and of the ratios within each. img2dataset resizes the shorter "
-        "side to 224 and writes JPEGs, the others to 256 and write pixels: Ray Data as .npy.",
+        "Medians of all rounds, and of ratios within each. img2dataset resizes the shorter side to "
+        "224 and writes JPEGs, the others to 256 and write pixels: Ray Data as .npy.",
         "images per CPU-s",
         "of precache's",
         "CPU-ms an image",

@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
-import os
+import pickle
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +20,7 @@ from precache.receipts import ChannelSums, Receipt, ShardObject
 from tests.bench.common import CROP
 from tests.bench.listing import bucket
 from workers.dispatch import Done, Lost, dispatch
+from workers.goal import SCRATCH
 from workers.probe import ProbeTask
 from workers.shard_task import ShardTask
 from workers.work import Measured
@@ -58,9 +59,6 @@ class _Engine:
     """Answers every task at once; pickles it all the same."""
 
     def __init__(self) -> None:
-        from ray import cloudpickle  # not above: Ray reads its settings when it is imported
-
-        self._pickle = cloudpickle.dumps
         self._ended: list[tuple[Hashable, Done | Lost]] = []
         self.tasks = self.bytes = 0
         self.first = 0.0
@@ -74,13 +72,8 @@ class _Engine:
         else:
             self.first = self.first or time.perf_counter()
             self.tasks += 1
-            self.bytes += len(self._pickle(item))
+            self.bytes += len(pickle.dumps(replace(item, job=None)))
             answer = _receipt(item)
-            for name, at in item.objects.items():
-                path = Path(item.folder.local(at) or "")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()
-                os.truncate(path, answer.objects[name].size)  # it takes no room
         name = object()
         self._ended.append((name, Done(answer)))
         return name
@@ -94,9 +87,11 @@ class _Engine:
 
 
 def _receipt(task: ShardTask) -> Receipt:
+    """Of an object of one byte: a commit looks whether it is there."""
+    task.folder.put(task.objects["image"], [b"0"], scratch=SCRATCH)
     return Receipt(
         task.shard,
-        {"image": ShardObject(80_000_000, task.shard, ROW.nbytes * task.rows_per_shard)},
+        {"image": ShardObject(1, task.shard, ROW.nbytes * task.rows_per_shard)},
         {},
         [xxhash.xxh3_128_hexdigest(key.encode()) for key in task.keys],
         {"image": ChannelSums(CROP * CROP * len(task.keys), [1.0] * 3, [1.0] * 3)},
