@@ -143,11 +143,12 @@ def _image_encoder() -> Encode:
 
 
 def _encode_raw(chunk: np.ndarray) -> bytes:
-    return _with_crc32c(chunk.tobytes())
+    return _with_crc32c(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
 
-def _with_crc32c(data: bytes) -> bytes:
-    return data + int(google_crc32c.value(data)).to_bytes(4, "little")
+def _with_crc32c(data: bytes | memoryview) -> bytes:
+    checksum = int(google_crc32c.value(np.frombuffer(data, np.uint8)))
+    return b"".join((data, checksum.to_bytes(4, "little")))
 
 
 def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:

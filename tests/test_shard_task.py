@@ -22,6 +22,7 @@ from precache.layout import RowShape, decode_index
 from precache.receipts import Receipt
 from precache.storage import open_folder
 from tests.building import ask, contents, cut, encoded, poll, remains, write
+from workers.outputs import Sums
 from workers.probe import ProbeTask, run_probe
 from workers.shard_task import (
     Job,
@@ -202,6 +203,22 @@ def test_sums_are_over_rows_that_are_no_holes(tmp_path: Path) -> None:
     assert receipt.sums["image"].count == 3 * HEIGHT * WIDTH
     assert receipt.sums["image"].total == pytest.approx(channels.sum((0, 2)))
     assert receipt.sums["image"].squares == pytest.approx((channels**2).sum((0, 2)))
+
+
+@pytest.mark.parametrize("level", [255, None])
+@pytest.mark.parametrize("shape", [(3, 224, 224), (1, 5, 7), (4, 16, 16)])
+def test_sums_of_bytes_are_exact(shape: tuple[int, int, int], level: int | None) -> None:
+    random = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
+    rows = random if level is None else np.full_like(random, level)
+    sums = Sums(shape)
+    for row in rows:
+        sums.add(row)
+    wide = rows.astype(np.int64)
+    assert sums.result().total == wide.sum((0, 2, 3)).tolist()
+    assert sums.result().squares == (wide**2).sum((0, 2, 3)).tolist()
+    for row in rows:
+        sums.add(row, -1)
+    assert (sums.result().count, sums.result().total) == (0, [0] * shape[0])
 
 
 # --- holes --------------------------------------------------------------------------------------

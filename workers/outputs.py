@@ -26,26 +26,22 @@ class Sums:
         self.count = 0 if start is None else start.count
         self.total = np.zeros(channels) if start is None else np.array(start.total)
         self.squares = np.zeros(channels) if start is None else np.array(start.squares)
-        # 256 squares of a byte are the most that float32 adds up without rounding.
-        shape = (channels, -(-self._pixels // 256), 256)
-        self._blocks = torch.from_numpy(np.zeros(shape, np.float32))  # torch's would wake threads
-        self._values = self._blocks.view(channels, -1)[:, : self._pixels]
+        # 256 squares of a byte are the most that float32 adds up without rounding. One channel at a
+        # time, since what the caches hold of the row, and of the code around, is dear.
+        self._blocks = np.zeros((-(-self._pixels // 256), 256), np.float32)
+        self._values = self._blocks.reshape(-1)[: self._pixels]
+        self._ones = np.ones(256, np.float32)
 
     def add(self, row: np.ndarray, sign: int = 1) -> None:
         """Add a row, or take one away that was added."""
-        import torch
-
-        self._values.copy_(torch.from_numpy(row.reshape(self._values.shape)))
         self.count += sign * self._pixels
-        self.total += sign * self._summed()
-        self._blocks.square_()
-        self.squares += sign * self._summed()
+        for channel, values in enumerate(row.reshape(len(row), -1)):
+            self._values[:] = values
+            self.total[channel] += sign * self._summed(self._ones)
+            self.squares[channel] += sign * self._summed(self._blocks)
 
-    def _summed(self) -> np.ndarray:
-        import torch
-
-        sums: np.ndarray = self._blocks.sum(2).sum(1, dtype=torch.float64).numpy()
-        return sums
+    def _summed(self, factors: np.ndarray) -> float:
+        return float(np.vecdot(self._blocks, factors).sum(dtype=np.float64))
 
     def result(self) -> ChannelSums:
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
