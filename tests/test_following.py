@@ -24,7 +24,17 @@ from precache import growing
 from precache.errors import BuildError, UsageError
 from precache.following import FollowOrder
 from precache.growing import GrowingVersion
-from tests.building import environment, pixels, poll, remains, running, write, write_jpegs
+from tests.building import (
+    build_here,
+    contents,
+    environment,
+    pixels,
+    poll,
+    remains,
+    running,
+    write,
+    write_jpegs,
+)
 from tests.servers import S3Server
 
 # --- the order ----------------------------------------------------------------------------------
@@ -441,3 +451,7 @@ def test_small_fields_and_labels_that_come_with_samples_grow_too(
                     seen.append(int(label))
             assert sorted(seen) == list(range(40))
         assert not loader.follows
+    poll(lambda: not list(tmp_path.glob("store/_claims/*")), "the end of the build")
+    build_here(Path("python:tests.test_following:squares"), tmp_path / "plain", recipe)
+    alike = [contents(tmp_path / name / version.id) for name in ("store", "plain")]
+    assert alike[0] == alike[1]  # the version tells nothing of who followed, and in which order
