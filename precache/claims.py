@@ -120,7 +120,7 @@ class Claims:
 
     def _last(self) -> int:
         names = self._store.names(f"{CLAIMS}/{self._name}")
-        numbers = [int(name[:-5]) for name in names if name.endswith(".json") and name[0] != "."]
+        numbers = [int(name[:-5]) for name in names if name[:-5].isdigit()]
         return max(numbers, default=0)
 
     def _held(self, number: int) -> Claimed | None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,24 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
 import precache
 from precache import growing
 from precache.errors import BuildError, UsageError
 from precache.following import FollowOrder
 from precache.growing import GrowingVersion
-from tests.building import environment, pixels, poll, remains, running, write, write_jpegs
+from tests.building import (
+    build_here,
+    contents,
+    environment,
+    pixels,
+    poll,
+    remains,
+    running,
+    write,
+    write_jpegs,
+)
 from tests.servers import S3Server
 
 # --- the order ----------------------------------------------------------------------------------
@@ -392,3 +404,54 @@ def test_in_a_bucket_by_way_of_a_disk_cache(
         assert len(set(first)) == 20
         assert sorted(rows_of(loader)) == sorted(set(first))
         assert loader.stats().fetched.objects == 0
+
+
+class Squares(Dataset[tuple[np.ndarray, int]]):
+    """Pictures of one level, which is their label, too; they come slowly where LINGER is set."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        time.sleep(0.05 if "LINGER" in os.environ else 0)  # so that there is a build to follow
+        return np.full((8, 8, 3), index, np.uint8), index
+
+
+def squares() -> Squares:
+    return Squares()
+
+
+def test_small_fields_and_labels_that_come_with_samples_grow_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINGER", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tiny = {"ops": [{"op": "decode", "mode": "L"}, {"op": "resize", "size": [4, 4]}]}
+    image = {"ops": [{"op": "decode"}], "codec": "raw"}
+    recipe = precache.Pipeline.from_dict({"fields": {"image": image, "tiny": tiny}})
+    version = precache.ensure(
+        recipe,
+        "python:tests.test_following:squares",
+        tmp_path / "store",
+        follow=True,
+        progress=False,
+        address="serial",
+    )
+    assert isinstance(version, GrowingVersion)
+    with precache.Loader(version, batch_size=4) as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                for image, tiny, label in zip(
+                    batch["image"], batch["tiny"], batch["label"], strict=True
+                ):
+                    assert (image == label).all()
+                    assert (tiny == label).all()
+                    seen.append(int(label))
+            assert sorted(seen) == list(range(40))
+        assert not loader.follows
+    poll(lambda: not list(tmp_path.glob("store/_claims/*")), "the end of the build")
+    build_here(Path("python:tests.test_following:squares"), tmp_path / "plain", recipe)
+    alike = [contents(tmp_path / name / version.id) for name in ("store", "plain")]
+    assert alike[0] == alike[1]  # the version tells nothing of who followed, and in which order

@@ -22,6 +22,7 @@ import precache
 from precache.cli import main
 from precache.commits import ROOT, Commit, append_commit, append_entry, read_commits
 from precache.errors import BuildError, StorageError, StoreError, UsageError
+from precache.finished import kept_name
 from precache.folder import Folder
 from precache.garbage import ALIVE_SECONDS, Collected, plan_gc, seconds_of
 from precache.places import Place, StoredObject
@@ -427,6 +428,20 @@ def test_one_in_a_bucket_is_put_back_too(source: Path) -> None:
     assert precache.open(url).id == first
     assert precache.verify(url).ok
     assert folder.names() == sorted([first, third, "commits"])
+
+
+def test_the_log_that_was_followed_goes_with_its_version(
+    built: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    original, (first, second, third) = built
+    path = tmp_path / "store"
+    shutil.copytree(original, path)
+    for version in (first, third):
+        write(path / kept_name(version), b"[]")
+    precache.gc(path, keep=1, older_than=0)
+    assert not (path / kept_name(first)).exists()
+    assert (path / kept_name(third)).exists()
+    assert not (path / second).exists()
 
 
 # --- killed -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 
-from precache.errors import StorageError
+from precache.errors import PrecacheError
 from precache.finished import (
     Finished,
     close_log,
@@ -67,7 +67,7 @@ class FinishedLog:
             over = self._over.is_set()
             try:
                 self._append()
-            except StorageError as error:
+            except PrecacheError as error:
                 log.warning("who follows this build has to wait: %s", error)
             if over:
                 return
