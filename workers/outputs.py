@@ -20,7 +20,6 @@ class Sums:
     """Channel sums of one image field; exact for uint8, so that their order does not matter."""
 
     def __init__(self, shape: tuple[int, ...], start: ChannelSums | None = None) -> None:
-
         channels, self._pixels = shape[0], math.prod(shape[1:])
         self.count = 0 if start is None else start.count
         self.total = np.zeros(channels) if start is None else np.array(start.total)
