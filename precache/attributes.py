@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
@@ -19,8 +19,8 @@ from pydantic import (
 
 from precache.errors import StoreError
 
-FORMAT = 1
-"""Of the store; a reader refuses a higher one by name."""
+FORMAT = 2
+"""Of the store; a reader refuses a higher one by name. In 1 no field has variants."""
 
 _HEX = re.compile("[0-9a-f]{16,64}")
 Model = TypeVar("Model", bound=BaseModel)
@@ -33,7 +33,8 @@ def _hex(value: str) -> str:
 
 
 VersionId = Annotated[str, AfterValidator(_hex)]
-FieldName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
+ArrayName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[0-9]{1,9})?$")]
+"""Of a field, or ``image.4`` for variant 4 of the field `image`."""
 
 
 class _Document(BaseModel):
@@ -46,6 +47,11 @@ class _Document(BaseModel):
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise refuse(error, where) from None
+
+
+def format_of(arrays: Iterable[str]) -> int:
+    """The lowest format of the store in which a version with these arrays can be written."""
+    return 2 if any("." in name for name in arrays) else 1
 
 
 def refuse(error: ValidationError, where: str) -> StoreError:
@@ -71,7 +77,7 @@ class RowAttributes(_Document):
 
 
 class FieldAttributes(RowAttributes):
-    """A field of a committed version, with its codec, bytes of all rows, and what made them."""
+    """An array of a committed version, with its codec, bytes of all rows, and what made them."""
 
     codec: str
     raw: NonNegativeInt
@@ -89,7 +95,7 @@ class Identity(_Document):
     fingerprint: str
     rows_digest: str
     rows_per_shard: PositiveInt
-    fields: Mapping[FieldName, RowAttributes]
+    fields: Mapping[ArrayName, RowAttributes]
     rows: PositiveInt | None = None
     begun: float | None = None
 
@@ -102,7 +108,7 @@ class Attributes(_Document):
     fingerprint: str
     rows_digest: str
     rows_per_shard: PositiveInt
-    fields: Annotated[Mapping[FieldName, FieldAttributes], Field(min_length=1)]
+    fields: Annotated[Mapping[ArrayName, FieldAttributes], Field(min_length=1)]
     rows: PositiveInt
     holes: NonNegativeInt
     classes: tuple[str, ...] = ()

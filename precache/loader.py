@@ -111,6 +111,10 @@ class Loader:
 
     Notes
     -----
+    Of a field with `variants = K`, epoch e reads the variant whose number is e modulo K; with
+    `refresh` a fresh one is read after at most K epochs, and where one is made for each epoch, none
+    is read twice.
+
     Images are (N, C, H, W) uint8 unless `transform` changes them. On the CPU a batch's memory is
     used again once its last tensor is gone. Each iterator is the next epoch, unless `set_epoch`
     says which; it is decided when its first batch is asked for.
@@ -339,7 +343,7 @@ class Loader:
         epoch, start = self._place.begin()
         if self._refresh and start == 0:
             self._follow(self._refresh)
-        batches = self._stream.batches(self._order.epoch(epoch, start))
+        batches = self._stream.batches(self._order.epoch(epoch, start), epoch)
         with contextlib.closing(batches):
             self._clock.begin()
             ready = self._stream.ready
@@ -453,8 +457,8 @@ def _made_resident(
     if resident == "device" and device.type != "cpu":
         return ResidentStream(residence.load(columns, device), device)
     if resident is not None:
-        held = residence.load(columns, torch.device("cpu"))
-        columns.adopt({name: values.numpy() for name, values in held.items()})
+        for turn, held in enumerate(residence.load(columns, torch.device("cpu"))):
+            columns.at_epoch(turn).adopt({name: values.numpy() for name, values in held.items()})
     return None
 
 

@@ -166,8 +166,9 @@ def print_info(version: Version, info: Mapping[str, Any]) -> None:
 
 def _field(field: FieldInfo) -> str:
     ratio = field.raw_nbytes / max(1, field.stored_nbytes)
+    several = f"{field.variants} variants of " if field.variants > 1 else ""
     return (
-        f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
+        f"{several}{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
         f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
     )
 

@@ -162,7 +162,8 @@ class _Build:
 
         request, listed = self.request, self.listed
         path = request.import_path
-        return Job(self.source, request.pipeline, path, listed.code, listed.fetches_labels)
+        pipeline = listed.recipe.pipeline
+        return Job(self.source, pipeline, path, listed.code, listed.fetches_labels)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()

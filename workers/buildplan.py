@@ -172,7 +172,7 @@ class _Trials:
         from workers.shard_task import Job
 
         path, listed = self._request.import_path, self._listed
-        pipeline = self._request.pipeline
+        pipeline = listed.recipe.pipeline
         return Job(self._source, pipeline, path, listed.code, listed.fetches_labels)
 
     def measure(self, recipe: Recipe) -> Measured:
@@ -303,7 +303,7 @@ def _base_reason(
     request: Request, store: Folder, listed: Listed, work: Work, base: Origin | None
 ) -> str:
     """Why rows of this version are taken over, or of none."""
-    pipeline = request.pipeline
+    pipeline = listed.recipe.pipeline
     if base is not None:
         if base.rivals == 1:
             return "the only one with a field by these ops, or the first of them"

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from precache import metadata
-from precache.attributes import FORMAT
+from precache.attributes import format_of
 from precache.codecs import codec_metadata
 from precache.commits import ROOT, append_commit
 from precache.errors import BuildError
@@ -159,14 +159,14 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
         described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
         described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
     return {
-        "format": FORMAT,
+        "format": format_of(goal.shapes),
         **own,
         "rows": len(goal.table),
         "holes": len(holes(receipts)),
         "classes": list(goal.table.classes),
         "mean": mean,
         "std": std,
-        "pipeline": goal.recipe.pipeline.to_dict(),
+        "pipeline": goal.recipe.declared.to_dict(),
         "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

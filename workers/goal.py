@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Mapping
@@ -23,12 +24,23 @@ SCRATCH = f"{BUILD}/tmp"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a version's id is made of, rows per shard apart."""
+    """What a version's id is made of, rows per shard apart.
 
-    pipeline: Pipeline
+    Attributes
+    ----------
+    declared
+        As the user wrote it.
+    """
+
+    declared: Pipeline
     fingerprint: str
     table: RowTable
     rows_digest: str
+
+    @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """With a field for each stored array."""
+        return self.declared.by_array()
 
 
 @dataclass(frozen=True)

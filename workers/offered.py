@@ -33,7 +33,7 @@ class OfferedRows:
         if found != (self.offered.size, self.offered.xxh3):
             raise StorageError(f"{offer.folder.path(self.offered.object_name)} is damaged")
         self._data = memoryview(data)
-        self._array = read_array_documents(offer.folder, [name])[name]
+        self._array = read_array_documents(offer.folder, [self.offered.made.array]).popitem()[1]
         chunks = math.prod(self._array.chunks_per_object)
         self._index = decode_index(self._data[-chunks * 16 - 4 :], chunks).tolist()
         self.chunk_rows = self._array.chunk_shape[0]

@@ -25,6 +25,7 @@ from precache.pipeline import (
     RandomResizedCrop,
     Resize,
     ToDType,
+    field_of,
 )
 from workers.plan import shrink_to
 from workers.sources import Sample
@@ -298,12 +299,28 @@ def to_dtype(array: np.ndarray, op: ToDType) -> np.ndarray:
     return array.astype(op.dtype, copy=False)
 
 
-def _call(function: Callable[..., Any], array: np.ndarray, op: Function) -> np.ndarray:
-    result = function(array, **op.params)
+def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    result = function(array, **params)
     return result.numpy() if isinstance(result, torch.Tensor) else np.asarray(result)
 
 
 # --- a field's whole recipe ---------------------------------------------------------------------
+
+
+class Common:
+    """What the ops before the first random one made of a sample, for all variants of a field."""
+
+    def __init__(self) -> None:
+        self._of: Any = None
+        self._value: Any = None
+
+    def get(self, of: object, make: Callable[[], Any]) -> Any:
+        """What was made of the same object, else what `make` makes of it."""
+        if self._of is not of:
+            self._of = None  # what was made lies in memory that is used again
+            self._value = make()
+            self._of = of
+        return self._value
 
 
 class FieldRecipe:
@@ -311,14 +328,24 @@ class FieldRecipe:
 
     Parameters
     ----------
+    name
+        Of the field, or of the array of one of its variants.
     code
         Hash that the module of a function must have, by the function's name.
+    common
+        Shared by the recipes of a field's variants.
     """
 
     def __init__(
-        self, name: str, field: Field, seed: int, code: Mapping[str, str] | None = None
+        self,
+        name: str,
+        field: Field,
+        seed: int,
+        code: Mapping[str, str] | None = None,
+        common: Common | None = None,
     ) -> None:
         self.name = name
+        self._common = common
         self._field = field
         self._seed = seed
         self._functions = {
@@ -340,7 +367,12 @@ class FieldRecipe:
         SampleError
             Saying why this sample has no row.
         """
-        return self._finish(self._input(sample), 0, key)
+        fixed = self._field.fixed_ops
+        if self._common is None or not fixed:
+            return self._finish(self._input(sample), 0, key)
+        value = self._common.get(sample, lambda: self._apply_to(self._input(sample), 0, fixed, key))
+        # A user's function may write into its argument, which the other variants start from, too.
+        return self._finish(value.copy() if self._functions else value, fixed, key)
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
         """The row that comes of a stored one by the ops after the first `applied`."""
@@ -358,9 +390,12 @@ class FieldRecipe:
         return self._finish(row, applied, key)
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
-        for number, op in enumerate(self._field.ops[applied:], applied):
+        return self.row(self._apply_to(value, applied, len(self._field.ops), key))
+
+    def _apply_to(self, value: Any, first: int, stop: int, key: str) -> Any:
+        for number, op in enumerate(self._field.ops[first:stop], first):
             value = self._apply(op, number, value, key)
-        return self.row(value)
+        return value
 
     def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
         """What each op leaves, behind what they start from; valid until the next sample.
@@ -386,7 +421,8 @@ class FieldRecipe:
     def _input(self, sample: Sample) -> Any:
         wanted = self._field.input
         if wanted is None:
-            wanted = self.name if self.name in sample.inputs else next(iter(sample.inputs))
+            name = field_of(self.name)
+            wanted = name if name in sample.inputs else next(iter(sample.inputs))
         if wanted not in sample.inputs:
             names = ", ".join(map(repr, sample.inputs))
             raise SampleError(f"field {self.name!r} starts from {wanted!r}; samples have {names}")
@@ -412,14 +448,16 @@ class FieldRecipe:
             case ToDType():
                 return to_dtype(np.asarray(value), op)
             case Function():
+                drawn = {"random": self._random(key, number)} if op.random else {}
                 try:
-                    return _call(self._functions[op.function], value, op)
+                    return _call(self._functions[op.function], value, {**op.params, **drawn})
                 except MemoryError:
                     raise
                 except Exception as error:
                     raise SampleError(f"{op.function} failed: {error!r}") from error
 
-    def _random(self, key: str, number: int, variant: int = 0) -> np.random.Generator:
+    def _random(self, key: str, number: int) -> np.random.Generator:
         """A generator that depends on (pipeline seed, key, variant) and the op alone."""
+        variant = self._field.first_variant
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))

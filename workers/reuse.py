@@ -11,7 +11,7 @@ from precache.attributes import Attributes
 from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.pipeline import Pipeline
+from precache.pipeline import Field, Pipeline, field_of
 from precache.receipts import ChannelSums
 from precache.rowtable import RowTable, kept_contents
 from precache.store import HOLES, ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
@@ -22,10 +22,12 @@ from workers.plan import ops_digest, order_rows
 
 @dataclass(frozen=True)
 class Made:
-    """How far an earlier version has made a field.
+    """How far an earlier version has made the rows of an array.
 
     Attributes
     ----------
+    array
+        Name of the array that it has them in.
     applied
         Ops of the field that made its rows.
     finished
@@ -36,6 +38,7 @@ class Made:
         Of its rows.
     """
 
+    array: str
     applied: int
     finished: bool
     encoded: bool
@@ -133,7 +136,7 @@ class Origin:
         size, xxh3 = self.objects[name][shard].tolist()
         sums = self.sums[name]
         made = self.fields[name]
-        object_name = f"{name}/c/{shard}" + "/0" * len(made.shape.shape)
+        object_name = f"{made.array}/c/{shard}" + "/0" * len(made.shape.shape)
         known = None if sums is None else ChannelSums.of(sums[shard].tolist())
         return OfferedField(made, object_name, size, xxh3, known)
 
@@ -141,24 +144,31 @@ class Origin:
 def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
     """Fields of a pipeline of which an earlier version has rows, made all the way or part of it."""
     try:
-        before = Pipeline.from_dict(attributes.pipeline).fields
+        before = Pipeline.from_dict(attributes.pipeline).by_array().fields
     except PipelineError:
         return {}
     found = {}
+    there = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
     for name, field in pipeline.fields.items():
-        old = attributes.fields.get(name)
-        if old is None or not old.recipe or name not in before:
-            continue
+        old = [array for array in _alike(name, field) if array in there]
         every = len(field.ops)
         # What a field without ops stores need not be what ops would have been given.
-        for applied in range(every, 0, -1) or [0]:
-            if ops_digest(pipeline, name, applied) == old.recipe:
+        for applied in (range(every, 0, -1) or [0]) if old else ():
+            digest = ops_digest(pipeline, name, applied)
+            array = next((each for each in old if there[each].recipe == digest), None)
+            if array is not None:
                 finished = applied == every
-                encoded = finished and field.stored_as == before[name].stored_as
-                shape = RowShape(old.shape, old.dtype)
-                found[name] = Made(applied, finished, encoded, shape)
+                encoded = finished and field.stored_as == before[array].stored_as
+                shape = RowShape(there[array].shape, there[array].dtype)
+                found[name] = Made(array, applied, finished, encoded, shape)
                 break
     return found
+
+
+def _alike(name: str, field: Field) -> tuple[str, ...]:
+    """Names that the rows of an array may have in a version with fewer or more variants."""
+    plain = field_of(name)
+    return name, plain, f"{plain}.{field.first_variant}"
 
 
 def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | None:
@@ -264,10 +274,10 @@ def _read(
     same[list(before.removed & table.removed)] = True
     holes = {row: why for row, (_, why) in version.holes.items()}
     content = kept_contents(data, where)
-    if attributes.fields.keys() - made.keys():
+    if attributes.fields.keys() - {each.array for each in made.values()}:
         for row in holes:  # that may be for the sake of a field that is no more
             content[row] = ""
-    tables = {name: version.shard_table(name) for name in made}
+    tables = {name: version.shard_table(each.array) for name, each in made.items()}
     return Origin(
         version,
         made,
@@ -276,5 +286,5 @@ def _read(
         content,
         holes,
         {name: each for name, each in tables.items() if each is not None},
-        {name: version.shard_sums(name) for name in made},
+        {name: version.shard_sums(each.array) for name, each in made.items()},
     )

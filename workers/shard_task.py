@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import socket
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,12 +15,12 @@ import torch
 from precache.errors import BuildError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.pipeline import Pipeline
+from precache.pipeline import Pipeline, field_of
 from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.store import BUILD
 from workers.goal import SCRATCH
-from workers.ops import FieldRecipe
+from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
 from workers.shardrows import ShardRows
 from workers.sources import Sample, Source
@@ -36,7 +37,7 @@ _tasks_before = itertools.count()
 
 @dataclass(frozen=True)
 class Job:
-    """What all shards of a build share."""
+    """What all shards of a build share; the pipeline has a field for each stored array."""
 
     source: Source
     pipeline: Pipeline
@@ -144,9 +145,12 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
+    fields, seed = job.pipeline.fields, job.pipeline.seed
+    several = Counter(map(field_of, fields))
+    common = {name: Common() for name, arrays in several.items() if arrays > 1}
     return {
-        name: FieldRecipe(name, each, job.pipeline.seed, job.code)
-        for name, each in job.pipeline.fields.items()
+        name: FieldRecipe(name, each, seed, job.code, common.get(field_of(name)))
+        for name, each in fields.items()
     }
 
 

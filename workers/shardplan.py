@@ -86,7 +86,8 @@ def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
 def _sizes(origin: Origin) -> dict[str, int]:
     """Bytes of an earlier version's objects, by name."""
     folder = origin.version.folder
-    return {name: size for field in origin.fields for name, size in folder.sizes(field).items()}
+    arrays = {each.array for each in origin.fields.values()}
+    return {name: size for array in arrays for name, size in folder.sizes(array).items()}
 
 
 def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str, int]) -> ShardPlan:
@@ -137,6 +138,6 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         np.flatnonzero(taken),
         int((needs & known & ~spared.same).sum()) if decides else 0,
         int(kept.sum()),
-        sum(each.size for each in whole.values()),
+        sum({each.object_name: each.size for each in whole.values()}.values()),
         fields,
     )

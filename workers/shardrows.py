@@ -184,11 +184,15 @@ class Object:
 
 def open_offered(offer: Offer | None) -> dict[str, OfferedRows]:
     """Fields of an offer whose objects are what they were."""
-    found = {}
-    for name in offer.fields if offer else ():
+    found: dict[str, OfferedRows] = {}
+    bases: dict[str, OfferedRows] = {}
+    for name, each in offer.fields.items() if offer else ():
         with contextlib.suppress(DamageError, StorageError, StoreError):
             assert offer is not None
-            found[name] = OfferedRows(offer, name)
+            # Variants that go on from one base have each of its rows read and decoded once.
+            found[name] = bases.get(each.object_name) or OfferedRows(offer, name)
+            if not each.made.encoded:
+                bases[each.object_name] = found[name]
     return found
 
 
