@@ -62,11 +62,20 @@ def refuse(error: ValidationError, where: str) -> StoreError:
 
 
 class CommitEntry(_Document):
-    """A file of the commit log: the version made current, the one before, seconds since 1970."""
+    """A file of the commit log: the version made current, the one before, seconds since 1970.
+
+    `source` is what a build was given, where that has no credentials.
+    """
 
     version: VersionId
     parent: VersionId | None = None
     time: float
+    source: str | None = None
+
+    def to_json(self) -> bytes:
+        """What `read` reads; without a source as releases wrote it that knew of none."""
+        left_out = {"source"} if self.source is None else None
+        return self.model_dump_json(exclude=left_out).encode()
 
 
 class RowAttributes(_Document):

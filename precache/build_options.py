@@ -80,7 +80,7 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         metavar="PATH",
         help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
     )
-    _add_placement(build.add_argument_group("on a cluster that is joined"))
+    add_placement(build.add_argument_group("on a cluster that is joined"))
     add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -134,7 +134,8 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
     recipe.add_argument("--seed", type=int, help="of random ops; part of the recipe; default 0")
 
 
-def _add_placement(to: Any) -> None:
+def add_placement(to: Any) -> None:
+    """What each task takes of a cluster that is joined."""
     to.add_argument(
         "--cpus-per-task", type=float, default=1, metavar="N", help="CPUs of each task; default 1"
     )

@@ -12,7 +12,7 @@ from precache.attributes import Attributes
 from precache.commits import BUILD, ROOT, Commit, append_commit, read_commits
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder
-from precache.pipeline import Pipeline, op_texts
+from precache.pipeline import Pipeline, op_texts, variants_text
 from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus
 from precache.storage import StorageOptions, open_folder
@@ -193,7 +193,9 @@ def in_short(attributes: Attributes) -> str:
         return "a recipe of another release"
     fields = []
     for name, field in pipeline.fields.items():
-        fields.append(f"{name}: {' → '.join(op_texts(field))}, {field.stored_as.name}")
+        several = f", variants {variants_text(field)}" if field.variants > 1 else ""
+        ops = " → ".join(op_texts(field))
+        fields.append(f"{name}: {ops}, {field.stored_as.name}{several}")
     return "; ".join(fields)
 
 

@@ -18,8 +18,8 @@ from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.eventclock import stall_clock
+from precache.following import Refresh
 from precache.ranks import find_rank, require_rank
-from precache.refresh import Refresh
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
 from precache.stallclock import LoaderStats

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -570,6 +570,20 @@ def variant_at(epoch: int, first: int, variants: int) -> int:
     read that one reads it.
     """
     return first + (epoch - first) % variants
+
+
+class HasVariants(Protocol):
+    """A field as it is declared, or as it is stored."""
+
+    @property
+    def variants(self) -> int: ...
+    @property
+    def first_variant(self) -> int: ...
+
+
+def variants_text(field: HasVariants) -> str:
+    """Numbers of a field's variants, as ``2 to 4``."""
+    return f"{field.first_variant} to {field.first_variant + field.variants - 1}"
 
 
 def op_texts(field: Field) -> list[str]:

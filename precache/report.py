@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from precache.pipeline import op_texts
+from precache.pipeline import op_texts, variants_text
 from precache.store import FieldInfo, Version
 
 if TYPE_CHECKING:
@@ -145,6 +145,14 @@ def _statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]])
     return [(f"{n} mean, std", f"{_numbers(mean[n])}, {_numbers(std[n])}") for n in mean]
 
 
+def print_refreshed(result: BuildResult, fields: Mapping[str, FieldInfo]) -> None:
+    """A child version, and the variants of its fields that have some."""
+    for name, field in fields.items():
+        new = field.first_variant + field.variants - 1
+        _print(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
+    print_build(result)
+
+
 def print_info(version: Version, info: Mapping[str, Any]) -> None:
     """What a store holds."""
     rows: Rows = [
@@ -166,7 +174,7 @@ def print_info(version: Version, info: Mapping[str, Any]) -> None:
 
 def _field(field: FieldInfo) -> str:
     ratio = field.raw_nbytes / max(1, field.stored_nbytes)
-    several = f"{field.variants} variants of " if field.variants > 1 else ""
+    several = f"variants {variants_text(field)} of " if field.variants > 1 else ""
     return (
         f"{several}{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
         f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from precache.commits import source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -48,13 +49,15 @@ ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
 
-def run_build(request: Request, shown: bool) -> BuildResult:
+def run_build(request: Request, shown: bool, listed: Listed | None = None) -> BuildResult:
     """Build, or finish, the version that the request describes, and make it current.
 
     Parameters
     ----------
     shown
         Whether progress goes to standard error.
+    listed
+        The rows to be made, where the source need not be listed for them.
 
     Raises
     ------
@@ -68,7 +71,7 @@ def run_build(request: Request, shown: bool) -> BuildResult:
     check_reports(request.reports)
     with BuildProgress(shown) as progress:
         account = Account(request, progress)
-        build = _Build(request, progress, account)
+        build = _Build(request, progress, account, listed)
         try:
             result = build.run()
         except BaseException as error:
@@ -83,15 +86,18 @@ def run_build(request: Request, shown: bool) -> BuildResult:
 class _Build:
     """One run of a build; its steps share the request, the store and the progress display."""
 
-    def __init__(self, request: Request, progress: BuildProgress, account: Account) -> None:
+    def __init__(
+        self, request: Request, progress: BuildProgress, account: Account, listed: Listed | None
+    ) -> None:
         self.request = request
         self.progress = progress
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(request.source, request.storage_options)
         self.joined = is_joined(request.address)
+        self.given = listed
         self.listed: Listed
-        self.barred: dict[str, str] = {}
+        self.barred: dict[str, str] = dict(listed.barred) if listed else {}
         self.timings: dict[str, float] = {}
 
     def run(self) -> BuildResult:
@@ -117,13 +123,15 @@ class _Build:
     def _nothing_to_do(self, goal: Goal) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
-        append_commit(self.store, goal.version)
+        append_commit(self.store, goal.version, source_to_keep(self.request.source))
         goal.folder.remove(BUILD)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 
     def _list(self) -> Listed:
-        listed = list_rows(self.request, self.store, self.source, self.progress.listed)
+        listed = self.given or list_rows(
+            self.request, self.store, self.source, self.progress.listed
+        )
         table = listed.recipe.table
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
@@ -163,7 +171,8 @@ class _Build:
         request, listed = self.request, self.listed
         path = request.import_path
         pipeline = listed.recipe.pipeline
-        return Job(self.source, pipeline, path, listed.code, listed.fetches_labels)
+        labels, pinned = listed.fetches_labels, listed.pinned
+        return Job(self.source, pipeline, path, listed.code, labels, pinned)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
@@ -197,7 +206,7 @@ class _Build:
                 f"taken over from version {origin.version.id[:8]}"
             )
         self.progress.phase("Committing")
-        commit(self.store, goal, receipts)
+        commit(self.store, goal, receipts, source_to_keep(self.request.source))
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return result_of(goal, receipts, made, self.listed.ignored)
 
@@ -213,7 +222,7 @@ class _Build:
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {}, lost)
         give_to_twins(self.store, goal, lost)
-        append_commit(self.store, goal.version)
+        append_commit(self.store, goal.version, source_to_keep(self.request.source))
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = committed_result(goal, self.listed.ignored)

@@ -32,13 +32,17 @@ PUTS = 8
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")
 
 
-def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+def commit(
+    store: Folder, goal: Goal, receipts: Mapping[int, Receipt], source: str | None = None
+) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
     Parameters
     ----------
     receipts
         Of every shard of the version, by number.
+    source
+        What it was made of, for the commit log.
     """
     ordered = [receipts[shard] for shard in range(goal.shards)]
     objects = _objects(goal, ordered)
@@ -54,7 +58,7 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
     attributes = {**_attributes(goal, ordered), "digests": digests}
     root = metadata.group_document({"precache": attributes})
     goal.folder.put(ROOT, [_json(root)], scratch=SCRATCH)
-    append_commit(store, goal.version)
+    append_commit(store, goal.version, source)
     goal.folder.remove(BUILD)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from precache.errors import SourceError
 from precache.folder import Folder
@@ -32,6 +32,11 @@ class Listed:
         Whether labels are known only once samples are fetched.
     seconds
         It took.
+    pinned
+        Whether these are the rows of a version, and the source was not looked at: then samples must
+        be what they were.
+    barred
+        Key -> why, of samples that must not be decoded.
     """
 
     recipe: Recipe
@@ -40,6 +45,8 @@ class Listed:
     code: Mapping[str, str]
     fetches_labels: bool
     seconds: float
+    pinned: bool = False
+    barred: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_rows(

@@ -98,6 +98,12 @@ class Origin:
     rivals: int = 1
     """Versions, this one among them, that have some field made as far."""
 
+    def is_of(self, rows_digest: str) -> bool:
+        """Whether its rows are those of a table, sample by sample."""
+        return self.version.attributes is not None and (
+            self.version.attributes.rows_digest == rows_digest
+        )
+
     def shapes(self) -> dict[str, RowShape]:
         """Row shapes of the fields that have all their ops applied: they stay as they are."""
         return {name: made.shape for name, made in self.fields.items() if made.finished}

@@ -37,13 +37,17 @@ _tasks_before = itertools.count()
 
 @dataclass(frozen=True)
 class Job:
-    """What all shards of a build share; the pipeline has a field for each stored array."""
+    """What all shards of a build share; the pipeline has a field for each stored array.
+
+    Where it is `pinned`, samples must be what an offered version's rows were made of.
+    """
 
     source: Source
     pipeline: Pipeline
     import_path: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
     fetch_labels: bool = False
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,7 @@ def run_shard(task: ShardTask) -> Receipt:
             if isinstance(fetched, FetchError):
                 unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
+            _require_unchanged(task, place, key, sample)
             reason = rows.make(place, key, sample, reason)
             labels.append(-1 if sample is None or sample.label is None else sample.label)
             if reason:
@@ -247,6 +252,18 @@ def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Sample | FetchEr
     keys, sizes = [task.keys[at] for at in wanted], [task.sizes[at] for at in wanted]
     with contextlib.closing(fetch_ahead(task.job.source, keys, sizes)) as samples:
         yield from (fetched for _, fetched in samples)
+
+
+def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample | None) -> None:
+    """Where rows are pinned: raise if a sample is not what an earlier version's was."""
+    if not task.job.pinned or task.offer is None or not task.job.source.content_decides:
+        return
+    known = task.offer.content[place] if place < len(task.offer.content) else ""
+    if sample is not None and known and sample.content and sample.content != known:
+        raise BuildError(
+            f"{key} is not what it was when this version was built; have the change built first, "
+            "by the same precache build as then"
+        )
 
 
 def require_permit(task: ShardTask) -> None:

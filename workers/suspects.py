@@ -43,6 +43,10 @@ class Trial:
         ]
 
 
+KILLS = "decoding it kills the worker"
+"""How a reason begins that a sample like these is a hole for."""
+
+
 def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
     """Key -> why, of the samples that kill their worker even when decoded alone.
 
@@ -61,7 +65,7 @@ def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
             if isinstance(outcome, CrashError):
                 found += trial.parts()
                 if len(trial.keys) == 1:
-                    killers[trial.keys[0]] = f"decoding it kills the worker: {outcome}"
+                    killers[trial.keys[0]] = f"{KILLS}: {outcome}"
             elif isinstance(outcome, PrecacheError):
                 raise outcome
         suspects = found
