@@ -33,7 +33,7 @@ WORKERS = """
     outputs shardrows shard_task dispatch placement cluster sharing request listed work probe
     takeover commit tally nodeview progress metrics suspects parcel jobserver submission results
     account buildreport reportpage build refreshing measured prognosis stagetimes sourceprobe
-    trials doctor shardplan estimate rates differences buildplan
+    opcosts trials doctor shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
