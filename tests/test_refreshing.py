@@ -83,6 +83,22 @@ def test_a_child_links_all_but_the_fresh_variant(source: Path, store: Path, tmp_
     assert [each.current for each in precache.versions(store).versions] == [True, False]
 
 
+def test_a_fresh_variant_begins_at_a_cached_base(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "based"
+    build_here(source, store, precache.Pipeline.image(resize=(40, 48)))
+    ops = {"resize": (40, 48), "random_resized_crop": 24, "variants": 2}
+    build_here(source, store, precache.Pipeline.image(**ops))
+    shutil.copytree(store, tmp_path / "other")
+    [result] = precache.refresh(store, **SERIAL)
+    assert result.rows_reused == 11  # the broken one is tried again
+    scratch = precache.Pipeline.image(**ops).with_fresh_variants()
+    fresh = build_here(source, tmp_path / "other", scratch, {"recompute": True})
+    assert contents(Path(result.path)) == contents(Path(fresh.path))
+    precache.gc(store, keep=1, older_than=0)
+    [later] = precache.refresh(store, **SERIAL)
+    assert (later.rows_reused, precache.verify(store).ok) == (0, True)
+
+
 def test_several_times_one_after_another(source: Path, store: Path, tmp_path: Path) -> None:
     results = precache.refresh(store, times=4, **SERIAL)
     assert len({each.version for each in results}) == 4

@@ -28,12 +28,13 @@ class OfferedRows:
 
     def __init__(self, offer: Offer, name: str) -> None:
         self.offered: OfferedField = offer.fields[name]
-        data = offer.folder.read(self.offered.object_name)
+        folder = self.offered.base or offer.folder
+        data = folder.read(self.offered.object_name)
         found = (len(data), xxhash.xxh3_64_intdigest(data))
         if found != (self.offered.size, self.offered.xxh3):
-            raise StorageError(f"{offer.folder.path(self.offered.object_name)} is damaged")
+            raise StorageError(f"{folder.path(self.offered.object_name)} is damaged")
         self._data = memoryview(data)
-        self._array = read_array_documents(offer.folder, [self.offered.made.array]).popitem()[1]
+        self._array = read_array_documents(folder, [self.offered.made.array]).popitem()[1]
         chunks = math.prod(self._array.chunks_per_object)
         self._index = decode_index(self._data[-chunks * 16 - 4 :], chunks).tolist()
         self.chunk_rows = self._array.chunk_shape[0]

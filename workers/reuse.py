@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -47,13 +47,17 @@ class Made:
 
 @dataclass(frozen=True)
 class OfferedField:
-    """One object of an earlier version: its size and XXH3-64, and the sums of its rows."""
+    """One object of an earlier version: its size and XXH3-64, and the sums of its rows.
+
+    `base` is that version's folder, where it is another than the offer's.
+    """
 
     made: Made
     object_name: str
     size: int
     xxh3: int
     sums: ChannelSums | None
+    base: Folder | None = None
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,17 @@ class Offer:
     holes: Mapping[int, str]
     content_decides: bool
 
+    def place_of(self, each: OfferedField) -> tuple[str, str]:
+        """Version and name of a field's object."""
+        return (each.base or self.folder).name, each.object_name
+
 
 @dataclass(frozen=True)
 class Origin:
-    """A committed version whose rows are those of the table to be built, as far as it goes."""
+    """A committed version whose rows are those of the table to be built, as far as it goes.
+
+    What it lacks may begin at rows of the same samples in another version, of the `bases`.
+    """
 
     version: Version
     fields: Mapping[str, Made]
@@ -97,6 +108,7 @@ class Origin:
     sums: Mapping[str, np.ndarray | None]
     rivals: int = 1
     """Versions, this one among them, that have some field made as far."""
+    bases: Mapping[str, Folder] = field(default_factory=dict)
 
     def is_of(self, rows_digest: str) -> bool:
         """Whether its rows are those of a table, sample by sample."""
@@ -144,7 +156,7 @@ class Origin:
         made = self.fields[name]
         object_name = f"{made.array}/c/{shard}" + "/0" * len(made.shape.shape)
         known = None if sums is None else ChannelSums.of(sums[shard].tolist())
-        return OfferedField(made, object_name, size, xxh3, known)
+        return OfferedField(made, object_name, size, xxh3, known, self.bases.get(name))
 
 
 def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
@@ -155,16 +167,16 @@ def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
         return {}
     found = {}
     there = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
-    for name, field in pipeline.fields.items():
-        old = [array for array in _alike(name, field) if array in there]
-        every = len(field.ops)
+    for name, declared in pipeline.fields.items():
+        old = [array for array in _alike(name, declared) if array in there]
+        every = len(declared.ops)
         # What a field without ops stores need not be what ops would have been given.
         for applied in (range(every, 0, -1) or [0]) if old else ():
             digest = ops_digest(pipeline, name, applied)
             array = next((each for each in old if there[each].recipe == digest), None)
             if array is not None:
                 finished = applied == every
-                encoded = finished and field.stored_as == before[array].stored_as
+                encoded = finished and declared.stored_as == before[array].stored_as
                 shape = RowShape(there[array].shape, there[array].dtype)
                 found[name] = Made(array, applied, finished, encoded, shape)
                 break
@@ -177,8 +189,16 @@ def _alike(name: str, field: Field) -> tuple[str, ...]:
     return name, plain, f"{plain}.{field.first_variant}"
 
 
-def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | None:
-    """The committed version that spares most of the work, the latest of several; None for none."""
+def find_origin(
+    store: Folder, pipeline: Pipeline, table: RowTable, with_bases: bool = True
+) -> Origin | None:
+    """The committed version that spares most of the work, the latest of several; None for none.
+
+    Parameters
+    ----------
+    with_bases
+        Whether fields that it lacks may begin at rows of other versions.
+    """
     candidates = [
         (folder, attributes, made)
         for folder, attributes in committed(store)
@@ -190,8 +210,45 @@ def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | 
         except (DamageError, StorageError, StoreError):
             continue  # it offers nothing, and `verify` says why
         if found is not None:
-            return replace(found, rivals=len(candidates))
+            found = replace(found, rivals=len(candidates))
+            return _with_bases(found, pipeline, table, candidates) if with_bases else found
     return None
+
+
+def _with_bases(
+    origin: Origin, pipeline: Pipeline, table: RowTable, candidates: Sequence[Candidate]
+) -> Origin:
+    """For fields that the version has nothing of: rows of others, made part of the way."""
+    missing = pipeline.fields.keys() - origin.fields.keys()
+    for folder, attributes, made in candidates:
+        begun = {n: each for n, each in made.items() if n in missing and not each.finished}
+        per_shard = attributes.rows_per_shard == origin.rows_per_shard
+        if not (begun and per_shard and origin.is_of(attributes.rows_digest)):
+            continue
+        try:
+            base = _read(open_own(folder), attributes, begun, table)
+        except (DamageError, StorageError, StoreError):
+            continue
+        if base is not None and _has_samples_of(base, origin):
+            return replace(
+                origin,
+                fields={**origin.fields, **base.fields},
+                objects={**origin.objects, **base.objects},
+                sums={**origin.sums, **base.sums},
+                bases=dict.fromkeys(base.fields, folder),
+            )
+    return origin
+
+
+def _has_samples_of(base: Origin, origin: Origin) -> bool:
+    """Whether rows of `base` were made of the same samples, and are there for all of `origin`."""
+    pairs = enumerate(zip(base.content, origin.content, strict=True))
+    holes = origin.holes.keys()
+    return base.holes.keys() <= holes and all(a == b for row, (a, b) in pairs if row not in holes)
+
+
+Candidate = tuple[Folder, Attributes, Mapping[str, Made]]
+"""A committed version, and what it has made of which fields."""
 
 
 def _worth(made: Mapping[str, Made], pipeline: Pipeline) -> float:

@@ -84,7 +84,8 @@ def find_work(
         return _losses(goal)
     recipe, origin, needed = listed.recipe, None, None
     if not request.recompute:
-        origin = find_origin(store, recipe.pipeline, recipe.table)
+        bases = not listed.fetches_labels
+        origin = find_origin(store, recipe.pipeline, recipe.table, bases)
     # Samples that bring labels must be fetched, as they are where a field is missing.
     if origin and listed.fetches_labels and origin.fields.keys() >= recipe.pipeline.fields.keys():
         origin = None
