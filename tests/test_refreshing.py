@@ -100,21 +100,21 @@ def test_a_fresh_variant_begins_at_a_cached_base(source: Path, tmp_path: Path) -
 
 
 def test_several_times_one_after_another(source: Path, store: Path, tmp_path: Path) -> None:
-    results = precache.refresh(store, times=4, **SERIAL)
-    assert len({each.version for each in results}) == 4
-    assert precache.open(store).fields["image"].first_variant == 4
-    assert contents(Path(results[-1].path)) == contents(from_scratch(source, tmp_path, 4))
+    results = precache.refresh(store, times=3, **SERIAL)
+    assert len({each.version for each in results}) == 3
+    assert precache.open(store).fields["image"].first_variant == 3
+    assert contents(Path(results[-1].path)) == contents(from_scratch(source, tmp_path, 3))
     precache.gc(store, keep=1, older_than=0)
     assert precache.verify(store).ok
     [again] = precache.refresh(store, **SERIAL)
-    assert contents(Path(again.path)) == contents(from_scratch(source, tmp_path, 5))
+    assert contents(Path(again.path)) == contents(from_scratch(source, tmp_path, 4))
 
 
 def test_killed_at_any_change_the_same_command_finishes_it(
     source: Path, store: Path, tmp_path: Path
 ) -> None:
     wanted = contents(from_scratch(source, tmp_path, 1))
-    for change in (0, 3, 11, 25, 40, 60):
+    for change in (3, 25, 60):
         part = tmp_path / f"killed{change}"
         shutil.copytree(store, part)
         old = contents(Path(precache.open(part).path))

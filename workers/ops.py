@@ -367,19 +367,31 @@ class FieldRecipe:
         SampleError
             Saying why this sample has no row.
         """
-        fixed = self._field.fixed_ops
-        if self._common is None or not fixed:
+        if self._common is None or not self._field.fixed_ops:
             return self._finish(self._input(sample), 0, key)
-        value = self._common.get(sample, lambda: self._apply_to(self._input(sample), 0, fixed, key))
+        return self._from_common(sample, lambda: self._input(sample), 0, key)
+
+    def _from_common(
+        self, of: object, begin: Callable[[], Any], applied: int, key: str
+    ) -> np.ndarray:
+        """A row whose ops up to the first random one were made for another variant, or are now."""
+        assert self._common is not None
+        fixed = self._field.fixed_ops
+        value = self._common.get(of, lambda: self._apply_to(begin(), applied, fixed, key))
         # A user's function may write into its argument, which the other variants start from, too.
         return self._finish(value.copy() if self._functions else value, fixed, key)
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
-        """The row that comes of a stored one by the ops after the first `applied`."""
+        """The row that comes of a stored one by the ops after the first `applied`.
+
+        `key` is the same object for all variants of one row, and another one for the next.
+        """
         if applied == len(self._field.ops):
             return row
         if self._field.decodes and row.ndim == 3:
             row = row.transpose(1, 2, 0)
+        if self._common is not None and applied <= self._field.fixed_ops:
+            return self._from_common(key, row.copy, applied, key)
         for op in self._field.ops[applied:]:
             if not isinstance(op, CenterCrop):
                 # Others see the layout that they would without a base, and may keep their argument.

@@ -159,7 +159,7 @@ def _take(
         clock = _Clock()
         for place in task.places:
             try:
-                output.take(place, "")
+                output.take(place, str(place))
                 output.keep(place, output.unchanged)
             except SampleError:  # a hole of the build's
                 output.leave_hole(place)
