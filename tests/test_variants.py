@@ -388,3 +388,8 @@ def test_a_version_is_pulled_with_all_its_variants(store: Path, tmp_path: Path) 
     one, other = (Path(precache.open(each).path) for each in (store, tmp_path / "copy"))
     assert contents(one) == contents(other)
     assert precache.verify(tmp_path / "copy").ok
+
+
+def test_rows_are_not_chosen_by_what_is_random(store: Path) -> None:
+    with pytest.raises(UsageError, match="takes 'image', and it has variants"):
+        precache.open(store).rows_where(lambda image: image > 0)
