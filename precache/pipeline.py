@@ -317,7 +317,8 @@ class Field(_Grown):
         Random realisations of each sample that are kept, each an array of its own: epoch e reads
         the one whose number is e modulo `variants`.
     first_variant
-        Number of the first of them; `precache refresh` counts it up.
+        Number of the first of them. `precache refresh` counts it up, and a build goes on where it
+        is, unless this is given.
     """
 
     ADDED = ("variants", "first_variant")
@@ -377,6 +378,11 @@ class Field(_Grown):
         """Ops before the first random one: what they make is the same for all variants."""
         places = (at for at, op in enumerate(self.ops) if is_random(op))
         return next(places, len(self.ops))
+
+    @property
+    def leaves_variants_open(self) -> bool:
+        """Whether it has variants, and does not say which."""
+        return self.variants > 1 and "first_variant" not in self.model_fields_set
 
     @property
     def decodes(self) -> bool:

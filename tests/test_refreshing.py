@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import zarr
 
 import precache
@@ -156,6 +157,26 @@ def test_rows_stay_those_of_the_version(source: Path, store: Path) -> None:
     with pytest.raises(BuildError, match="run the same command again"):
         precache.refresh(store, **SERIAL)
     assert precache.open(store).id == result.version
+
+
+def test_the_same_build_keeps_the_variants_that_there_are(source: Path, store: Path) -> None:
+    refreshed = precache.refresh(store, times=2, **SERIAL)[-1]
+    again = build_here(source, store, recipe())
+    assert (again.version, again.shards_skipped) == (refreshed.version, again.shards)
+    before = precache.CachedDataset(store, variant=4)
+    write(source / "cat/late.jpg", encoded(cut(99)))
+    grown = build_here(source, store, recipe())
+    assert precache.open(store).fields["image"].first_variant == 2
+    assert grown.rows_reused == 12
+    after = precache.CachedDataset(store, variant=4)
+    assert len(after) == len(before) + 1
+    assert all(torch.equal(after[n]["image"], before[n]["image"]) for n in range(len(before)))
+    wider = build_here(source, store, recipe(4))
+    assert precache.open(wider.path).fields["image"].first_variant == 2
+    explicit = recipe().to_dict()
+    explicit["fields"]["image"]["first_variant"] = 0
+    build_here(source, store, precache.Pipeline.from_dict(explicit))
+    assert precache.open(store).fields["image"].first_variant == 0
 
 
 def test_a_sample_that_changed_is_named(source: Path, store: Path) -> None:
