@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
-from precache.pipeline import Field, Function, Op, Pipeline, variant_at
+from precache.pipeline import Field, Function, Op, Pipeline
 from precache.png import Shown, as_picture, in_words, thinned
 from precache.storage import StorageOptions
+from precache.variants import variant_at
 
 if TYPE_CHECKING:
     from workers.ops import FieldRecipe

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic import Field as Attribute
 
 from precache.errors import PipelineError
+from precache.variants import arrays_of
 
 OPS_REVISION = 1
 """Raised when an op of ours computes other pixels than before."""
@@ -553,43 +554,6 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
-
-
-def arrays_of(name: str, field: Field) -> dict[str, int]:
-    """Name of each stored array of a field -> number of its variant."""
-    if field.variants == 1:
-        return {name: field.first_variant}
-    numbers = range(field.first_variant, field.first_variant + field.variants)
-    return {f"{name}.{number}": number for number in numbers}
-
-
-def field_of(array: str) -> str:
-    """The field that a stored array is of: `image` for ``image.4``."""
-    return array.partition(".")[0]
-
-
-def variant_at(epoch: int, first: int, variants: int) -> int:
-    """Number of the variant that an epoch reads, of those from `first` on: `epoch` modulo
-    `variants`.
-
-    A fresh one has the remainder of the one whose place it takes: the next epoch that would have
-    read that one reads it.
-    """
-    return first + (epoch - first) % variants
-
-
-class HasVariants(Protocol):
-    """A field as it is declared, or as it is stored."""
-
-    @property
-    def variants(self) -> int: ...
-    @property
-    def first_variant(self) -> int: ...
-
-
-def variants_text(field: HasVariants) -> str:
-    """Numbers of a field's variants, as ``2 to 4``."""
-    return f"{field.first_variant} to {field.first_variant + field.variants - 1}"
 
 
 def op_texts(field: Field) -> list[str]:

@@ -19,7 +19,7 @@ from rich.text import Text
 import precache
 from precache.build_options import add_build_options, build_keywords, read_pipeline
 from precache.report import show, size
-from precache.store import variants_of
+from precache.variants import variants_of
 
 if TYPE_CHECKING:
     from workers.buildplan import BuildPlan

@@ -16,8 +16,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from precache.pipeline import op_texts, variants_text
+from precache.pipeline import op_texts
 from precache.store import FieldInfo, Version
+from precache.variants import variants_text
 
 if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost

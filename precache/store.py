@@ -28,9 +28,10 @@ from precache.errors import (
 )
 from precache.folder import Folder, is_missing
 from precache.layout import RowShape
-from precache.pipeline import Pipeline, field_of, variant_at
+from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
 from precache.storage import StorageOptions, open_folder
+from precache.variants import field_of, number_of, pooled, variant_at, variants_of
 
 __all__ = ["BUILD", "ROOT", "append_commit", "read_commits"]  # names of the log that builds use
 
@@ -159,7 +160,7 @@ class Version:
         arrays = self.variants(name)
         if len(arrays) == 1:
             return name
-        return f"{name}.{variant_at(epoch, _number(arrays[0]), len(arrays))}"
+        return f"{name}.{variant_at(epoch, number_of(arrays[0]), len(arrays))}"
 
     def field_of(self, array: str) -> str:
         """The field that an array is a variant of; the array itself where there are none."""
@@ -234,10 +235,10 @@ class Version:
         UsageError
             There is no such class.
         """
-        numbers = [self._class_number(each) for each in classes]
+        numbers = [self._classnumber_of(each) for each in classes]
         return np.flatnonzero(np.isin(self.labels, numbers))
 
-    def _class_number(self, name: str | int) -> int:
+    def _classnumber_of(self, name: str | int) -> int:
         if isinstance(name, int):
             return name
         try:
@@ -369,41 +370,13 @@ class Version:
         return read_small(self.folder, arrays)
 
 
-def variants_of(arrays: Iterable[str]) -> dict[str, list[str]]:
-    """Field -> its arrays, by number; those of a version's metadata, which may be forged."""
-    found: dict[str, list[str]] = {}
-    for array in arrays:
-        found.setdefault(field_of(array), []).append(array)
-    return {name: sorted(each, key=_number) for name, each in found.items()}
-
-
-def _number(array: str) -> int:
-    return int(array.partition(".")[2] or 0)
-
-
 def _field(name: str, made: Sequence[FieldAttributes], arrays: Sequence[str]) -> FieldInfo:
     """A field of `arrays`; of another shape, dtype or numbering than `_require_alike` allows, it is
     refused when a version is opened."""
     first, raw, stored = made[0], sum(each.raw for each in made), sum(each.stored for each in made)
     return FieldInfo(
-        first.shape, first.dtype, first.codec, raw, stored, len(arrays), _number(arrays[0])
+        first.shape, first.dtype, first.codec, raw, stored, len(arrays), number_of(arrays[0])
     )
-
-
-def pooled(
-    mean: Mapping[str, Sequence[float]], std: Mapping[str, Sequence[float]]
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Mean and standard deviation by field, from those of its arrays, which weigh the same."""
-    found = {}
-    for name, arrays in variants_of(mean.keys() & std.keys()).items():
-        means, stds = (np.array([each[array] for array in arrays]) for each in (mean, std))
-        if len(arrays) == 1:
-            found[name] = list(mean[arrays[0]]), list(std[arrays[0]])
-            continue
-        average = means.mean(0)
-        squares = (stds**2 + means**2).mean(0)
-        found[name] = average.tolist(), np.sqrt(np.maximum(squares - average**2, 0)).tolist()
-    return found
 
 
 def _foreign_field(array: metadata.Array) -> FieldInfo:
@@ -504,7 +477,7 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
 def _require_alike(folder: Folder, attributes: Attributes) -> None:
     """Refuse variants that differ in shape or dtype, or whose numbers do not follow."""
     for name, arrays in variants_of(attributes.fields).items():
-        numbers = range(_number(arrays[0]), _number(arrays[0]) + len(arrays))
+        numbers = range(number_of(arrays[0]), number_of(arrays[0]) + len(arrays))
         rows = {(f.shape, f.dtype, f.codec) for f in map(attributes.fields.__getitem__, arrays)}
         one = arrays == [name]
         if not one and (arrays != [f"{name}.{number}" for number in numbers] or len(rows) > 1):

@@ -17,8 +17,8 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
-    machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
+    errors states variants pipeline attributes layout codecs zarr_codec sampler stallclock
+    eventclock machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
     metadata rowtable receipts smallarrays commits store status places inventory garbage
     difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
     columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import precache
 from precache.cli import main
 from precache.errors import NewerFormatError, PipelineError, StoreError, UsageError
-from precache.pipeline import arrays_of, variant_at
+from precache.variants import arrays_of, variant_at
 from tests.building import build_here, contents, write, write_jpegs
 
 CALLS: list[int] = []

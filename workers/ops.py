@@ -25,8 +25,8 @@ from precache.pipeline import (
     RandomResizedCrop,
     Resize,
     ToDType,
-    field_of,
 )
+from precache.variants import field_of
 from workers.plan import shrink_to
 from workers.sources import Sample
 from workers.usercode import load_object

@@ -18,12 +18,12 @@ from precache.pipeline import (
     RandomResizedCrop,
     Resize,
     canonical_json,
-    field_of,
     is_random,
 )
 from precache.receipts import Receipt
 from precache.rowtable import RowTable
 from precache.sampler import Permutation
+from precache.variants import field_of
 from workers.usercode import module_hash
 
 ROW_ORDER_SEED = 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError
 from precache.layout import RowShape
-from precache.store import variants_of
+from precache.variants import variants_of
 from workers.estimate import Cost, Rates
 from workers.offered import OfferedRows
 from workers.ops import FieldRecipe

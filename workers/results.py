@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from precache.receipts import Receipt
 from precache.rowtable import REMOVED
-from precache.store import open_own, pooled
+from precache.store import open_own
+from precache.variants import pooled
 from workers.commit import channel_statistics, failures
 from workers.goal import Goal
 from workers.request import BuildResult

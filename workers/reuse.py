@@ -11,10 +11,11 @@ from precache.attributes import Attributes
 from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.pipeline import Field, Pipeline, field_of
+from precache.pipeline import Field, Pipeline
 from precache.receipts import ChannelSums
 from precache.rowtable import RowTable, kept_contents
 from precache.store import HOLES, ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
+from precache.variants import field_of
 from workers.descent import changes, descend, same_identity
 from workers.goal import Goal
 from workers.plan import ops_digest, order_rows

@@ -15,10 +15,11 @@ import torch
 from precache.errors import BuildError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.pipeline import Pipeline, field_of
+from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.store import BUILD
+from precache.variants import field_of
 from workers.goal import SCRATCH
 from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
