@@ -17,23 +17,25 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    errors states variants pipeline attributes layout codecs zarr_codec sampler stallclock
-    eventclock machine stalls folder localdisk retries filesystems s3reads blobs storage locks
-    diskcache metadata rowtable receipts smallarrays commits store status places inventory
-    garbage difference shardwriter prefetch fetchers objects ranges decoded shards slots
-    readahead feed columns nvcomp stream transforms ranks rankstore outputs selection dataset
-    report resident following loader usage pagecache measurements snapshot probes remedies
-    verdict diagnosis durations simulation simulation_text pictures turns mixture stallpublisher
-    stallrecorder metering lightning bench verification transfer jobs png catalogue originals
-    view viewfacts viewpages viewserver build_options job_commands plan_command refresh_command
+    variants
+    errors states pipeline attributes layout codecs zarr_codec sampler stallclock eventclock
+    machine stalls folder localdisk retries filesystems s3reads blobs storage locks diskcache
+    metadata rowtable receipts smallarrays commits store status places inventory garbage
+    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
+    columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
+    following loader usage pagecache measurements snapshot probes remedies verdict diagnosis
+    durations simulation simulation_text pictures turns mixture stallpublisher stallrecorder
+    metering lightning bench verification transfer jobs png catalogue originals view viewfacts
+    viewpages viewserver build_options job_commands plan_command refresh_command
     simulate_command doctor_text doctor_command version_text version_commands cli __main__
 """
 WORKERS = """
     usercode sources plan descent goal heartbeat standing reuse repair spared ops timing offered
     outputs shardrows shard_task dispatch placement cluster sharing request listed work probe
     takeover commit tally nodeview progress metrics suspects parcel jobserver submission results
-    account buildreport reportpage build refreshing measured prognosis stagetimes sourceprobe
-    opcosts trials doctor shardplan estimate rates differences buildplan
+    account buildreport reportpage build measured prognosis stagetimes sourceprobe trials doctor
+    refreshing opcosts
+    shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""
