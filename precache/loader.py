@@ -18,7 +18,6 @@ from precache.columns import Columns, FieldNames
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.eventclock import stall_clock
-from precache.following import Refresh
 from precache.ranks import find_rank, require_rank
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
@@ -27,6 +26,7 @@ from precache.states import Place, require_same
 from precache.storage import StorageOptions
 from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
+from precache.succession import Refresh
 from precache.transforms import Compose, Draw, Transform, run
 
 STATE_FORMAT = 1

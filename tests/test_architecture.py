@@ -23,7 +23,7 @@ PRECACHE = """
     metadata rowtable receipts smallarrays commits store status places inventory garbage
     difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
     columns nvcomp stream transforms ranks rankstore outputs selection dataset report resident
-    following loader usage pagecache measurements snapshot probes remedies verdict diagnosis
+    succession loader usage pagecache measurements snapshot probes remedies verdict diagnosis
     durations simulation simulation_text pictures turns mixture stallpublisher stallrecorder
     metering lightning bench verification transfer jobs png catalogue originals view viewfacts
     viewpages viewserver build_options job_commands plan_command refresh_command
