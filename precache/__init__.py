@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from precache.garbage import gc
     from precache.inventory import use, versions
-    from precache.jobs import build, doctor, plan, submit
+    from precache.jobs import build, doctor, plan, refresh, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
@@ -69,7 +69,7 @@ _HOMES = {
     ],
     "precache.garbage": ["gc"],
     "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "doctor", "plan", "submit"],
+    "precache.jobs": ["build", "doctor", "plan", "refresh", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
@@ -136,6 +136,7 @@ __all__ = [
     "open",
     "plan",
     "pull",
+    "refresh",
     "simulate",
     "submit",
     "use",

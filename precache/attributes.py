@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
@@ -20,8 +20,8 @@ from pydantic import (
 from precache.errors import StoreError
 from precache.liveness import Process
 
-FORMAT = 1
-"""Of the store; a reader refuses a higher one by name."""
+FORMAT = 2
+"""Of the store; a reader refuses a higher one by name. In 1 no field has variants."""
 
 _HEX = re.compile("[0-9a-f]{16,64}")
 Model = TypeVar("Model", bound=BaseModel)
@@ -34,7 +34,8 @@ def _hex(value: str) -> str:
 
 
 VersionId = Annotated[str, AfterValidator(_hex)]
-FieldName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
+ArrayName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[0-9]{1,9})?$")]
+"""Of a field, or ``image.4`` for variant 4 of the field `image`."""
 
 
 class _Document(BaseModel):
@@ -49,6 +50,11 @@ class _Document(BaseModel):
             raise refuse(error, where) from None
 
 
+def format_of(arrays: Iterable[str]) -> int:
+    """The lowest format of the store in which a version with these arrays can be written."""
+    return 2 if any("." in name for name in arrays) else 1
+
+
 def refuse(error: ValidationError, where: str) -> StoreError:
     """What is wrong with a stored document, in one line."""
     first = error.errors()[0]
@@ -57,11 +63,20 @@ def refuse(error: ValidationError, where: str) -> StoreError:
 
 
 class CommitEntry(_Document):
-    """A file of the commit log: the version made current, the one before, seconds since 1970."""
+    """A file of the commit log: the version made current, the one before, seconds since 1970.
+
+    `source` is what a build was given, where that has no credentials.
+    """
 
     version: VersionId
     parent: VersionId | None = None
     time: float
+    source: str | None = None
+
+    def to_json(self) -> bytes:
+        """What `read` reads; without a source as releases wrote it that knew of none."""
+        left_out = {"source"} if self.source is None else None
+        return self.model_dump_json(exclude=left_out).encode()
 
 
 class RowAttributes(_Document):
@@ -72,7 +87,7 @@ class RowAttributes(_Document):
 
 
 class FieldAttributes(RowAttributes):
-    """A field of a committed version, with its codec, bytes of all rows, and what made them."""
+    """An array of a committed version, with its codec, bytes of all rows, and what made them."""
 
     codec: str
     raw: NonNegativeInt
@@ -91,7 +106,7 @@ class Identity(_Document):
     fingerprint: str
     rows_digest: str
     rows_per_shard: PositiveInt
-    fields: Mapping[FieldName, RowAttributes]
+    fields: Mapping[ArrayName, RowAttributes]
     retries: NonNegativeInt = 0
     rows: PositiveInt | None = None
     begun: float | None = None
@@ -115,7 +130,7 @@ class Attributes(_Document):
     fingerprint: str
     rows_digest: str
     rows_per_shard: PositiveInt
-    fields: Annotated[Mapping[FieldName, FieldAttributes], Field(min_length=1)]
+    fields: Annotated[Mapping[ArrayName, FieldAttributes], Field(min_length=1)]
     rows: PositiveInt
     holes: NonNegativeInt
     retries: NonNegativeInt = 0

@@ -81,7 +81,7 @@ def bench(
     version = open_version(uri, None, loader_options.get("storage_options"))
     rows = version.rows - len(version.hole_rows)
     fields = version.fields
-    row_nbytes = sum(int(np.prod(f.shape)) * np.dtype(f.dtype).itemsize for f in fields.values())
+    row_nbytes = sum(field.row_nbytes for field in fields.values())
     batch_size = min(batch_size, rows)
     copy = _copier(rows, row_nbytes, batch_size)
     with Loader(uri, batch_size, device="cpu", threads=threads, **loader_options) as loader:

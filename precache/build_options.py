@@ -9,7 +9,17 @@ from typing import Any
 from precache.errors import UsageError
 from precache.pipeline import Pipeline
 
-_PIPELINE_FLAGS = ("resize", "crop", "interpolation", "mode", "codec", "seed")
+_PIPELINE_FLAGS = (
+    "resize",
+    "crop",
+    "random_resized_crop",
+    "flip",
+    "interpolation",
+    "mode",
+    "codec",
+    "seed",
+    "variants",
+)
 
 
 def add_build_options(build: argparse.ArgumentParser, address: str | None, where: str) -> Any:
@@ -76,7 +86,7 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         metavar="PATH",
         help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
     )
-    _add_placement(build.add_argument_group("on a cluster that is joined"))
+    add_placement(build.add_argument_group("on a cluster that is joined"))
     add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -104,6 +114,21 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
     )
     recipe.add_argument("--crop", type=_size, metavar="N|HxW", help="centre crop after the resize")
     recipe.add_argument(
+        "--random-resized-crop",
+        type=_size,
+        metavar="N|HxW",
+        help="a random part of the image, resized to this",
+    )
+    recipe.add_argument(
+        "--flip", action="store_true", default=None, help="mirror every second image, at random"
+    )
+    recipe.add_argument(
+        "--variants",
+        type=int,
+        metavar="K",
+        help="keep K random realisations of each sample: epoch e reads number e modulo K",
+    )
+    recipe.add_argument(
         "--interpolation", choices=("bilinear", "bicubic"), help="default bilinear; antialiased"
     )
     recipe.add_argument("--mode", choices=("RGB", "L", "RGBA"), help="colours; default RGB")
@@ -115,7 +140,8 @@ def add_recipe_options(to: argparse.ArgumentParser) -> None:
     recipe.add_argument("--seed", type=int, help="of random ops; part of the recipe; default 0")
 
 
-def _add_placement(to: Any) -> None:
+def add_placement(to: Any) -> None:
+    """What each task takes of a cluster that is joined."""
     to.add_argument(
         "--cpus-per-task", type=float, default=1, metavar="N", help="CPUs of each task; default 1"
     )
@@ -226,12 +252,13 @@ def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
 def read_pipeline(options: argparse.Namespace) -> Pipeline:
     """The recipe that the flags, or a file, say."""
     given = {n: getattr(options, n) for n in _PIPELINE_FLAGS if getattr(options, n) is not None}
-    if "interpolation" in given and "resize" not in given and options.pipeline is None:
+    resizes = given.keys() & {"resize", "random_resized_crop"}
+    if "interpolation" in given and not resizes and options.pipeline is None:
         raise UsageError("--interpolation says how to resize; give --resize with it")
     if options.pipeline is None:
         return Pipeline.image(**given)
     if given:
-        flags = ", ".join(f"--{name}" for name in given)
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(f"--pipeline {options.pipeline} and {flags} both say what to do; drop one")
     if options.pipeline.lstrip().startswith("{"):
         return _pipeline_of_json(options.pipeline)

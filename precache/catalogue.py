@@ -199,18 +199,33 @@ class Catalogue:
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, rows: Sequence[int]) -> list[dict[str, np.ndarray] | str]:
-        """Field -> row, of each of some rows; why, where one cannot be read."""
+        """Field -> row, of each of some rows; why, where one cannot be read.
+
+        Of a field with variants it is the one that epoch 0 reads.
+        """
         try:
-            return list(self._read(rows))
+            return list(self._read(rows, self._columns))
         except (DamageError, StorageError) as error:
             if len(rows) == 1:
                 return [str(error)]
             return [each for row in rows for each in self.read([row])]
 
-    def _read(self, rows: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
-        shapes = self._columns.shapes.items()
+    def variants(self, row: int) -> dict[str, np.ndarray] | str:
+        """Array -> row, of all variants of all fields; why, where it cannot be read."""
+        found: dict[str, np.ndarray] = {}
+        try:
+            for epoch in range(max(each.variants for each in self.version.fields.values())):
+                columns = self._columns.at_epoch(epoch)
+                [read] = self._read([row], columns)
+                found |= {columns.arrays[name]: values for name, values in read.items()}
+        except (DamageError, StorageError) as error:
+            return str(error)
+        return found
+
+    def _read(self, rows: Sequence[int], columns: Columns) -> Iterator[dict[str, np.ndarray]]:
+        shapes = columns.shapes.items()
         out = {name: np.empty((len(rows), *shape), dtype) for name, (shape, dtype) in shapes}
-        self._columns.read(np.array(rows, np.int64), out)
+        columns.read(np.array(rows, np.int64), out)
         for position in range(len(rows)):
             yield {name: out[name][position] for name in self.fields}
 

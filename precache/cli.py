@@ -1,4 +1,4 @@
-"""The command line: ``precache build | plan | submit | status | cancel | info | verify | …``."""
+"""The command line: ``precache build | plan | refresh | submit | status | info | verify | …``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from precache.doctor_command import add_doctor
 from precache.errors import PrecacheError, UsageError
 from precache.job_commands import add_job_commands
 from precache.plan_command import add_plan, show_plan
+from precache.refresh_command import add_refresh
 from precache.report import (
     bench_progress,
     build_json,
@@ -44,6 +45,7 @@ examples:
   precache build val/ val.store --resize 256 --crop 224 --classes photos.store
   precache plan photos/ photos.store --resize 256 --crop 224
   precache submit s3://bucket/photos s3://bucket/photos.store --address http://head:8265
+  precache refresh photos.store --times 10
   precache info photos.store
   precache verify photos.store@3f2a
   precache bench photos.store --json
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_build(commands)
     add_plan(commands)
+    add_refresh(commands)
     add_job_commands(commands)
     info = commands.add_parser("info", help="what a store holds", description=_info.__doc__)
     verify = commands.add_parser(

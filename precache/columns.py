@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,6 +36,10 @@ class Columns:
     ----------
     version
         Whose rows they are.
+    arrays
+        Name -> the array that is read: of a field with variants, the one of an epoch.
+    turns
+        Epochs after which the same arrays are read again.
     shapes
         Name -> (row shape, dtype), `row` (int64) last.
     local
@@ -59,32 +65,66 @@ class Columns:
         self.local = self.version.folder.local("") is not None
         self.cached = CachedShards(self.version, cache) if cache and not self.local else None
         self._mapped = self.local and access == "map"
-        names = self._choose(fields)
-        self.version.bring(name for name in names if name in self.version.fields)
+        self._verify = verify
+        every = {name: self.version.variants(name) for name in self._choose(fields)}
+        self.turns = math.lcm(*map(len, every.values()))
+        arrays = [array for several in every.values() for array in several]
+        self.version.bring(array for array in arrays if array in self.version.stored)
+        if self.cached:
+            self.cached.hold(array for array in arrays if not self._is_small(array))
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
+        self._opened: dict[str, ArrayReader | np.ndarray] = {}
+        self._by_turn: dict[int, Columns] = {}
+        self._open_at(list(every), 0)
+
+    def at_epoch(self, epoch: int) -> Columns:
+        """These columns with the variants that an epoch reads."""
+        turn = epoch % self.turns
+        if turn == self._turn:
+            return self
+        if turn not in self._by_turn:
+            other = copy.copy(self)
+            other._open_at(list(self.arrays), turn)
+            self._by_turn[turn] = other
+        return self._by_turn[turn]
+
+    def _open_at(self, names: Sequence[str], turn: int) -> None:
+        self._turn = turn
+        self.arrays = {name: self.version.array_at(name, turn) for name in names}
         self.readers: dict[str, ArrayReader] = {}
         self.small: dict[str, np.ndarray] = {}
         self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-        for name in names:
-            _, array = self.version.arrays[name]
-            there = name == "label" or not isinstance(self.version, GrowingVersion)
-            if array.row_nbytes <= SMALL_ROW_NBYTES and there:
-                self.small[name] = read_whole(self.version, name, self._objects(name), verify)
+        for name, array in self.arrays.items():
+            opened = self._opened.get(array)
+            if opened is None:
+                opened = self._opened[array] = self._open(array)
+            if isinstance(opened, ArrayReader):
+                self.readers[name] = opened
+                self.shapes[name] = (opened.array.row_shape, opened.array.dtype)
             else:
-                objects = self.cached.objects(name) if self.cached else self._objects(name)
-                self.readers[name] = ArrayReader(self.version, name, verify, objects)
-            dtype = self.small[name].dtype.name if name in self.small else array.dtype
-            self.shapes[name] = (array.row_shape, dtype)
+                self.small[name] = opened
+                self.shapes[name] = (opened.shape[1:], opened.dtype.name)
         self.shapes["row"] = ((), "int64")
 
-    def _objects(self, name: str) -> Objects:
-        return (MappedObjects if self._mapped else RangedObjects)(self.version, name)
+    def _open(self, array: str) -> ArrayReader | np.ndarray:
+        """A large array to be read from, a small one whole."""
+        if self._is_small(array):
+            return read_whole(self.version, array, self._objects(array), self._verify)
+        objects = self.cached.objects(array) if self.cached else self._objects(array)
+        return ArrayReader(self.version, array, self._verify, objects)
+
+    def _is_small(self, array: str) -> bool:
+        there = array == "label" or not isinstance(self.version, GrowingVersion)
+        return there and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
+
+    def _objects(self, array: str) -> Objects:
+        return (MappedObjects if self._mapped else RangedObjects)(self.version, array)
 
     def _choose(self, fields: FieldNames) -> list[str]:
-        known = list(self.version.arrays)
+        known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
         names = known if fields is None else list(fields)
         for name in names:
-            if name not in self.version.arrays:
+            if name not in known:
                 raise UsageError(
                     f"{self.version.path} has no field {name!r}; it has {', '.join(known)}"
                 )
@@ -96,7 +136,8 @@ class Columns:
         return all(reader.plain for reader in self.readers.values())
 
     def adopt(self, held: Mapping[str, np.ndarray]) -> None:
-        """Read every field from memory from here on: name -> (rows, ...), by row number."""
+        """Read every field from memory from here on: name -> (rows, ...), by row number; at the
+        epochs that read the same arrays as these columns."""
         self.readers.clear()
         self.small = {name: values for name, values in held.items() if name != "row"}
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from precache.attributes import CommitEntry
 from precache.errors import StorageError
@@ -27,6 +30,7 @@ class Commit:
     version: str
     parent: str | None
     time: float
+    source: str | None = None
 
 
 def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
@@ -47,26 +51,47 @@ def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
         if isinstance(data, StorageError):
             raise data
         entry = CommitEntry.read(data, store.path(path))
-        log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time))
+        log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time, entry.source))
     return sorted(log, key=lambda commit: commit.number)
 
 
-def append_entry(store: Folder, version: str) -> Commit:
+def source_to_keep(source: str) -> str | None:
+    """What the log says of a source; None for a URL that may hold credentials."""
+    if source.startswith("python:"):
+        return source
+    if "://" not in source:
+        return str(Path(source).absolute())
+    parts = urlsplit(source)
+    return None if "@" in parts.netloc or parts.query or parts.fragment else source
+
+
+def source_of(log: Sequence[Commit], version: str) -> str | None:
+    """What a version was built from last, as far as the log tells."""
+    told = (each.source for each in reversed(log) if each.version == version and each.source)
+    return next(told, None)
+
+
+def append_entry(store: Folder, version: str, source: str | None = None) -> Commit:
     """The next entry; of two committers one gets the number, the other the one after."""
     while True:
         log = read_commits(store)
         parent = log[-1].version if log else None
         if parent == version:
             return log[-1]
-        entry = CommitEntry(version=version, parent=parent, time=time.time())
+        entry = CommitEntry(version=version, parent=parent, time=time.time(), source=source)
         number = log[-1].number + 1 if log else 1
-        name, data = f"commits/{number:06d}.json", entry.model_dump_json().encode()
+        name, data = f"commits/{number:06d}.json", entry.to_json()
         if store.create(name, data, scratch=f"{version}/{BUILD}/tmp"):
-            return Commit(number, version, parent, entry.time)
+            return Commit(number, version, parent, entry.time, source)
 
 
-def append_commit(store: Folder, version: str) -> Commit:
+def append_commit(store: Folder, version: str, source: str | None = None) -> Commit:
     """Make a version that is there current.
+
+    Parameters
+    ----------
+    source
+        What it was built from, as `source_to_keep` gives it.
 
     A version may be removed until the log names it as current; whoever removes one looks at the
     log once more after taking its `zarr.json` away, so that one of the two sees the other.
@@ -76,7 +101,7 @@ def append_commit(store: Folder, version: str) -> Commit:
     StorageError
         The version was removed meanwhile; what was current before is so again.
     """
-    commit = append_entry(store, version)
+    commit = append_entry(store, version, source)
     if store.exists(f"{version}/{ROOT}"):
         return commit
     if commit.parent is not None and store.exists(f"{commit.parent}/{ROOT}"):

@@ -55,6 +55,9 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         requests, those of a batch together.
     storage_options
         Of a remote file system, as its fsspec class takes them.
+    variant
+        Which one to read of a field with `variants = K`: that of epoch `variant`, until `set_epoch`
+        says another.
 
     Notes
     -----
@@ -71,8 +74,9 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         verify: str = "first",
         access: str = "map",
         storage_options: StorageOptions = None,
+        variant: int = 0,
     ) -> None:
-        self._open(os.fspath(uri), fields, verify, access, storage_options)
+        self._open(os.fspath(uri), fields, verify, access, storage_options, variant)
 
     def _open(
         self,
@@ -81,10 +85,17 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         verify: str,
         access: str,
         storage_options: StorageOptions,
+        variant: int,
     ) -> None:
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
         self._how = {"verify": verify, "access": access, "storage_options": storage_options}
         self._columns = Columns(uri, fields, verify, storage_options, access)
+        self.set_epoch(variant)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read the variants of an epoch, as `Loader` does; workers that run already do not hear."""
+        self._epoch = operator.index(epoch)
+        self._columns = self._columns.at_epoch(self._epoch)
 
     @property
     def version(self) -> Version:
@@ -129,7 +140,12 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         return whole
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"uri": self.version.path, "fields": self._fields, **self._how}
+        return {
+            "uri": self.version.path,
+            "fields": self._fields,
+            "variant": self._epoch,
+            **self._how,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._open(**state)

@@ -14,6 +14,7 @@ from precache.pipeline import Field, Pipeline, op_texts
 from precache.rowtable import REMOVED, RowTable, kept_contents
 from precache.storage import StorageOptions
 from precache.store import ROW_TABLE, Version, open_version
+from precache.variants import variants_of
 
 EXAMPLES = 5
 """Keys that are named of each kind of change."""
@@ -219,10 +220,11 @@ def _layout(attributes: Attributes) -> dict[str, Any]:
         "holes": attributes.holes,
         "rows per shard": attributes.rows_per_shard,
     }
-    for name, field in attributes.fields.items():
+    for name, arrays in variants_of(attributes.fields).items():
+        field = attributes.fields[arrays[0]]
         found[f"{name} shape"] = list(field.shape)
         found[f"{name} dtype"] = field.dtype
-        found[f"{name} bytes stored"] = field.stored
+        found[f"{name} bytes stored"] = sum(attributes.fields[array].stored for array in arrays)
     return found
 
 
@@ -245,8 +247,12 @@ def _recipe(one: Pipeline, other: Pipeline) -> Iterator[Change]:
         yield from _ops(name, mine, theirs)
         codecs = [side.stored_as.model_dump(mode="json") for side in (mine, theirs)]
         yield from _values(f"{name} codec ", *codecs)
-        yield from _values(f"{name} ", {"input": mine.input}, {"input": theirs.input})
+        others = [{other: getattr(side, other) for other in _OTHERS} for side in (mine, theirs)]
+        yield from _values(f"{name} ", *others)
     yield from _values("", {"seed": one.seed}, {"seed": other.seed})
+
+
+_OTHERS = ("input", "variants", "first_variant")
 
 
 def _ops(field: str, one: Field, other: Field) -> Iterator[Change]:

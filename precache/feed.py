@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from precache.fetchers import Fetchers, settle
 from precache.objects import MappedObjects
 from precache.stallclock import Fetched
 from precache.store import Version
+from precache.variants import variants_of
 
 FETCHES = 4
 """Shards under way at a time."""
@@ -93,7 +94,8 @@ class CachedShards:
             )
         self.rows_per_shard = version.attributes.rows_per_shard
         self.cache = cache
-        self.fields: dict[str, _CachedObjects] = {}
+        self.arrays: dict[str, _CachedObjects] = {}
+        self._fields: list[list[str]] = []
         self._version = version
         self._shards_at_once = 0
         self._idle: list[Lease] = []
@@ -106,13 +108,22 @@ class CachedShards:
         """Path or URL of the version."""
         return self._version.path
 
-    def objects(self, name: str) -> MappedObjects:
-        """The objects of a field, to be mapped where a feed has them."""
-        return self.fields.setdefault(name, _CachedObjects(self._version, name, self.cache))
+    def hold(self, arrays: Iterable[str]) -> None:
+        """Take in all arrays that feeds may read; each feed reads one variant of a field."""
+        for array in arrays:
+            self.arrays[array] = _CachedObjects(self._version, array, self.cache)
+        self._fields = list(variants_of(self.arrays).values())
+
+    def objects(self, array: str) -> MappedObjects:
+        """The objects of an array, to be mapped where a feed has them."""
+        return self.arrays[array]
 
     def nbytes(self, number: int) -> int:
-        """Bytes of a shard in the cache, all fields."""
-        return sum(on_disk(each.nbytes(number)) for each in self.fields.values())
+        """Bytes of a shard in the cache, all fields, of each the largest variant."""
+        return sum(
+            max(on_disk(self.arrays[array].nbytes(number)) for array in variants)
+            for variants in self._fields
+        )
 
     def _most(self, shards: int) -> int:
         """Bytes in the cache of so many shards, at most."""
@@ -127,7 +138,7 @@ class CachedShards:
         return max((n for n, nbytes in enumerate(takes, 1) if nbytes <= room), default=1)
 
     def _objects(self, shards: int) -> int:
-        return shards * len(self.fields)
+        return shards * len(self._fields)
 
     def claim(self, shards: int) -> None:
         """Take part in the cache, holding up to so many shards at a time.
@@ -145,13 +156,15 @@ class CachedShards:
         return self.cache.join(self._most(shards), self._objects(shards), family)
 
     @contextlib.contextmanager
-    def feed(self) -> Iterator[ShardFeed]:
-        """Fetch for one iterator; another one beside it takes part in the cache by itself."""
+    def feed(self, arrays: Iterable[str]) -> Iterator[ShardFeed]:
+        """Fetch shards of some arrays for one iterator; another one beside it takes part in the
+        cache by itself."""
         with self._lock:
             lease = self._idle.pop() if self._idle else None
         if lease is None or not lease.usable:  # in use, or of a process that forked
             lease = self._join()
-        feed = ShardFeed(self, lease, self._shards_at_once)
+        held = [self.arrays[array] for array in arrays if array in self.arrays]
+        feed = ShardFeed(self, lease, self._shards_at_once, held)
         try:
             yield feed
         finally:
@@ -197,9 +210,14 @@ class ShardFeed:
     room
         Shards that it holds at most; enough for those of any one batch and those that it shares
         windows with.
+    arrays
+        Whose objects make up a shard.
     """
 
-    def __init__(self, shards: CachedShards, lease: Lease, room: int) -> None:
+    def __init__(
+        self, shards: CachedShards, lease: Lease, room: int, arrays: Sequence[_CachedObjects]
+    ) -> None:
+        self._arrays = arrays
         self._shards = shards
         self._lease = lease
         self._room = room
@@ -274,13 +292,13 @@ class ShardFeed:
             return
         self._taken -= 1
         with contextlib.ExitStack() as ends:
-            for each in self._shards.fields.values():
+            for each in self._arrays:
                 each.forget(number)
                 ends.callback(self._lease.give_back, each.cached_name(number))
 
     def _bring(self, number: int) -> None:
         """Have a shard in the cache and hold it; runs on the fetching threads."""
-        for each in self._shards.fields.values():
+        for each in self._arrays:
             name, size = each.cached_name(number), each.nbytes(number)
             if self._lease.obtain(name, size, partial(self._fetch, each, number)):
                 self._shards.count(size)
@@ -331,7 +349,7 @@ class ShardFeed:
         self.stop()
         if not self._fetchers.join():
             for number in list(self._open):
-                for each in self._shards.fields.values():
+                for each in self._arrays:
                     each.forget(number)
             return False
         if not self._lease.usable:  # of the process that this one was forked from

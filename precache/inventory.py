@@ -17,6 +17,7 @@ from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus
 from precache.storage import StorageOptions, open_folder
 from precache.store import Version, open_version, read_attributes, split_uri
+from precache.variants import variants_text
 
 # --- results ------------------------------------------------------------------------------------
 
@@ -193,7 +194,9 @@ def in_short(attributes: Attributes) -> str:
         return "a recipe of another release"
     fields = []
     for name, field in pipeline.fields.items():
-        fields.append(f"{name}: {' → '.join(op_texts(field))}, {field.stored_as.name}")
+        several = f", variants {variants_text(field)}" if field.variants > 1 else ""
+        ops = " → ".join(op_texts(field))
+        fields.append(f"{name}: {ops}, {field.stored_as.name}{several}")
     return "; ".join(fields)
 
 

@@ -22,7 +22,6 @@ from precache.eventclock import stall_clock
 from precache.following import FINISHED, FollowOrder, check_options
 from precache.growing import GrowingVersion
 from precache.ranks import find_rank, require_rank
-from precache.refresh import Refresh
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
 from precache.slots import Batch
@@ -31,6 +30,7 @@ from precache.states import Place, require_same
 from precache.storage import StorageOptions
 from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
+from precache.succession import Refresh
 from precache.transforms import Compose, Draw, Transform, run
 
 STATE_FORMAT = 1
@@ -117,6 +117,10 @@ class Loader:
 
     Notes
     -----
+    Of a field with `variants = K`, epoch e reads the variant whose number is e modulo K; with
+    `refresh` a fresh one is read after at most K epochs, and where one is made for each epoch, none
+    is read twice.
+
     Images are (N, C, H, W) uint8 unless `transform` changes them. On the CPU a batch's memory is
     used again once its last tensor is gone. Each iterator is the next epoch, unless `set_epoch`
     says which; it is decided when its first batch is asked for.
@@ -382,7 +386,7 @@ class Loader:
 
     def _batches(self, epoch: int, start: int) -> Generator[Batch, None, None]:
         for rows in self._order.runs(epoch, start):
-            with contextlib.closing(self._stream.batches(rows)) as batches:
+            with contextlib.closing(self._stream.batches(rows, epoch)) as batches:
                 yield from batches
 
     def _finish(self, batch: Any, epoch: int, number: int) -> Any:
@@ -487,8 +491,8 @@ def _made_resident(
     if resident == "device" and device.type != "cpu":
         return ResidentStream(residence.load(columns, device), device)
     if resident is not None:
-        held = residence.load(columns, torch.device("cpu"))
-        columns.adopt({name: values.numpy() for name, values in held.items()})
+        for turn, held in enumerate(residence.load(columns, torch.device("cpu"))):
+            columns.at_epoch(turn).adopt({name: values.numpy() for name, values in held.items()})
     return None
 
 

@@ -74,7 +74,7 @@ class Objects(ABC):
         self.field = name
         self.version = version
         self.pieces = self.array.pieces()
-        self.expected = version.shard_table(name) if name in version.fields else None
+        self.expected = version.shard_table(name) if name in version.stored else None
         self._kept: dict[tuple[int, ...], StoredObject | None] = {}
 
     def get(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:

@@ -16,6 +16,7 @@ from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache.pipeline import Field, Function, Op, Pipeline
 from precache.png import Shown, as_picture, in_words, thinned
 from precache.storage import StorageOptions
+from precache.variants import variant_at
 
 if TYPE_CHECKING:
     from workers.ops import FieldRecipe
@@ -143,7 +144,10 @@ class Originals:
         made = {}
         for name, each in self._pipeline.fields.items():
             ops, note = self._allowed(each)
-            recipe = FieldRecipe(name, Field(ops=ops, input=each.input), self._pipeline.seed)
+            # The variant that the pages show, which are of epoch 0.
+            shown = variant_at(0, each.first_variant, each.variants)
+            part = each.model_copy(update={"ops": ops, "variants": 1, "first_variant": shown})
+            recipe = FieldRecipe(name, part, self._pipeline.seed)
             made[name] = recipe, note
         return made
 

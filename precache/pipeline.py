@@ -11,21 +11,25 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    NonNegativeInt,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic import Field as Attribute
 
 from precache.errors import PipelineError
+from precache.variants import arrays_of
 
 OPS_REVISION = 1
 """Raised when an op of ours computes other pixels than before."""
@@ -97,6 +101,23 @@ class _Model(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark
 
 
+class _Grown(_Model):
+    """Parameters of `ADDED` are written only where they are not the default.
+
+    So the canonical JSON, and with it the fingerprint, of a recipe that does without them stays.
+    """
+
+    ADDED: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        for name in self.ADDED:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
+
+
 def _pair(value: Any) -> Any:
     return (value, value) if isinstance(value, int) else value
 
@@ -110,6 +131,7 @@ def _ascending(value: tuple[float, float]) -> tuple[float, float]:
 HeightWidth = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_pair)]
 Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Interpolation = Literal["bilinear", "bicubic"]
+MOST_VARIANTS = 1024
 
 
 class Decode(_Model):
@@ -184,7 +206,7 @@ class ToDType(_Model):
         return self
 
 
-class Function(_Model):
+class Function(_Grown):
     """A function of the user's own, ``package.module:function``, called as ``f(array, **params)``.
 
     Parameters
@@ -195,7 +217,12 @@ class Function(_Model):
     dtype, shape
         Of the stored row, where the function changes them: (C, H, W) for images, though it sees
         and returns (H, W, C).
+    random
+        It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
+        (pipeline seed, key, variant).
     """
+
+    ADDED = ("random",)
 
     op: Literal["function"] = "function"
     function: Annotated[str, Attribute(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -203,6 +230,7 @@ class Function(_Model):
     params: dict[str, Any] = {}
     dtype: DType | None = None
     shape: tuple[PositiveInt, ...] | None = None
+    random: bool = False
 
     @field_validator("params")
     @classmethod
@@ -212,6 +240,12 @@ class Function(_Model):
         except (TypeError, ValueError) as error:
             raise ValueError(f"params must be what JSON can hold: {error}") from None
         return params
+
+    @model_validator(mode="after")
+    def _check_random(self) -> Self:
+        if self.random and "random" in self.params:
+            raise ValueError("params has 'random', by which the generator is given; rename it")
+        return self
 
 
 Op = Annotated[
@@ -227,6 +261,13 @@ OPS: dict[Any, type[BaseModel]] = {
     "to_dtype": ToDType,
     "function": Function,
 }
+
+
+def is_random(op: Op) -> bool:
+    """Whether an op draws random numbers."""
+    if isinstance(op, Function):
+        return op.random
+    return isinstance(op, RandomResizedCrop | HorizontalFlip)
 
 
 class RawCodec(_Model):
@@ -260,7 +301,7 @@ Codec = Annotated[
 ]
 
 
-class Field(_Model):
+class Field(_Grown):
     """One cached tensor of every sample: the ops that make it and the codec that stores it.
 
     Parameters
@@ -273,11 +314,21 @@ class Field(_Model):
     input
         Which part of the sample the ops start from, for sources whose samples are dicts or tuples;
         by default the part that has the field's name, else the first.
+    variants
+        Random realisations of each sample that are kept, each an array of its own: epoch e reads
+        the one whose number is e modulo `variants`.
+    first_variant
+        Number of the first of them. `precache refresh` counts it up, and a build goes on where it
+        is, unless this is given.
     """
+
+    ADDED = ("variants", "first_variant")
 
     ops: tuple[Op, ...] = ()
     codec: Codec | None = None
     input: str | int | None = None
+    variants: Annotated[int, Attribute(ge=1, le=MOST_VARIANTS)] = 1
+    first_variant: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -285,6 +336,12 @@ class Field(_Model):
             if isinstance(op, Decode) and position:
                 raise ValueError("decode must come first")
         self._check_crops()
+        if (self.variants, self.first_variant) != (1, 0) and self.fixed_ops == len(self.ops):
+            raise ValueError(
+                f"variants is {self.variants}, and no op is random, so that all would be the same: "
+                "add random_resized_crop, horizontal_flip or a function with random = true, or "
+                "leave variants out"
+            )
         if self.codec is None:
             image = self.decodes and self.dtype == "uint8" and len(self.shape or (0, 0, 0)) == 3
             object.__setattr__(self, "codec", ImageCodec() if image else ZstdCodec())
@@ -316,6 +373,17 @@ class Field(_Model):
         """`codec`, which validation has filled in."""
         assert self.codec is not None
         return self.codec
+
+    @property
+    def fixed_ops(self) -> int:
+        """Ops before the first random one: what they make is the same for all variants."""
+        places = (at for at, op in enumerate(self.ops) if is_random(op))
+        return next(places, len(self.ops))
+
+    @property
+    def leaves_variants_open(self) -> bool:
+        """Whether it has variants, and does not say which."""
+        return self.variants > 1 and "first_variant" not in self.model_fields_set
 
     @property
     def decodes(self) -> bool:
@@ -378,18 +446,35 @@ class Pipeline(_Model):
         *,
         resize: int | tuple[int, int] | None = None,
         crop: int | tuple[int, int] | None = None,
+        random_resized_crop: int | tuple[int, int] | None = None,
+        flip: bool = False,
         interpolation: Interpolation = "bilinear",
         mode: Literal["RGB", "L", "RGBA"] = "RGB",
         codec: str | None = None,
         seed: int = 0,
+        variants: int = 1,
     ) -> Pipeline:
-        """One field `image`: decode, then resize and centre crop where given."""
+        """One field `image`: decode, then where given resize, crops and flip, in this order.
+
+        Parameters
+        ----------
+        random_resized_crop, flip
+            The random ops of these names, with their defaults.
+        variants
+            Random realisations of each sample that are kept; see `Field`.
+        """
         ops: list[dict[str, Any]] = [{"op": "decode", "mode": mode}]
         if resize is not None:
             ops.append({"op": "resize", "size": resize, "interpolation": interpolation})
         if crop is not None:
             ops.append({"op": "center_crop", "size": crop})
-        return cls.from_dict({"fields": {"image": {"ops": ops, "codec": codec}}, "seed": seed})
+        if random_resized_crop is not None:
+            boxed = {"size": random_resized_crop, "interpolation": interpolation}
+            ops.append({"op": "random_resized_crop", **boxed})
+        if flip:
+            ops.append({"op": "horizontal_flip"})
+        image = {"ops": ops, "codec": codec, "variants": variants}
+        return cls.from_dict({"fields": {"image": image}, "seed": seed})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Pipeline:
@@ -419,6 +504,35 @@ class Pipeline(_Model):
     def to_dict(self) -> dict[str, Any]:
         """Plain data with every default spelled out."""
         return self.model_dump(mode="json")
+
+    def by_array(self) -> Pipeline:
+        """The same with a field for each stored array: ``image.4`` is variant 4 of `image`."""
+        fields = {
+            array: each.model_copy(update={"variants": 1, "first_variant": number})
+            for name, each in self.fields.items()
+            for array, number in arrays_of(name, each).items()
+        }
+        return self.model_copy(update={"fields": fields})
+
+    def with_fresh_variants(self) -> Pipeline:
+        """The same with the oldest variant dropped and a new one made.
+
+        Raises
+        ------
+        PipelineError
+            No field has variants.
+        """
+        several = {name: each for name, each in self.fields.items() if each.variants > 1}
+        if not several:
+            raise PipelineError(
+                "no field has variants; build with --variants 4, or variants = 4 in a field with "
+                "random ops"
+            )
+        fresh = {
+            name: each.model_copy(update={"first_variant": each.first_variant + 1})
+            for name, each in several.items()
+        }
+        return self.model_copy(update={"fields": {**self.fields, **fresh}})
 
     def fingerprint(self, versions: Mapping[str, str]) -> str:
         """SHA-256 (hex) of the recipe.

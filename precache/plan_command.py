@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,13 @@ from rich.text import Text
 import precache
 from precache.build_options import add_build_options, build_keywords, read_pipeline
 from precache.report import show, size
+from precache.variants import variants_of
 
 if TYPE_CHECKING:
     from workers.buildplan import BuildPlan
     from workers.differences import Differences, KeyChange
     from workers.estimate import Estimate
+    from workers.opcosts import Choice, FieldCosts
     from workers.shardplan import FieldRows
 
 _HEAD = 12
@@ -100,7 +103,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
         return
     base = "nothing" if plan.base is None else f"version {plan.base[:8]}"
     yield "taken over", f"{base}: {plan.base_reason}"
-    for name, rows in plan.fields.items():
+    for name, rows in _by_rows(plan.fields):
         yield "", f"{name}: {_field_rows(rows)}"
     counts = plan.shards_to_make, plan.shards_reused, plan.shards_skipped
     parts = "{:,} to make, {:,} reused, {:,} there before".format(*counts)
@@ -114,6 +117,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield "bytes", ", ".join(_bytes(plan))
     if plan.estimate is not None:
         yield from _estimate(plan.estimate)
+    yield from _under("ops", [line for each in plan.ops for line in _ops(each)])
 
 
 def _differences(found: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
@@ -172,6 +176,15 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _by_rows(fields: Mapping[str, FieldRows]) -> Iterator[tuple[str, FieldRows]]:
+    """Fields, variants that come about alike together."""
+    for name, arrays in variants_of(fields).items():
+        for rows, alike in itertools.groupby(arrays, fields.__getitem__):
+            numbers = [array.removeprefix(f"{name}.") for array in alike]
+            several = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else numbers[0]
+            yield name if arrays == [name] else f"{name}, variants {several}", rows
+
+
 def _field_rows(rows: FieldRows) -> str:
     words = {
         "linked": "in whole shards",
@@ -205,6 +218,33 @@ def _estimate(found: Estimate) -> Iterator[tuple[str, str]]:
     yield "time", f"{took}; by {found.samples} samples, without the start of Ray"
     for key, why in found.failed:
         yield "would fail", f"{key}: {why}"
+
+
+def _ops(found: FieldCosts) -> Iterator[str]:
+    """Where the ops of a field are better done, and what its random ones cost in both ways."""
+    places = {"cache": "cached", "variants": "cached, as variants", "device": "on the device"}
+    for place, words in places.items():
+        ops = [f"{op.op} {op.cpu_ms:.2g}" for op in found.ops if op.better == place]
+        if ops:
+            yield f"{found.name}, better {words}: {', '.join(ops)} CPU-ms a sample"
+    if not found.random and all(op.better == "cache" for op in found.ops):
+        return
+    several = f"{found.variants} variants" if found.variants > 1 else "one draw for all epochs"
+    yield f"{found.name}, {several if found.random else 'all cached'}: {_choice(found.declared)}"
+    if found.left is not None:
+        yield f"{found.name}, its last ops by precache.transforms: {_choice(found.left)}"
+    if found.shapes_differ:
+        yield (
+            f"{found.name}: rows differ in shape before its last ops; an exact resize or a crop "
+            "would leave these to the device"
+        )
+
+
+def _choice(found: Choice) -> str:
+    return (
+        f"{size(found.nbytes)} a sample stored, {found.build_cpu_ms:.2g} CPU-ms once and "
+        f"{found.epoch_cpu_ms:.2g} in every epoch"
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from precache.pipeline import op_texts
 from precache.store import FieldInfo, Version
+from precache.variants import variants_text
 
 if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost
@@ -146,6 +147,14 @@ def _statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]])
     return [(f"{n} mean, std", f"{_numbers(mean[n])}, {_numbers(std[n])}") for n in mean]
 
 
+def print_refreshed(result: BuildResult, fields: Mapping[str, FieldInfo]) -> None:
+    """A child version, and the variants of its fields that have some."""
+    for name, field in fields.items():
+        new = field.first_variant + field.variants - 1
+        _print(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
+    print_build(result)
+
+
 def print_info(version: Version, info: Mapping[str, Any]) -> None:
     """What a store holds."""
     rows: Rows = [
@@ -167,8 +176,9 @@ def print_info(version: Version, info: Mapping[str, Any]) -> None:
 
 def _field(field: FieldInfo) -> str:
     ratio = field.raw_nbytes / max(1, field.stored_nbytes)
+    several = f"variants {variants_text(field)} of " if field.variants > 1 else ""
     return (
-        f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
+        f"{several}{field.dtype} {field.shape}, codec {field.codec}, {size(field.raw_nbytes)} raw, "
         f"{size(field.stored_nbytes)} stored: ratio {ratio:.2f}"
     )
 

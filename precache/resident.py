@@ -21,8 +21,13 @@ SHARE = 0.9
 """Of the free memory, that a resident version may take."""
 
 
-def load(columns: Columns, device: torch.device) -> Batch:
+def load(columns: Columns, device: torch.device) -> list[Batch]:
     """Every field of a version, decoded, by row number, in the memory of `device`.
+
+    Returns
+    -------
+    list[Batch]
+        As each epoch reads it, over and over: one for each variant.
 
     Raises
     ------
@@ -32,8 +37,15 @@ def load(columns: Columns, device: torch.device) -> Batch:
     _require_room(columns, device)
     count = min(LOAD_ROWS, len(columns.valid))
     stream = BatchStream(columns, count, device)
+    return [_held(columns, stream, turn, count, device) for turn in range(columns.turns)]
+
+
+def _held(
+    columns: Columns, stream: BatchStream, turn: int, count: int, device: torch.device
+) -> Batch:
     held: Batch = {}
-    for batch in stream.batches(Order(columns.valid, count, shuffle=None).epoch(0)):
+    rows = Order(columns.valid, count, shuffle=None).epoch(0)
+    for batch in stream.batches(rows, turn):
         for name, values in batch.items():
             if name not in held:
                 shape = (columns.version.rows, *values.shape[1:])
@@ -43,7 +55,7 @@ def load(columns: Columns, device: torch.device) -> Batch:
 
 
 def _require_room(columns: Columns, device: torch.device) -> None:
-    needed = sum(
+    needed = columns.turns * sum(
         columns.version.rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
         for shape, dtype in columns.shapes.values()
     )

@@ -98,7 +98,10 @@ def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.nda
     values = []
     for name in inspect.signature(predicate).parameters:
         if name not in known:
-            why = "it is too large a field" if name in version.arrays else "there is no such field"
+            field = version.fields.get(name)
+            why = "there is no such field"
+            if field is not None:
+                why = "it is too large a field" if field.variants == 1 else "it has variants"
             raise UsageError(
                 f"the predicate takes {name!r}, and {why}; its parameters may be "
                 f"{', '.join(known)} of {version.path}"

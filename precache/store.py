@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
 from precache.ahead import Ahead, Readable
-from precache.attributes import FORMAT, Attributes, refuse
+from precache.attributes import FORMAT, Attributes, FieldAttributes, refuse
 from precache.commits import BUILD, ROOT, Commit, append_commit, read_commits
 from precache.errors import (
     DamageError,
@@ -29,9 +29,11 @@ from precache.errors import (
     UsageError,
 )
 from precache.folder import Folder, is_missing
+from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
 from precache.storage import StorageOptions, open_folder
+from precache.variants import field_of, number_of, pooled, variant_at, variants_of
 
 __all__ = ["BUILD", "ROOT", "append_commit", "read_commits"]  # names of the log that builds use
 
@@ -46,13 +48,28 @@ _HOLES: TypeAdapter[dict[int, tuple[str, str]]] = TypeAdapter(dict[int, tuple[st
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """One field of a version: row shape, dtype and codec, with bytes of all rows."""
+    """One field of a version: row shape, dtype and codec, with bytes of all rows.
+
+    Attributes
+    ----------
+    raw_nbytes, stored_nbytes
+        Of all variants together.
+    variants, first_variant
+        Random realisations of each row, and the number of the first of them.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     codec: str
     raw_nbytes: int
     stored_nbytes: int
+    variants: int = 1
+    first_variant: int = 0
+
+    @property
+    def row_nbytes(self) -> int:
+        """Of one decoded row of one variant."""
+        return RowShape(self.shape, self.dtype).nbytes
 
 
 class Keys(Sequence[str]):
@@ -93,7 +110,8 @@ class Version:
     rows
         Rows, holes included.
     arrays
-        Name -> (path below the folder, array) of what a loader can read, labels included.
+        Name -> (path below the folder, array) of what a loader can read, labels included; of a
+        field with variants, one for each.
     """
 
     def __init__(
@@ -131,9 +149,29 @@ class Version:
         if self.attributes is None:
             return {name: _foreign_field(array) for name, (_, array) in self.arrays.items()}
         return {
-            name: FieldInfo(f.shape, f.dtype, f.codec, f.raw, f.stored)
-            for name, f in self.attributes.fields.items()
+            name: _field(name, [self.attributes.fields[array] for array in arrays], arrays)
+            for name, arrays in variants_of(self.attributes.fields).items()
         }
+
+    @property
+    def stored(self) -> list[str]:
+        """Names of the fields' arrays: one for each variant."""
+        return list(self.arrays if self.attributes is None else self.attributes.fields)
+
+    def variants(self, name: str) -> list[str]:
+        """Names of the arrays of a field, or of the labels: one for each variant, by number."""
+        return [name] if name in self.arrays else variants_of(self.stored)[name]
+
+    def array_at(self, name: str, epoch: int) -> str:
+        """Name of the array of a field, or of the labels, that an epoch reads."""
+        arrays = self.variants(name)
+        if len(arrays) == 1:
+            return name
+        return f"{name}.{variant_at(epoch, number_of(arrays[0]), len(arrays))}"
+
+    def field_of(self, array: str) -> str:
+        """The field that an array is a variant of; the array itself where there are none."""
+        return array if self.foreign else field_of(array)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -141,13 +179,20 @@ class Version:
 
     @property
     def mean(self) -> dict[str, list[float]]:
-        """Image field -> mean of each channel over all valid rows, in stored units."""
-        return self.attributes.mean if self.attributes else {}
+        """Image field -> mean of each channel over all valid rows and variants, in stored units."""
+        return {name: mean for name, (mean, _) in self._statistics.items()}
 
     @property
     def std(self) -> dict[str, list[float]]:
-        """Image field -> standard deviation of each channel over all pixels of valid rows."""
-        return self.attributes.std if self.attributes else {}
+        """Image field -> standard deviation of each channel over all pixels of the same."""
+        return {name: std for name, (_, std) in self._statistics.items()}
+
+    @property
+    def _statistics(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Mean and standard deviation by field: all its variants have as many pixels."""
+        if self.attributes is None:
+            return {}
+        return pooled(self.attributes.mean, self.attributes.std)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -197,10 +242,10 @@ class Version:
         UsageError
             There is no such class.
         """
-        numbers = [self._class_number(each) for each in classes]
+        numbers = [self._classnumber_of(each) for each in classes]
         return np.flatnonzero(np.isin(self.labels, numbers))
 
-    def _class_number(self, name: str | int) -> int:
+    def _classnumber_of(self, name: str | int) -> int:
         if isinstance(name, int):
             return name
         try:
@@ -249,18 +294,18 @@ class Version:
 
         return rows_where(self, predicate)
 
-    def shard_table(self, field: str) -> np.ndarray | None:
-        """(shards, 2) uint64 sizes and XXH3-64 of a field's objects; None for a foreign array."""
+    def shard_table(self, array: str) -> np.ndarray | None:
+        """(shards, 2) uint64 sizes and XXH3-64 of an array's objects; None for a foreign one."""
         if self.foreign:
             return None
-        return self._small(f"shards/{field}", self._table_shape(field))
+        return self._small(f"shards/{array}", self._table_shape(array))
 
-    def shard_sums(self, field: str) -> np.ndarray | None:
-        """(shards, 1 + 2 C) float64 count, totals and squares of a field; None where not kept."""
+    def shard_sums(self, array: str) -> np.ndarray | None:
+        """(shards, 1 + 2 C) float64 count, totals and squares of an array; None where not kept."""
         try:
-            name = f"{SUMS}/{field}"
-            array = read_array_documents(self.folder, [name])[name]
-            return read_small(self.folder, {name: array})[name]
+            name = f"{SUMS}/{array}"
+            document = read_array_documents(self.folder, [name])[name]
+            return read_small(self.folder, {name: document})[name]
         except (DamageError, StorageError, StoreError):
             return None  # they only spare work
 
@@ -272,9 +317,9 @@ class Version:
         return decode_strings(self.folder.read(f"key/c/{number}"), f"{self.path}/key/c/{number}")
 
     def lost_objects(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(field, shard) -> size and XXH3-64 of objects that are not there, or of another size."""
+        """(array, shard) -> size and XXH3-64 of objects that are not there, or of another size."""
         lost = {}
-        for name in self.fields:
+        for name in self.stored:
             table, there = self.shard_table(name), self.folder.sizes(name)
             tail = "/0" * len(self.arrays[name][1].row_shape)
             for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
@@ -291,7 +336,7 @@ class Version:
             "key": lambda: [self.key_chunk(start // KEYS_PER_CHUNK) for start in chunks],
             HOLES: lambda: self._check_digest(HOLES) and self.holes,
             ROW_TABLE: lambda: self._check_digest(ROW_TABLE),
-            **{f"shards/{name}/c/0/0": partial(self.shard_table, name) for name in self.fields},
+            **{f"shards/{name}/c/0/0": partial(self.shard_table, name) for name in self.stored},
         }
 
     def _check_digest(self, name: str) -> bool:
@@ -307,16 +352,16 @@ class Version:
         except Exception:  # an error text must not fail for want of a key
             return f"row {row}"
 
-    def bring(self, fields: Iterable[str]) -> None:
-        """Read the small arrays that reading `fields` takes, together: of use far away."""
+    def bring(self, arrays: Iterable[str]) -> None:
+        """Read the small arrays that reading `arrays` takes, together: of use far away."""
         if self.foreign:
             return
-        shards = {f"shards/{name}": self._table_shape(name) for name in fields}
+        shards = {f"shards/{name}": self._table_shape(name) for name in arrays}
         self._brought = self._read({"valid": (self.rows,), "label": (self.rows,), **shards})
         self._ahead = self.folder  # what is left there is not wanted
 
-    def _table_shape(self, field: str) -> tuple[int, int]:
-        return self.arrays[field][1].objects, 2
+    def _table_shape(self, array: str) -> tuple[int, int]:
+        return self.arrays[array][1].objects, 2
 
     def _small(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         brought = self._brought.get(name)
@@ -333,6 +378,15 @@ class Version:
                     f"needs {shape}"
                 )
         return read_small(self._ahead, {name: arrays[name] for name in shapes})
+
+
+def _field(name: str, made: Sequence[FieldAttributes], arrays: Sequence[str]) -> FieldInfo:
+    """A field of `arrays`; of another shape, dtype or numbering than `_require_alike` allows, it is
+    refused when a version is opened."""
+    first, raw, stored = made[0], sum(each.raw for each in made), sum(each.stored for each in made)
+    return FieldInfo(
+        first.shape, first.dtype, first.codec, raw, stored, len(arrays), number_of(arrays[0])
+    )
 
 
 def _foreign_field(array: metadata.Array) -> FieldInfo:
@@ -447,7 +501,21 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
                 f"{folder.path(name)} is {array.dtype} {array.shape}, and its version has "
                 f"{attributes.rows} rows of {field.dtype} {field.shape}"
             )
+    _require_alike(folder, attributes)
     return Version(folder, attributes.version, attributes, arrays, attributes.rows, ahead)
+
+
+def _require_alike(folder: Folder, attributes: Attributes) -> None:
+    """Refuse variants that differ in shape or dtype, or whose numbers do not follow."""
+    for name, arrays in variants_of(attributes.fields).items():
+        numbers = range(number_of(arrays[0]), number_of(arrays[0]) + len(arrays))
+        rows = {(f.shape, f.dtype, f.codec) for f in map(attributes.fields.__getitem__, arrays)}
+        one = arrays == [name]
+        if not one and (arrays != [f"{name}.{number}" for number in numbers] or len(rows) > 1):
+            raise StoreError(
+                f"{folder}/{ROOT} is damaged or forged: {', '.join(arrays)} are no variants of one "
+                "field"
+            )
 
 
 def read_attributes(data: bytes, where: str) -> Attributes:
@@ -465,10 +533,10 @@ def read_attributes(data: bytes, where: str) -> Attributes:
             f"{where} is of a Zarr group that precache did not write; "
             "name its arrays, for example fields={'image': 'path/in/group'}"
         )
-    if own.get("format") != FORMAT:
+    if own.get("format") not in range(1, FORMAT + 1):
         raise NewerFormatError(
             f"{where} has store format {own.get('format')}, and this release of precache reads "
-            f"format {FORMAT}; update precache"
+            f"formats up to {FORMAT}; update precache"
         )
     return Attributes.read(json.dumps(own).encode(), where)
 

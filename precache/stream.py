@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,19 +96,28 @@ class BatchStream:
         """Batches that lie decoded."""
         return len(self._filled)
 
-    def batches(self, rows: Rows) -> Generator[Batch, None, None]:
-        """A batch for each array of row numbers; closing it joins every thread."""
+    def batches(self, rows: Rows, epoch: int = 0) -> Generator[Batch, None, None]:
+        """A batch for each array of row numbers; closing it joins every thread.
+
+        Parameters
+        ----------
+        epoch
+            Whose variants are read.
+        """
+        columns = self._columns.at_epoch(epoch)
         # A deque's own methods need no lock between the threads that fill and the one that takes.
         self._filled = ready = deque[None]()
-        doubts = _Doubts(self._framed)
+        doubts = _Doubts({name: columns.readers[name] for name in self._framed})
         with contextlib.ExitStack() as ends:
             ends.enter_context(contextlib.closing(rows))
-            feed = ends.enter_context(self._columns.cached.feed()) if self._columns.cached else None
-            coming = feed.around(rows) if feed else self._read_ahead.around(rows, self._ahead)
+            cached, arrays = columns.cached, columns.arrays.values()
+            feed = ends.enter_context(cached.feed(arrays)) if cached else None
+            ahead = self._read_ahead_of(columns)
+            coming = feed.around(rows) if feed else ahead.around(rows, self._ahead)
             ends.enter_context(contextlib.closing(coming))
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
-            fill = functools.partial(self._fill, ready, feed, requests)
+            fill = functools.partial(self._fill, columns, ready, feed, requests)
             work = prefetch(fill, coming, self._threads, self._ahead, self._give_back)
             ends.enter_context(contextlib.closing(work))
             ends.callback(requests.stop)
@@ -128,8 +137,18 @@ class BatchStream:
         """Let go of the memory of slots that nobody holds."""
         self._pool.trim(0)
 
+    def _read_ahead_of(self, columns: Columns) -> ReadAhead:
+        if columns is self._columns:
+            return self._read_ahead
+        return ReadAhead(list(columns.readers.values()), self.thread_time)
+
     def _fill(
-        self, ready: deque[None], feed: ShardFeed | None, requests: Requests, rows: np.ndarray
+        self,
+        columns: Columns,
+        ready: deque[None],
+        feed: ShardFeed | None,
+        requests: Requests,
+        rows: np.ndarray,
     ) -> _Filled:
         """Decode a batch into a slot; runs on the decoding threads."""
         present = feed.present(rows) if feed else requests.made_here()
@@ -137,12 +156,12 @@ class BatchStream:
             slot = self._pool.acquire()
             try:
                 out = self._layout.arrays(slot, len(rows))
-                self._columns.read(rows, out, undo=self._copier is None)
+                columns.read(rows, out, undo=self._copier is None)
                 frames, nbytes = {}, self._layout.nbytes
-                for name, reader in self._framed.items():
+                for name in self._framed:
                     frames[name] = nbytes
                     lengths = out[_lengths(name)]
-                    lengths[:] = reader.read_frames(rows, slot[nbytes:])
+                    lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
                     nbytes += int(lengths.sum())
             except BaseException:
                 self._pool.release(slot)
@@ -233,11 +252,17 @@ class _Doubts:
 
 
 class ResidentStream:
-    """Gathers batches from fields that are in device memory whole."""
+    """Gathers batches from fields that are in device memory whole.
+
+    Parameters
+    ----------
+    fields
+        As each epoch reads them, over and over.
+    """
 
     ready = 0
 
-    def __init__(self, fields: Batch, device: torch.device) -> None:
+    def __init__(self, fields: Sequence[Batch], device: torch.device) -> None:
         self._fields = fields
         self._device = device
         self.thread_time = ThreadTime()
@@ -245,9 +270,10 @@ class ResidentStream:
     def close(self) -> None:
         """Nothing: the fields go with the loader."""
 
-    def batches(self, rows: Rows) -> Generator[Batch, None, None]:
-        """A batch for each array of row numbers."""
+    def batches(self, rows: Rows, epoch: int = 0) -> Generator[Batch, None, None]:
+        """A batch for each array of row numbers, of the variants that an epoch reads."""
+        fields = self._fields[epoch % len(self._fields)]
         with contextlib.closing(rows):
             for numbers in rows:
                 index = torch.from_numpy(numbers).to(self._device)
-                yield {name: held.index_select(0, index) for name, held in self._fields.items()}
+                yield {name: held.index_select(0, index) for name, held in fields.items()}

@@ -104,7 +104,7 @@ def _objects(version: Version) -> Iterator[_Object]:
     """Everything of a version but its group's document, large objects first."""
     shards = {
         f"{name}/c/{number}" + "/0" * len(version.arrays[name][1].row_shape): (size, xxh3)
-        for name in version.fields
+        for name in version.stored
         for number, (size, xxh3) in enumerate(_table(version, name).tolist())
     }
     for name, (size, xxh3) in shards.items():

@@ -84,7 +84,7 @@ def verify_version(version: Version, tick: Tick) -> Verified:
     """As `verify`, of a version that is open."""
     damage = list(_small_arrays(version))
     objects = nbytes = 0
-    for name in version.fields:
+    for name in version.stored:
         if any(each.shard.startswith(f"shards/{name}/") for each in damage):
             continue  # nothing to hold its objects against
         reader = ArrayReader(version, name, verify="always")

@@ -95,8 +95,8 @@ class Pages:
     def _note(self) -> str:
         if self._originals is None:
             return (
-                "Only what is stored is shown: a store does not record where its source is. With "
-                "--source, raw files and the results of each op stand beside it."
+                "Only what is stored is shown. With --source, raw files and the results of each op "
+                "stand beside it."
             )
         if self._originals.trouble:
             return f"Raw files stand beside what is stored; {self._originals.trouble}."
@@ -108,17 +108,26 @@ class Pages:
         address = _inside if static else _at("")
         # Of a hole nobody knows in advance how far its ops come.
         return [
-            self._card(row, read.get(row, {}), address, traced=static or row not in read)
+            self._card(
+                row, self._by_array(read.get(row, {})), address, traced=static or row not in read
+            )
             for row in rows
         ]
+
+    def _by_array(self, read: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:
+        if isinstance(read, str):
+            return read
+        return {self._shown_array(name): values for name, values in read.items()}
+
+    def _shown_array(self, name: str) -> str:
+        """Of a field with variants: the one that is held against its original."""
+        return self._catalogue.version.array_at(name, 0)
 
     def sample(self, row: int) -> str:
         """HTML of all there is about one row."""
         last = self._catalogue.version.rows - 1
         self._catalogue.key(row)
-        stored: dict[str, np.ndarray] | str = {}
-        if not self._catalogue.hole(row):
-            [stored] = self._catalogue.read([row])
+        stored = {} if self._catalogue.hole(row) else self._catalogue.variants(row)
         card = self._card(row, stored, _at("../"), traced=True)
         neighbours = (("Previous row", row - 1, "prev"), ("Next row", row + 1, "next"))
         links = [(text, str(to), rel) for text, to, rel in neighbours if 0 <= to <= last]
@@ -127,7 +136,8 @@ class Pages:
     def _card(
         self, row: int, stored: dict[str, np.ndarray] | str, address: Address, *, traced: bool
     ) -> Card:
-        """Of one row; `traced` where what becomes of its original is known before it is drawn."""
+        """Of one row, by array; `traced` where what becomes of its original is known before it is
+        drawn."""
         key = self._catalogue.key(row)
         problems = [stored] if isinstance(stored, str) else []
         arrays = {} if isinstance(stored, str) else stored
@@ -145,22 +155,27 @@ class Pages:
             pictures += _promised(row, key, name, field) if promised else []
             for number, step in enumerate(trace.steps.get(name, [])):
                 pictures.append(_step(step, row, key, name, number, address))
-            if name in arrays:
-                told = _compared(trace.results[name], arrays[name]) if name in trace.results else ""
-                picture = _stored(row, key, name, arrays[name], told, address)
+            computed = trace.results.get(name)
+            for array in self._catalogue.version.variants(name):
+                if array not in arrays:
+                    continue
+                told = ""
+                if computed is not None and array == self._shown_array(name):
+                    told = _compared(computed, arrays[array])
+                picture = _stored(row, key, array, arrays[array], told, address)
                 if picture is not None:
                     pictures.append(picture)
                 else:
-                    numbers.append((name, _joined(in_words(arrays[name]), told)))
+                    numbers.append((_called(array), _joined(in_words(arrays[array]), told)))
         label = self._catalogue.class_name(self._catalogue.label(row))
         return Card(row, key, label, self._catalogue.hole(row), problems, pictures, numbers)
 
     # --- images ---------------------------------------------------------------------------------
 
     def stored_png(self, row: int, name: str) -> bytes:
-        """A stored row of a field as a PNG file."""
+        """A stored row of an array as a PNG file."""
         self._catalogue.key(row)
-        [stored] = self._catalogue.read([row])
+        stored = self._catalogue.variants(row)
         if isinstance(stored, str):
             raise PrecacheError(stored)
         shown = as_picture(stored[name]) if name in stored else None
@@ -244,6 +259,12 @@ def _joined(*notes: str) -> str:
     return "; ".join(note for note in notes if note)
 
 
+def _called(array: str) -> str:
+    """An array in words."""
+    name, dot, number = array.partition(".")
+    return f"{name}, variant {number}" if dot else name
+
+
 def _promised(row: int, key: str, name: str, field: Field) -> list[Picture]:
     """What the ops leave of an image, which is computed when it is asked for."""
     pictures = []
@@ -265,9 +286,9 @@ def _stored(
     url = f"stored/{row}/{quote(name)}.png"
     height, width, _ = shown.pixels.shape
     return Picture(
-        f"stored {name}",
+        f"stored {_called(name)}",
         address(url, lambda: encode_png(shown.pixels), "image/png"),
-        f"Stored {name} of {key}",
+        f"Stored {_called(name)} of {key}",
         _joined(f"{width} x {height}, {array.dtype.name}", shown.note, told),
         (width, height),
     )

@@ -364,6 +364,12 @@ def collect_until(change: int, store: Path) -> None:
     precache.gc(store, keep=1, older_than=0)
 
 
+def refresh_until(change: int, store: Path) -> None:
+    """Make a fresh variant, and be killed right before change number `change`."""
+    _kill_at(change, store)
+    precache.refresh(store, address="serial")
+
+
 def _kill_at(change: int, store: Path) -> None:
     left = change
 

@@ -750,10 +750,10 @@ def test_a_store_of_a_newer_format_is_left_alone(
     result = build(source, tmp_path / "store")
     path = Path(result.path) / "zarr.json"
     document = json.loads(path.read_text())
-    document["attributes"]["precache"]["format"] = 2
+    document["attributes"]["precache"]["format"] = 3
     path.write_text(json.dumps(document))
     before = contents(tmp_path / "store")
-    with pytest.raises(StoreError, match=r"store format 2.*update precache"):
+    with pytest.raises(StoreError, match=r"store format 3.*update precache"):
         build(source, tmp_path / "store", pipeline)
     assert contents(tmp_path / "store") == before
 

@@ -309,9 +309,15 @@ def test_the_command_says_it_in_words_and_in_json(source: Path, tmp_path: Path) 
     dry = cli("build", source, store, *recipe, "--dry-run", "--json", "--address", "serial")
     data = json.loads(dry.stdout)
     assert data["rows_computed"] == 45
+    assert [op["better"] for op in data["ops"][0]["ops"]] == ["cache"] * 3
     assert data["estimate"]["cpus"] == 1
     quick = cli("plan", source, store, *recipe, "--no-timing", "--json")
-    assert json.loads(quick.stdout) == {**data, "estimate": None, "bytes_written": None}
+    assert json.loads(quick.stdout) == {
+        **data,
+        "estimate": None,
+        "bytes_written": None,
+        "ops": [],
+    }
     assert precache.open(store).id == data["current"]
 
 

@@ -32,7 +32,18 @@ from precache.storage import open_folder
 from precache.viewpages import open_pages
 from precache.viewserver import ViewServer, write_page
 from tests.browser import AXE, CHROMIUM
-from tests.building import cli, cut, encoded, environment, pixels, put_photos, running, write
+from tests.building import (
+    build_here,
+    cli,
+    cut,
+    encoded,
+    environment,
+    pixels,
+    put_photos,
+    running,
+    write,
+    write_jpegs,
+)
 from tests.conftest import BuiltStore
 from tests.servers import S3Server
 
@@ -258,6 +269,24 @@ def test_the_page_of_a_row_compares_it_with_its_original(
         assert len(gone.all("img")) == 2, "what is stored is shown all the same"
 
 
+def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
+    source, store = write_jpegs(tmp_path / "in", 3), tmp_path / "store"
+    recipe = precache.Pipeline.image(random_resized_crop=24, variants=3).with_fresh_variants()
+    version = precache.open(build_here(source, store, recipe).path)
+    key = version.keys[1]
+    with served(str(store), str(source)) as server:
+        shown = [each["alt"] for each in page(server).all("img") if "Stored" in each["alt"]]
+        assert shown[1] == f"Stored image, variant 3 of {key}"  # as epoch 0 reads it
+        read = page(server, "row/1")
+        stored = {each["alt"]: each["src"] for each in read.all("img") if "Stored" in each["alt"]}
+        assert list(stored) == [f"Stored image, variant {number} of {key}" for number in (1, 2, 3)]
+        assert read.text.count("bit for bit what the ops make of the raw file") == 1
+        for number, url in enumerate(stored.values(), 1):
+            _, _, body = ask(server, urljoin(f"{server.root}row/1", url))
+            dataset = precache.CachedDataset(store, variant=number)
+            assert np.array_equal(image(body), dataset[1]["image"].permute(1, 2, 0).numpy())
+
+
 def test_functions_of_a_recipe_run_only_where_the_user_says_so(
     server: ViewServer, built: BuiltStore
 ) -> None:
@@ -319,7 +348,7 @@ def test_without_a_source_only_what_is_stored_is_shown(built: BuiltStore) -> Non
     with served(str(built.path)) as server:
         read = page(server)
         assert {each["src"].split("/")[0] for each in read.all("img")} == {"stored"}
-        assert "a store does not record where its source is" in read.text
+        assert "Only what is stored is shown." in read.text
         assert ask(server, "raw/0")[0] == 404
 
 

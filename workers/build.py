@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from precache.commits import source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -57,7 +58,7 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
     shown
         Whether progress goes to standard error.
     listed
-        The source, where it was listed a moment ago.
+        The source, where it was listed a moment ago or need not be for its rows.
 
     Raises
     ------
@@ -101,7 +102,7 @@ class _Build:
         self.joined = is_joined(request.address)
         self.given = listed
         self.listed: Listed
-        self.barred: dict[str, str] = {}
+        self.barred: dict[str, str] = dict(listed.barred) if listed else {}
         self.timings: dict[str, float] = {}
 
     def run(self) -> BuildResult:
@@ -127,7 +128,7 @@ class _Build:
     def _nothing_to_do(self, goal: Goal) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
-        append_commit(self.store, goal.version)
+        append_commit(self.store, goal.version, source_to_keep(self.request.source))
         goal.folder.remove(BUILD)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
@@ -174,7 +175,9 @@ class _Build:
 
         request, listed = self.request, self.listed
         path = request.import_path
-        return Job(self.source, request.pipeline, path, listed.code, listed.fetches_labels)
+        pipeline = listed.recipe.pipeline
+        labels, pinned = listed.fetches_labels, listed.pinned
+        return Job(self.source, pipeline, path, listed.code, labels, pinned)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
@@ -216,7 +219,7 @@ class _Build:
         self.progress.phase("Committing")
         self.account.end()
         keep_followed(self.store, goal, receipts)
-        commit(self.store, goal, receipts)
+        commit(self.store, goal, receipts, source_to_keep(self.request.source))
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
 
@@ -238,7 +241,7 @@ class _Build:
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {}, lost)
         give_to_twins(self.store, goal, lost)
-        append_commit(self.store, goal.version)
+        append_commit(self.store, goal.version, source_to_keep(self.request.source))
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = committed_result(goal, self.listed.ignored)

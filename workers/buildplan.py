@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ from workers.sources import Source, open_source
 from workers.work import Measured, Work, find_work
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
+    from workers.opcosts import FieldCosts
     from workers.shard_task import Job
 
 TIMED = 32
@@ -81,6 +82,9 @@ class BuildPlan:
         that is unknown without timing.
     estimate
         None where nothing is to be computed, or timing was not asked for.
+    ops
+        Of each field, where they are better done; none where no sample is to be fetched, or timing
+        was not asked for.
     """
 
     version: str
@@ -106,6 +110,7 @@ class BuildPlan:
     bytes_linked: int
     bytes_written: int | None
     estimate: Estimate | None
+    ops: tuple[FieldCosts, ...] = ()
 
     @property
     def shards_to_make(self) -> int:
@@ -141,6 +146,8 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         shards = list(plan_shards(work, source.content_decides))
         took = trials.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, took)
+        if took is not None:
+            plan = replace(plan, ops=trials.time_ops(work, shards))
         progress.finish("Nothing was written")
     return plan
 
@@ -175,7 +182,7 @@ class _Trials:
         from workers.shard_task import Job
 
         path, listed = self._request.import_path, self._listed
-        pipeline = self._request.pipeline
+        pipeline = listed.recipe.pipeline
         return Job(self._source, pipeline, path, listed.code, listed.fetches_labels)
 
     def measure(self, recipe: Recipe) -> Measured:
@@ -199,6 +206,21 @@ class _Trials:
             shapes[name] = RowShape(each.shape, each.dtype)
         return Measured(shapes, 0.0)
 
+    def time_ops(self, work: Work, shards: Sequence[ShardPlan]) -> tuple[FieldCosts, ...]:
+        """What the ops take of samples that are to be fetched."""
+        from workers.opcosts import OpsTask, time_ops
+
+        table, rows = work.goal.table, _some_fetched(work, shards)
+        if not len(rows):
+            return ()
+        job = replace(self._job, pipeline=self._listed.recipe.declared)
+        keys, sizes = [table.keys[row] for row in rows], [int(table.sizes[row]) for row in rows]
+        [(_, found)] = self._run(time_ops, [OpsTask(job, keys, sizes)])
+        if isinstance(found, PrecacheError):
+            raise found
+        costs: tuple[FieldCosts, ...] = found
+        return costs
+
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
         """What the shards will take; None where all of them are taken over whole."""
         from workers.rates import RatesTask, measure_rates
@@ -207,9 +229,7 @@ class _Trials:
         made = [each for each in shards if not each.linked]
         if not made:
             return None
-        rows = np.concatenate([goal.rows_of(each.shard).start + each.fetched for each in made])
-        spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
-        rows = rows[np.unique(spread)[: len(rows)]]
+        rows = _some_fetched(work, made)
         old = next((each for each in made if len(each.taken) and each.offer is not None), None)
         task = RatesTask(
             self._job,
@@ -233,6 +253,14 @@ class _Trials:
         if is_joined(request.address):
             return max(1, int(sum(node_cpus().values()) / request.placement.cpus))
         return request.cpus or os.cpu_count() or 1
+
+
+def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
+    """An even spread of the rows whose samples are to be fetched."""
+    rows = np.concatenate([work.goal.rows_of(s.shard).start + s.fetched for s in shards])
+    spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
+    chosen: np.ndarray = rows[np.unique(spread)[: len(rows)]]
+    return chosen
 
 
 def _plan(
@@ -307,7 +335,7 @@ def _base_reason(
     request: Request, store: Folder, listed: Listed, work: Work, base: Origin | None
 ) -> str:
     """Why rows of this version are taken over, or of none."""
-    pipeline = request.pipeline
+    pipeline = listed.recipe.pipeline
     if base is not None:
         if base.rivals == 1:
             return "the only one with a field by these ops, or the first of them"

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from precache import metadata
-from precache.attributes import FORMAT
+from precache.attributes import format_of
 from precache.codecs import codec_metadata
 from precache.commits import ROOT, append_commit
 from precache.errors import BuildError
@@ -32,13 +32,17 @@ PUTS = 8
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")
 
 
-def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+def commit(
+    store: Folder, goal: Goal, receipts: Mapping[int, Receipt], source: str | None = None
+) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
     Parameters
     ----------
     receipts
         Of every shard of the version, by number.
+    source
+        What it was made of, for the commit log.
     """
     ordered = [receipts[shard] for shard in range(goal.shards)]
     objects = _objects(goal, ordered)
@@ -54,7 +58,7 @@ def commit(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
     attributes = {**_attributes(goal, ordered), "digests": digests}
     root = metadata.group_document({"precache": attributes})
     goal.folder.put(ROOT, [_json(root)], scratch=SCRATCH)
-    append_commit(store, goal.version)
+    append_commit(store, goal.version, source)
     goal.folder.remove(BUILD)
 
 
@@ -160,14 +164,14 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
         described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
         described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
     return {
-        "format": FORMAT,
+        "format": format_of(goal.shapes),
         **own,
         "rows": len(goal.table),
         "holes": len(holes(receipts)),
         "classes": list(goal.table.classes),
         "mean": mean,
         "std": std,
-        "pipeline": goal.recipe.pipeline.to_dict(),
+        "pipeline": goal.recipe.declared.to_dict(),
         "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -126,10 +126,10 @@ def compare(
     digests = {name: each.recipe for name, each in attributes.fields.items()}
     functions: tuple[str, ...] = ()
     with contextlib.suppress(PipelineError):  # of another release
-        before = Pipeline.from_dict(attributes.pipeline)
+        before = Pipeline.from_dict(attributes.pipeline).by_array()
         functions = edited_functions(before, pipeline, digests, attributes.libraries)
     return Differences(
-        recipe_changes(attributes.pipeline, pipeline.to_dict()),
+        recipe_changes(attributes.pipeline, recipe.declared.to_dict()),
         None if rows is None else source_changes(rows, recipe.table),
         functions,
         library_changes(pipeline, libraries, installed_versions()),
@@ -252,7 +252,7 @@ def edited_functions(
     Parameters
     ----------
     before, after
-        The pipeline of the version, and the one that is asked for.
+        The pipeline of the version, and the one that is asked for, by array.
     digests
         By field, `ops_digest` of all its ops as recorded.
     libraries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -25,13 +26,24 @@ SCRATCH = f"{BUILD}/tmp"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a version's id is made of, rows per shard apart; `version_id` explains `retries`."""
+    """What a version's id is made of, rows per shard apart; `version_id` explains `retries`.
 
-    pipeline: Pipeline
+    Attributes
+    ----------
+    declared
+        As the user wrote it.
+    """
+
+    declared: Pipeline
     fingerprint: str
     table: RowTable
     rows_digest: str
     retries: int = 0
+
+    @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """With a field for each stored array."""
+        return self.declared.by_array()
 
 
 @dataclass(frozen=True)

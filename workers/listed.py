@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from precache.errors import SourceError
+from precache.errors import PipelineError, SourceError
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
+from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from workers import sources
 from workers.goal import Recipe
 from workers.plan import deciding_versions, function_hashes
 from workers.request import Request
-from workers.reuse import Placed, place_rows
+from workers.reuse import Placed, committed, place_rows
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Listed:
         Whether labels are known only once samples are fetched.
     seconds
         It took.
+    pinned
+        Whether these are the rows of a version, and the source was not looked at: then samples must
+        be what they were.
+    barred
+        Key -> why, of samples that must not be decoded.
     """
 
     recipe: Recipe
@@ -40,6 +46,8 @@ class Listed:
     code: Mapping[str, str]
     fetches_labels: bool
     seconds: float
+    pinned: bool = False
+    barred: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_rows(
@@ -57,13 +65,35 @@ def list_rows(
     table = _labelled(request, source, listing.table)
     may_have = functools.partial(_may_have, request.shard_samples)
     placed = place_rows(store, table, request.keep_order, request.compact, may_have)
-    code = function_hashes(request.pipeline)
-    fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
-    recipe = Recipe(request.pipeline, fingerprint, placed.table, placed.table.digest())
+    pipeline = _numbered_on(request.pipeline, store)
+    code = function_hashes(pipeline)
+    fingerprint = pipeline.fingerprint(deciding_versions(pipeline))
+    recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest())
     relabelled = request.labels is not None or request.classes is not None
     fetches_labels = source.labels_with_samples and not relabelled
     seconds = time.perf_counter() - began
     return Listed(recipe, placed, listing.ignored, code, fetches_labels, seconds)
+
+
+def _numbered_on(pipeline: Pipeline, store: Folder) -> Pipeline:
+    """The pipeline with the variants that the current version has, where it does not say which.
+
+    Else the same build would bring back those that were refreshed away.
+    """
+    open_ones = {n for n, each in pipeline.fields.items() if each.leaves_variants_open}
+    current = next(committed(store), None) if open_ones else None
+    if current is None:
+        return pipeline
+    try:
+        before = Pipeline.from_dict(current[1].pipeline).fields
+    except PipelineError:  # of another release
+        return pipeline
+    numbers = {n: before[n].first_variant for n in open_ones & before.keys()}
+    fields = {
+        name: each.model_copy(update={"first_variant": numbers[name]}) if name in numbers else each
+        for name, each in pipeline.fields.items()
+    }
+    return pipeline.model_copy(update={"fields": fields})
 
 
 def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowTable:

@@ -51,10 +51,11 @@ class OfferedRows:
     def __init__(self, offer: Offer, name: str) -> None:
         self.offered: OfferedField = offer.fields[name]
         self.count = len(offer.same)
-        self._field, self._folder = name, offer.folder
-        if offer.folder.size(self.offered.object_name) != self.offered.size:
-            raise StorageError(f"{offer.folder.path(self.offered.object_name)} is not what it was")
-        self._array = array = read_array_documents(offer.folder, [name])[name]
+        self._field, self._folder = name, self.offered.base or offer.folder
+        if self._folder.size(self.offered.object_name) != self.offered.size:
+            raise StorageError(f"{self._folder.path(self.offered.object_name)} is not what it was")
+        documents = read_array_documents(self._folder, [self.offered.made.array])
+        self._array = array = documents.popitem()[1]
         self.chunk_rows = array.chunk_shape[0]
         self._chunks = -(-self.count // self.chunk_rows)
         nbytes = math.prod(array.chunk_shape) * np.dtype(array.dtype).itemsize

@@ -25,6 +25,7 @@ from precache.pipeline import (
     Resize,
     ToDType,
 )
+from precache.variants import field_of
 from workers.plan import shrink_to
 from workers.sources import Sample
 from workers.usercode import load_object
@@ -362,14 +363,30 @@ def to_dtype(array: np.ndarray, op: ToDType) -> np.ndarray:
     return array.astype(op.dtype, copy=False)
 
 
-def _call(function: Callable[..., Any], array: np.ndarray, op: Function) -> np.ndarray:
+def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     import torch
 
-    result = function(array, **op.params)
+    result = function(array, **params)
     return result.numpy() if isinstance(result, torch.Tensor) else np.asarray(result)
 
 
 # --- a field's whole recipe ---------------------------------------------------------------------
+
+
+class Common:
+    """What the ops before the first random one made of a sample, for all variants of a field."""
+
+    def __init__(self) -> None:
+        self._of: Any = None
+        self._value: Any = None
+
+    def get(self, of: object, make: Callable[[], Any]) -> Any:
+        """What was made of the same object, else what `make` makes of it."""
+        if self._of is not of:
+            self._of = None  # what was made lies in memory that is used again
+            self._value = make()
+            self._of = of
+        return self._value
 
 
 class FieldRecipe:
@@ -377,14 +394,24 @@ class FieldRecipe:
 
     Parameters
     ----------
+    name
+        Of the field, or of the array of one of its variants.
     code
         Hash that the module of a function must have, by the function's name.
+    common
+        Shared by the recipes of a field's variants.
     """
 
     def __init__(
-        self, name: str, field: Field, seed: int, code: Mapping[str, str] | None = None
+        self,
+        name: str,
+        field: Field,
+        seed: int,
+        code: Mapping[str, str] | None = None,
+        common: Common | None = None,
     ) -> None:
         self.name = name
+        self._common = common
         self._field = field
         self._seed = seed
         self._functions = {
@@ -406,14 +433,31 @@ class FieldRecipe:
         SampleError
             Saying why this sample has no row.
         """
-        return self._finish(self._input(sample), 0, key)
+        if self._common is None or not self._field.fixed_ops:
+            return self._finish(self._input(sample), 0, key)
+        return self._from_common(sample, lambda: self._input(sample), 0, key)
+
+    def _from_common(
+        self, of: object, begin: Callable[[], Any], applied: int, key: str
+    ) -> np.ndarray:
+        """A row whose ops up to the first random one were made for another variant, or are now."""
+        assert self._common is not None
+        fixed = self._field.fixed_ops
+        value = self._common.get(of, lambda: self._apply_to(begin(), applied, fixed, key))
+        # A user's function may write into its argument, which the other variants start from, too.
+        return self._finish(value.copy() if self._functions else value, fixed, key)
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
-        """The row that comes of a stored one by the ops after the first `applied`."""
+        """The row that comes of a stored one by the ops after the first `applied`.
+
+        `key` is the same object for all variants of one row, and another one for the next.
+        """
         if applied == len(self._field.ops):
             return row
         if self._field.decodes and row.ndim == 3:
             row = row.transpose(1, 2, 0)
+        if self._common is not None and applied <= self._field.fixed_ops:
+            return self._from_common(key, row.copy, applied, key)
         for op in self._field.ops[applied:]:
             if not isinstance(op, CenterCrop):
                 # Others see the layout that they would without a base, and may keep their argument.
@@ -424,16 +468,19 @@ class FieldRecipe:
         return self._finish(row, applied, key)
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
-        while applied < len(self._field.ops):
-            match self._field.ops[applied : applied + 2]:
-                case (Resize() as first, CenterCrop() as second):
-                    shape = self._resized_shape(value, first)
-                    value = resize_and_crop(value, shape, second.size, first.interpolation)
-                    applied += 2
+        return self.row(self._apply_to(value, applied, len(self._field.ops), key))
+
+    def _apply_to(self, value: Any, first: int, stop: int, key: str) -> Any:
+        while first < stop:
+            match self._field.ops[first : min(stop, first + 2)]:
+                case (Resize() as before, CenterCrop() as crop):
+                    shape = self._resized_shape(value, before)
+                    value = resize_and_crop(value, shape, crop.size, before.interpolation)
+                    first += 2
                 case (op, *_):
-                    value = self._apply(op, applied, value, key)
-                    applied += 1
-        return self.row(value)
+                    value = self._apply(op, first, value, key)
+                    first += 1
+        return value
 
     def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
         """What each op leaves, behind what they start from; valid until the next sample.
@@ -459,7 +506,8 @@ class FieldRecipe:
     def _input(self, sample: Sample) -> Any:
         wanted = self._field.input
         if wanted is None:
-            wanted = self.name if self.name in sample.inputs else next(iter(sample.inputs))
+            name = field_of(self.name)
+            wanted = name if name in sample.inputs else next(iter(sample.inputs))
         if wanted not in sample.inputs:
             names = ", ".join(map(repr, sample.inputs))
             raise SampleError(f"field {self.name!r} starts from {wanted!r}; samples have {names}")
@@ -480,8 +528,9 @@ class FieldRecipe:
             case ToDType():
                 return to_dtype(np.asarray(value), op)
             case Function():
+                drawn = {"random": self._random(key, number)} if op.random else {}
                 try:
-                    return _call(self._functions[op.function], value, op)
+                    return _call(self._functions[op.function], value, {**op.params, **drawn})
                 except MemoryError:
                     raise
                 except Exception as error:
@@ -493,7 +542,8 @@ class FieldRecipe:
             raise SampleError(f"resized to {shape[1]} x {shape[0]} px, it is over the limit")
         return shape
 
-    def _random(self, key: str, number: int, variant: int = 0) -> np.random.Generator:
+    def _random(self, key: str, number: int) -> np.random.Generator:
         """A generator that depends on (pipeline seed, key, variant) and the op alone."""
+        variant = self._field.first_variant
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))

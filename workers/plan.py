@@ -14,15 +14,16 @@ from precache.pipeline import (
     Decode,
     Field,
     Function,
-    HorizontalFlip,
     Pipeline,
     RandomResizedCrop,
     Resize,
     canonical_json,
+    is_random,
 )
 from precache.receipts import Receipt
 from precache.rowtable import RowTable
 from precache.sampler import Permutation
+from precache.variants import field_of
 from workers.usercode import module_hash
 
 ROW_ORDER_SEED = 0
@@ -74,24 +75,28 @@ def ops_digest(
 
     Parameters
     ----------
+    pipeline
+        With a field for each stored array.
     libraries
         Versions of libraries in place of those installed.
     """
     field = pipeline.fields[name]
     ops = field.ops[:count]
     part = pipeline.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
-    random = any(isinstance(op, RandomResizedCrop | HorizontalFlip) for op in ops)
+    random = any(map(is_random, ops))
     versions = deciding_versions(part)
     versions |= {n: libraries[n].split("+")[0] for n in versions.keys() & libraries.keys()}
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
-        "input": [name] if field.input is None else field.input,
+        "input": [field_of(name)] if field.input is None else field.input,
         "seed": pipeline.seed if random else None,
         "shrunk": shrink_to(field) if count == 1 else None,
         "decodes": field.decodes,
         "revision": OPS_REVISION,
         "versions": versions,
     }
+    if random and field.first_variant:
+        meaning["variant"] = field.first_variant
     return hashlib.sha256(canonical_json(meaning)).hexdigest()
 
 

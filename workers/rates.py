@@ -11,6 +11,7 @@ import numpy as np
 
 from precache.errors import FetchError, SampleError
 from precache.layout import RowShape
+from precache.variants import variants_of
 from workers.estimate import Cost, Rates
 from workers.offered import OfferedRows
 from workers.ops import FieldRecipe
@@ -71,7 +72,7 @@ def measure_rates(task: RatesTask) -> Rates:
         samples, fetch, nbytes, failed = _fetch(task)
         if samples:
             _warm(recipes, *samples[0])
-        computed = {n: _compute(task, each, samples, failed) for n, each in recipes.items()}
+        computed = _compute(task, recipes, samples, failed)
         opened, taken = _take(task, recipes)
     return Rates(
         fetch,
@@ -115,20 +116,32 @@ def _warm(recipes: Mapping[str, FieldRecipe], key: str, sample: Sample) -> None:
 
 
 def _compute(
-    task: RatesTask, recipe: FieldRecipe, samples: Fetched, failed: dict[str, str]
-) -> tuple[Cost, float]:
-    """What a row of a field costs, and its stored bytes; adds to `failed`."""
-    output = _output(task, recipe, None)
-    clock = _Clock()
-    for place, (key, sample) in enumerate(samples):
-        try:
-            output.compute(sample, key)
-            output.keep(place, False)
-        except Exception as error:  # whatever a decoder raises on a hostile file
-            reason = str(error) if isinstance(error, SampleError) else repr(error)
-            failed.setdefault(key, reason)
-            output.leave_hole(place)
-    return _finish(task, output, clock, len(samples))
+    task: RatesTask,
+    recipes: Mapping[str, FieldRecipe],
+    samples: Fetched,
+    failed: dict[str, str],
+) -> dict[str, tuple[Cost, float]]:
+    """What a row of each array costs, and its stored bytes; adds to `failed`.
+
+    Of variants, which have ops in common, each costs its share of what all of them do.
+    """
+    found: dict[str, tuple[Cost, float]] = {}
+    for arrays in variants_of(recipes).values():
+        outputs = [_output(task, recipes[array], None) for array in arrays]
+        clock = _Clock()
+        for place, (key, sample) in enumerate(samples):
+            for output in outputs:
+                try:
+                    output.compute(sample, key)
+                    output.keep(place, False)
+                except Exception as error:  # whatever a decoder raises on a hostile file
+                    reason = str(error) if isinstance(error, SampleError) else repr(error)
+                    failed.setdefault(key, reason)
+                    output.leave_hole(place)
+        stored = [_stored(output, len(samples)) for output in outputs]
+        cost = clock.lap().over(max(1, len(samples)) * len(arrays))
+        found |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
+    return found
 
 
 def _take(
@@ -147,11 +160,12 @@ def _take(
         clock = _Clock()
         for place in task.places:
             try:
-                output.take(place, "")
+                output.take(place, str(place))
                 output.keep(place, output.unchanged)
             except SampleError:  # a hole of the build's
                 output.leave_hole(place)
-        costs[name] = _finish(task, output, clock, len(task.places))
+        nbytes = _stored(output, len(task.places))
+        costs[name] = clock.lap().over(max(1, len(task.places))), nbytes
     return opened, costs
 
 
@@ -163,8 +177,8 @@ def _output(task: RatesTask, recipe: FieldRecipe, old: OfferedRows | None) -> Fi
     return field_output(task.job.pipeline, recipe, shape, rows, old, np.zeros(rows, np.bool_))
 
 
-def _finish(task: RatesTask, output: FieldOutput, clock: _Clock, rows: int) -> tuple[Cost, float]:
+def _stored(output: FieldOutput, rows: int) -> float:
+    """Bytes of a row in a shard that is finished herewith."""
     parts, _ = output.writer.finish()
-    cost = clock.lap()
     stored = sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)
-    return cost.over(max(1, rows)), stored / max(1, rows)
+    return stored / max(1, rows)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from precache.receipts import Receipt
 from precache.rowtable import REMOVED
 from precache.store import open_own
+from precache.variants import pooled
 from workers.commit import channel_statistics, failures
 from workers.goal import Goal
 from workers.request import BuildResult
@@ -33,7 +34,7 @@ def result_of(
     stages: Counter[str] = Counter()
     for receipt in made:
         stages.update(receipt.seconds)
-    mean, std = channel_statistics(ordered)
+    statistics = pooled(*channel_statistics(ordered))
     return BuildResult(
         version=goal.version,
         path=str(goal.folder),
@@ -51,8 +52,8 @@ def result_of(
         ignored=ignored,
         timings={**stages, "imports": sum(receipt.import_seconds for receipt in made)},
         classes=goal.table.classes,
-        mean=mean,
-        std=std,
+        mean={name: mean for name, (mean, _) in statistics.items()},
+        std={name: std for name, (_, std) in statistics.items()},
     )
 
 

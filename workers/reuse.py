@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,10 +11,11 @@ from precache.attributes import Attributes
 from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.pipeline import Pipeline
+from precache.pipeline import Field, Pipeline
 from precache.receipts import ChannelSums, ShardObject
 from precache.rowtable import RowTable, kept_contents
 from precache.store import HOLES, ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
+from precache.variants import field_of
 from workers.descent import changes, descend, same_identity
 from workers.goal import Goal
 from workers.plan import ops_digest, order_rows
@@ -22,10 +23,12 @@ from workers.plan import ops_digest, order_rows
 
 @dataclass(frozen=True)
 class Made:
-    """How far an earlier version has made a field.
+    """How far an earlier version has made the rows of an array.
 
     Attributes
     ----------
+    array
+        Name of the array that it has them in.
     applied
         Ops of the field that made its rows.
     finished
@@ -36,6 +39,7 @@ class Made:
         Of its rows.
     """
 
+    array: str
     applied: int
     finished: bool
     encoded: bool
@@ -44,12 +48,16 @@ class Made:
 
 @dataclass(frozen=True)
 class OfferedField:
-    """One object of an earlier version, and the sums of its rows."""
+    """One object of an earlier version, and the sums of its rows.
+
+    `base` is that version's folder, where it is another than the offer's.
+    """
 
     made: Made
     object_name: str
     stored: ShardObject
     sums: ChannelSums | None
+    base: Folder | None = None
 
     @property
     def size(self) -> int:
@@ -91,12 +99,17 @@ class Offer:
         left = {name: each for name, each in self.fields.items() if name != field}
         return replace(self, fields=left)
 
+    def place_of(self, each: OfferedField) -> tuple[str, str]:
+        """Version and name of a field's object."""
+        return (each.base or self.folder).name, each.object_name
+
 
 @dataclass(frozen=True)
 class Origin:
     """A committed version whose rows are those of the table to be built, as far as it goes.
 
-    `Offer` explains its attributes, which are of all rows here.
+    `Offer` explains its attributes, which are of all rows here. What it lacks may begin at rows of
+    the same samples in another version, of the `bases`.
     """
 
     version: Version
@@ -110,6 +123,7 @@ class Origin:
     rivals: int = 1
     """Versions, this one among them, that have some field made as far."""
     retries: bool = False
+    bases: Mapping[str, Folder] = field(default_factory=dict)
 
     def retried(self) -> Origin:
         """The same, with all its holes to be tried again."""
@@ -117,6 +131,12 @@ class Origin:
         for row in self.holes:
             content[row] = ""
         return replace(self, content=content, retries=True)
+
+    def is_of(self, rows_digest: str) -> bool:
+        """Whether its rows are those of a table, sample by sample."""
+        return self.version.attributes is not None and (
+            self.version.attributes.rows_digest == rows_digest
+        )
 
     def shapes(self) -> dict[str, RowShape]:
         """Row shapes of the fields that have all their ops applied: they stay as they are."""
@@ -161,36 +181,51 @@ class Origin:
         made = self.fields[name]
         rows = min(self.rows_per_shard, len(self.content) - shard * self.rows_per_shard)
         stored = ShardObject(size, xxh3, made.shape.padded_nbytes(rows, self.rows_per_shard))
-        object_name = f"{name}/c/{shard}" + "/0" * len(made.shape.shape)
+        object_name = f"{made.array}/c/{shard}" + "/0" * len(made.shape.shape)
         known = None if sums is None else ChannelSums.of(sums[shard].tolist())
-        return OfferedField(made, object_name, stored, known)
+        return OfferedField(made, object_name, stored, known, self.bases.get(name))
 
 
 def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
     """Fields of a pipeline of which an earlier version has rows, made all the way or part of it."""
     try:
-        before = Pipeline.from_dict(attributes.pipeline).fields
+        before = Pipeline.from_dict(attributes.pipeline).by_array().fields
     except PipelineError:
         return {}
     found = {}
-    for name, field in pipeline.fields.items():
-        old = attributes.fields.get(name)
-        if old is None or not old.recipe or name not in before:
-            continue
-        every = len(field.ops)
+    there = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
+    for name, declared in pipeline.fields.items():
+        old = [array for array in _alike(name, declared) if array in there]
+        every = len(declared.ops)
         # What a field without ops stores need not be what ops would have been given.
-        for applied in range(every, 0, -1) or [0]:
-            if ops_digest(pipeline, name, applied) == old.recipe:
+        for applied in (range(every, 0, -1) or [0]) if old else ():
+            digest = ops_digest(pipeline, name, applied)
+            array = next((each for each in old if there[each].recipe == digest), None)
+            if array is not None:
                 finished = applied == every
-                encoded = finished and field.stored_as == before[name].stored_as
-                shape = RowShape(old.shape, old.dtype)
-                found[name] = Made(applied, finished, encoded, shape)
+                encoded = finished and declared.stored_as == before[array].stored_as
+                shape = RowShape(there[array].shape, there[array].dtype)
+                found[name] = Made(array, applied, finished, encoded, shape)
                 break
     return found
 
 
-def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | None:
-    """The committed version that spares most of the work, the latest of several; None for none."""
+def _alike(name: str, field: Field) -> tuple[str, ...]:
+    """Names that the rows of an array may have in a version with fewer or more variants."""
+    plain = field_of(name)
+    return name, plain, f"{plain}.{field.first_variant}"
+
+
+def find_origin(
+    store: Folder, pipeline: Pipeline, table: RowTable, with_bases: bool = True
+) -> Origin | None:
+    """The committed version that spares most of the work, the latest of several; None for none.
+
+    Parameters
+    ----------
+    with_bases
+        Whether fields that it lacks may begin at rows of other versions.
+    """
     candidates = [
         (folder, attributes, made)
         for folder, attributes in committed(store)
@@ -202,8 +237,45 @@ def find_origin(store: Folder, pipeline: Pipeline, table: RowTable) -> Origin | 
         except (DamageError, StorageError, StoreError):
             continue  # it offers nothing, and `verify` says why
         if found is not None:
-            return replace(found, rivals=len(candidates))
+            found = replace(found, rivals=len(candidates))
+            return _with_bases(found, pipeline, table, candidates) if with_bases else found
     return None
+
+
+def _with_bases(
+    origin: Origin, pipeline: Pipeline, table: RowTable, candidates: Sequence[Candidate]
+) -> Origin:
+    """For fields that the version has nothing of: rows of others, made part of the way."""
+    missing = pipeline.fields.keys() - origin.fields.keys()
+    for folder, attributes, made in candidates:
+        begun = {n: each for n, each in made.items() if n in missing and not each.finished}
+        per_shard = attributes.rows_per_shard == origin.rows_per_shard
+        if not (begun and per_shard and origin.is_of(attributes.rows_digest)):
+            continue
+        try:
+            base = _read(open_own(folder), attributes, begun, table)
+        except (DamageError, StorageError, StoreError):
+            continue
+        if base is not None and _has_samples_of(base, origin):
+            return replace(
+                origin,
+                fields={**origin.fields, **base.fields},
+                objects={**origin.objects, **base.objects},
+                sums={**origin.sums, **base.sums},
+                bases=dict.fromkeys(base.fields, folder),
+            )
+    return origin
+
+
+def _has_samples_of(base: Origin, origin: Origin) -> bool:
+    """Whether rows of `base` were made of the same samples, and are there for all of `origin`."""
+    pairs = enumerate(zip(base.content, origin.content, strict=True))
+    holes = origin.holes.keys()
+    return base.holes.keys() <= holes and all(a == b for row, (a, b) in pairs if row not in holes)
+
+
+Candidate = tuple[Folder, Attributes, Mapping[str, Made]]
+"""A committed version, and what it has made of which fields."""
 
 
 def _worth(made: Mapping[str, Made], pipeline: Pipeline) -> float:
@@ -292,10 +364,10 @@ def _read(
     same[list(before.removed & table.removed)] = True
     holes = {row: why for row, (_, why) in version.holes.items()}
     content = kept_contents(data, where)
-    if attributes.fields.keys() - made.keys():
+    if attributes.fields.keys() - {each.array for each in made.values()}:
         for row in holes:  # that may be for the sake of a field that is no more
             content[row] = ""
-    tables = {name: version.shard_table(name) for name in made}
+    tables = {name: version.shard_table(each.array) for name, each in made.items()}
     return Origin(
         version,
         made,
@@ -304,5 +376,5 @@ def _read(
         content,
         holes,
         {name: each for name, each in tables.items() if each is not None},
-        {name: version.shard_sums(name) for name in made},
+        {name: version.shard_sums(each.array) for name, each in made.items()},
     )

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import socket
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +17,10 @@ from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.store import BUILD
+from precache.variants import field_of
 from workers.goal import SCRATCH
 from workers.offered import SpoiledOffer
-from workers.ops import FieldRecipe
+from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
 from workers.shardrows import ShardRows
 from workers.sources import Sample, Source
@@ -38,13 +40,17 @@ _tasks_before = itertools.count()
 
 @dataclass(frozen=True)
 class Job:
-    """What all shards of a build share."""
+    """What all shards of a build share; the pipeline has a field for each stored array.
+
+    Where it is `pinned`, samples must be what an offered version's rows were made of.
+    """
 
     source: Source
     pipeline: Pipeline
     import_path: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
     fetch_labels: bool = False
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,9 +155,12 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
+    fields, seed = job.pipeline.fields, job.pipeline.seed
+    several = Counter(map(field_of, fields))
+    common = {name: Common() for name, arrays in several.items() if arrays > 1}
     return {
-        name: FieldRecipe(name, each, job.pipeline.seed, job.code)
-        for name, each in job.pipeline.fields.items()
+        name: FieldRecipe(name, each, seed, job.code, common.get(field_of(name)))
+        for name, each in fields.items()
     }
 
 
@@ -224,6 +233,7 @@ def _run_shard(task: ShardTask) -> Receipt:
                 if not rows.may_fail(place):
                     unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
+            _require_unchanged(task, place, key, sample)
             reason = rows.make(place, key, sample, reason)
             if sample is not None and sample.label is not None:
                 labels[place] = sample.label
@@ -267,6 +277,18 @@ def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Sample | FetchEr
     keys, sizes = [task.keys[at] for at in wanted], [task.sizes[at] for at in wanted]
     with contextlib.closing(fetch_ahead(task.job.source, keys, sizes)) as samples:
         yield from (fetched for _, fetched in samples)
+
+
+def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample | None) -> None:
+    """Where rows are pinned: raise if a sample is not what an earlier version's was."""
+    if not task.job.pinned or task.offer is None or not task.job.source.content_decides:
+        return
+    known = task.offer.content[place] if place < len(task.offer.content) else ""
+    if sample is not None and known and sample.content and sample.content != known:
+        raise BuildError(
+            f"{key} is not what it was when this version was built; have the change built first, "
+            "by the same precache build as then"
+        )
 
 
 def require_permit(task: ShardTask) -> None:

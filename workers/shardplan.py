@@ -89,20 +89,27 @@ def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
         yield _plan_shard(work.goal, shard, offer, there)
 
 
-def _sizes(origin: Origin) -> dict[str, int]:
-    """Bytes of an earlier version's objects, by name."""
-    folder = origin.version.folder
-    return {name: size for field in origin.fields for name, size in folder.sizes(field).items()}
+def _sizes(origin: Origin) -> dict[tuple[str, str], int]:
+    """Bytes of earlier versions' objects, by version and name."""
+    folders = {n: origin.bases.get(n, origin.version.folder) for n in origin.fields}
+    arrays = {(folders[n].name, made.array): folders[n] for n, made in origin.fields.items()}
+    return {
+        (version, name): size
+        for (version, array), folder in arrays.items()
+        for name, size in folder.sizes(array).items()
+    }
 
 
-def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str, int]) -> ShardPlan:
+def _plan_shard(
+    goal: Goal, shard: int, offer: Offer | None, there: Mapping[tuple[str, str], int]
+) -> ShardPlan:
     pipeline, rows = goal.recipe.pipeline, goal.rows_of(shard)
     count = len(rows)
     gone = [row - rows.start for row in goal.table.removed if row in rows]
     whole = {
         name: each
-        for name, each in (offer.fields if offer else {}).items()
-        if there.get(each.object_name) == each.size
+        for name, each in (offer.fields.items() if offer else ())
+        if offer and there.get(offer.place_of(each)) == each.size
     }
     spared = Spared(pipeline, count, gone, offer, whole, rows.start)
     linked = (
@@ -148,7 +155,7 @@ def _plan_shard(goal: Goal, shard: int, offer: Offer | None, there: Mapping[str,
         int((needs & known & ~spared.same).sum()) if decides else 0,
         int(kept.sum()),
         len(spared.holes.keys() - set(gone)) if offer is not None and offer.retries else 0,
-        sum(each.size for each in whole.values()) - linked_nbytes,
+        sum({each.object_name: each.size for each in whole.values()}.values()) - linked_nbytes,
         linked_nbytes,
         fields,
     )

@@ -218,13 +218,17 @@ def open_offered(offer: Offer | None, check: bool = False) -> dict[str, OfferedR
     check
         Read them at once; by default when they are needed.
     """
-    found = {}
-    for name in offer.fields if offer else ():
+    found: dict[str, OfferedRows] = {}
+    bases: dict[tuple[str, str], OfferedRows] = {}
+    for name, each in offer.fields.items() if offer else ():
         with contextlib.suppress(DamageError, StorageError, StoreError):
             assert offer is not None
-            rows = OfferedRows(offer, name)
+            # Variants that go on from one base have each of its rows read and decoded once.
+            rows = bases.get(offer.place_of(each)) or OfferedRows(offer, name)
             if check:
                 rows.open()
+            if not each.made.encoded:
+                bases[offer.place_of(each)] = rows
             found[name] = rows
     return found
 

@@ -18,13 +18,12 @@ from precache.layout import RowShape
 from precache.pipeline import (
     Field,
     Function,
-    HorizontalFlip,
     ImageCodec,
     Op,
     Pipeline,
-    RandomResizedCrop,
     RawCodec,
     ZstdCodec,
+    is_random,
 )
 from workers.measured import CutTimes, StepTimes
 from workers.ops import FieldRecipe
@@ -161,11 +160,8 @@ def _name(op: Op) -> str:
 
 def frozen_after(pipeline: Pipeline) -> list[bool]:
     """Whether a random op is among those up to each step."""
-    random = RandomResizedCrop | HorizontalFlip
     return [
-        any(
-            isinstance(op, random) for each in pipeline.fields.values() for op in each.ops[: at + 1]
-        )
+        any(is_random(op) for each in pipeline.fields.values() for op in each.ops[: at + 1])
         for at in range(len(step_names(pipeline)))
     ]
 

@@ -70,6 +70,10 @@ def limited_memory(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
+KILLS = "decoding it kills the worker"
+"""How a reason begins that a sample like these is a hole for."""
+
+
 def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
     """Key -> why, of the samples that kill their worker even when decoded alone.
 
@@ -90,7 +94,7 @@ def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
                 found += trial.parts()
                 if len(trial.keys) == 1:
                     alone.append(trial)
-                    killers[trial.keys[0]] = f"decoding it kills the worker: {outcome}"
+                    killers[trial.keys[0]] = f"{KILLS}: {outcome}"
             elif isinstance(outcome, PrecacheError):
                 raise outcome
         suspects = found

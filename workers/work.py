@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
 from precache.receipts import Receipt
@@ -91,13 +93,18 @@ def find_work(
         failed, again = goal, replace(goal.recipe, retries=goal.recipe.retries + 1)
         goal = Goal.of(store, again, goal.rows_per_shard, goal.shapes)
     recipe, origin, needed = listed.recipe, None, None
-    # Samples that bring labels must be fetched.
-    if not (request.recompute or listed.fetches_labels):
-        origin = find_origin(store, recipe.pipeline, recipe.table)
-        if origin is not None and request.retry_failed:
-            origin = origin.retried()
+    if not request.recompute:
+        bases = not listed.fetches_labels
+        origin = find_origin(store, recipe.pipeline, recipe.table, bases)
+    # Samples that bring labels must be fetched, as they are where a field is missing.
+    if origin and listed.fetches_labels and origin.fields.keys() >= recipe.pipeline.fields.keys():
+        origin = None
+    if origin and listed.pinned and origin.is_of(recipe.rows_digest):
+        origin = replace(origin, same=np.ones_like(origin.same))
+    if origin and request.retry_failed:
+        origin = origin.retried()
     if goal is None:
-        shapes, needed = _known(recipe, origin) or _measured(recipe, measure)
+        shapes, needed = _known(recipe, origin) or _measured(recipe, origin, measure)
         shapes = {**shapes, **(origin.shapes() if origin else {})}
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
         if is_readable(goal):
@@ -146,9 +153,15 @@ def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
     return shapes, origin.nbytes_to_write(len(recipe.table), recipe.pipeline)
 
 
-def _measured(recipe: Recipe, measure: Callable[[Recipe], Measured]) -> tuple[Shapes, int]:
-    found = measure(recipe)
-    return found.shapes, int(found.stored_per_row * len(recipe.table))
+def _measured(
+    recipe: Recipe, origin: Origin | None, measure: Callable[[Recipe], Measured]
+) -> tuple[Shapes, int]:
+    found, rows = measure(recipe), len(recipe.table)
+    nbytes = {name: row.nbytes for name, row in found.shapes.items()}
+    missing = nbytes.keys() - (origin.fields.keys() if origin else ())
+    share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
+    taken = origin.nbytes_to_write(rows, recipe.pipeline) if origin else 0
+    return found.shapes, int(found.stored_per_row * rows * share) + taken
 
 
 def _per_shard(request: Request, listed: Listed, shapes: Shapes) -> int:

@@ -167,8 +167,8 @@ def rank_of_two(rank: int, store: Path, folder: Path) -> None:
     )
     tell = logging.Handler()
     tell.emit = lambda record: (folder / "followed").touch()  # type: ignore[method-assign]
-    logging.getLogger("precache.refresh").addHandler(tell)
-    logging.getLogger("precache.refresh").setLevel(logging.INFO)
+    logging.getLogger("precache.succession").addHandler(tell)
+    logging.getLogger("precache.succession").setLevel(logging.INFO)
     read = []
     with precache.Loader(store, batch_size=2, device="cpu", refresh="epoch") as loader:
         for epoch in range(3):

@@ -1,0 +1,96 @@
+"""Child versions with a fresh variant each: the oldest is dropped, all others are linked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from precache.commits import read_commits, source_of
+from precache.errors import PipelineError, StoreError, UsageError
+from precache.rowtable import REMOVED, RowTable
+from precache.storage import open_folder
+from precache.store import ROW_TABLE, Version, open_version
+from workers.build import run_build
+from workers.goal import Recipe
+from workers.listed import Listed
+from workers.plan import deciding_versions, default_max_failures, function_hashes
+from workers.request import BuildResult, Request, check_request
+from workers.reuse import Placed
+from workers.sources import open_source
+from workers.suspects import KILLS
+
+
+def refresh_once(request: Request, shown: bool) -> BuildResult:
+    """Make the next child of the current version, and make it current; a killed one is finished.
+
+    Parameters
+    ----------
+    request
+        Of a build; its pipeline is not looked at, and an empty source stands for that of the
+        current version.
+    shown
+        Whether progress goes to standard error.
+
+    Raises
+    ------
+    StoreError
+        There is no store, or its version has no variants.
+    UsageError
+        The source is not known.
+    BuildError
+        It is incomplete, or a sample is not what it was.
+    """
+    version = open_version(request.store, None, request.storage_options)
+    request = replace(request, pipeline=version.pipeline)
+    check_request(request)
+    try:
+        pipeline = version.pipeline.with_fresh_variants()
+    except PipelineError as error:
+        raise StoreError(f"{version.path}: {error}") from None
+    request = replace(
+        request, pipeline=pipeline, source=request.source or _source(version, request)
+    )
+    failed = {key: why for key, why in version.holes.values() if why != REMOVED}
+    if request.max_failures is None:  # what failed before may fail again
+        most = max(default_max_failures(version.rows), len(failed))
+        request = replace(request, max_failures=most)
+    return run_build(request, shown, rows_of(version, request, failed))
+
+
+def _source(version: Version, request: Request) -> str:
+    store = open_folder(request.store, request.storage_options)
+    found = source_of(read_commits(store), version.id)
+    if found is None:
+        raise UsageError(
+            f"{request.store} does not say what version {version.id[:8]} was built from; give "
+            "--source SOURCE"
+        )
+    return found
+
+
+def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Listed:
+    """The rows of a version as those to be made, by the request's pipeline.
+
+    Parameters
+    ----------
+    failed
+        Key -> why, of the version's holes: what killed a worker is not tried again.
+    """
+    version.small_checks()[ROW_TABLE]()
+    folder, attributes = version.folder, version.attributes
+    assert attributes is not None  # it has a pipeline
+    table = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
+    fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
+    source = open_source(request.source, request.storage_options)
+    return Listed(
+        Recipe(request.pipeline, fingerprint, table, attributes.rows_digest),
+        Placed(table, attributes.rows_per_shard),
+        ignored=0,
+        code=function_hashes(request.pipeline),
+        fetches_labels=source.labels_with_samples and bool(np.all(table.labels < 0)),
+        seconds=0.0,
+        pinned=True,
+        barred={key: why for key, why in failed.items() if why.startswith(KILLS)},
+    )
