@@ -216,8 +216,8 @@ def refreshes(
     from precache.garbage import seconds_of
 
     known = inspect.signature(build).parameters
-    fixed = ("pipeline", "labels", "classes", "keep_order", "shard_samples", "compact")
-    fixed += ("recompute", "retry_failed")
+    fixed = ["pipeline", "labels", "classes", "keep_order", "shard_samples"]
+    fixed += ["compact", "recompute", "retry_failed"]
     _require_known("refresh", options, {n: each for n, each in known.items() if n not in fixed})
     if times is not None and times < 1:
         raise UsageError(f"times is {times}; give a whole number from 1 up")
