@@ -380,6 +380,7 @@ def test_in_a_bucket_by_way_of_a_disk_cache(
     tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LINGER", "1")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     source = write_jpegs(tmp_path / "in", 20)
     write(source / "cat/broken.jpg", b"none")
     linger = {"op": "function", "function": "tests.building:linger", "params": {"seconds": 0.1}}
