@@ -17,7 +17,6 @@ from precache.build_options import (
     add_storage_option,
     read_pipeline,
 )
-from precache.charts import check_page
 from precache.doctor_text import print_prognosis
 from precache.report import bench_progress, show
 
@@ -74,6 +73,8 @@ def _doctor(options: argparse.Namespace) -> int:
     asked to drop some local files of the source, so that the disk is what is measured.
     """
     for path in filter(None, (options.html, options.png)):
+        from precache.charts import check_page
+
         check_page(path)
     sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
     with bench_progress(shown=not options.json) as tick:

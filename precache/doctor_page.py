@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BATCH = 64
 """Samples of a batch of the loops that are modelled."""
 BATCHES = 100
+SLOWEST_MS = 1e8
+"""Of a step, a day or so: any loader keeps up with such a device."""
 TEXT_COLUMNS = ("key", "stored after")
 
 
@@ -100,7 +102,7 @@ def with_cache(found: Prognosis) -> Simulation | None:
 
 
 def _fed(found: Prognosis, load_ms: npt.NDArray[np.float64]) -> Simulation:
-    loaders, step_ms = min(found.cores, MOST_LOADERS), 1e3 * BATCH / found.rate
+    loaders, step_ms = min(found.cores, MOST_LOADERS), min(1e3 * BATCH / found.rate, SLOWEST_MS)
     pace = max(step_ms, float(load_ms.mean()) / loaders)
     seconds = (load_ms.max() + BATCHES * pace) / 1e3
     return simulate(np.maximum(load_ms, 1e-3), step_ms, loaders, seconds=seconds)

@@ -83,6 +83,12 @@ def test_cores_without_a_cache_come_of_means() -> None:
     assert found.codecs[0].bytes_per_s_at_rate == pytest.approx(2000 * 80_000)
 
 
+def test_stages_keep_the_time_of_each_sample() -> None:
+    fetch, decode, *_ = ask(measured()).stages
+    assert decode.each_ms == pytest.approx([1, 1, 1, 5])
+    assert fetch.each_ms == pytest.approx([1] * 4), "what was waited, ten times its CPU time"
+
+
 def test_a_build_takes_its_cpu_time_on_all_cores() -> None:
     build = ask(measured(), cores=4).build
     assert build.cpu_seconds == pytest.approx(4.0)
