@@ -335,7 +335,7 @@ def _draw_row(axes: Axes, at: int, ms: npt.NDArray[np.float64], inks: Inks) -> N
     # Multiples of the golden ratio, which spread without order and without chance.
     off = (np.arange(len(some)) * (math.sqrt(5) - 1) / 2 % 1 - 0.5) * 0.6
     label = "each" if at == 0 else None
-    axes.plot(some, at + off, "o", color=inks["blue"], ms=4, mew=0, alpha=0.45, label=label)
+    axes.plot(some, at + off, "o", color=inks["blue"], ms=4, mew=0, alpha=0.6, label=label)
     p50, p95 = np.percentile(ms, [50, 95]).tolist()
     for value, colour, text, line in ((p50, "ink", "median", "-"), (p95, "orange", "p95", ":")):
         axes.plot(
