@@ -96,7 +96,7 @@ def put_photos(folder: Folder, count: int = 12) -> None:
 
 
 def contents(store: Path) -> dict[str, bytes]:
-    """Name -> bytes of every file of a store, with the times of writing left out."""
+    """Name -> bytes of every file of a store, without times of writing and where the source was."""
     files = sorted(path for path in store.rglob("*") if path.is_file())
     return {path.relative_to(store).as_posix(): _timeless(path) for path in files}
 
@@ -107,6 +107,7 @@ def _timeless(path: Path) -> bytes:
         return data
     document = json.loads(data)
     document.pop("time", None)
+    document.pop("source", None)
     document.get("attributes", {}).get("precache", {}).pop("created", None)
     return json.dumps(document).encode()
 

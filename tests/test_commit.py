@@ -131,11 +131,11 @@ def test_nothing_of_the_build_stays(store: BuiltStore) -> None:
     assert remains(store.path) == []
 
 
-def test_no_path_of_the_source_is_written_down(tmp_path: Path) -> None:
-    """Credentials may stand in a URI, and a store travels."""
+def test_no_path_of_the_source_is_in_a_version(tmp_path: Path) -> None:
+    """A version travels, and is the same wherever its samples lay; the log alone says where."""
     write_jpegs(tmp_path / "a-secret-place", 4)
-    build_here(tmp_path / "a-secret-place", tmp_path / "store", PIPELINE)
-    for path in (tmp_path / "store").rglob("*"):
+    result = build_here(tmp_path / "a-secret-place", tmp_path / "store", PIPELINE)
+    for path in Path(result.path).rglob("*"):
         assert not path.is_file() or b"a-secret-place" not in path.read_bytes()
 
 
