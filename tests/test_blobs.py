@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from precache.blobs import RemoteFolder
 from precache.errors import BuildError, DamageError, StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
-from tests.building import encoded, photograph, put_photos
+from tests.building import encoded, environment, photograph, put_photos, remains, running
 from tests.conftest import BuiltStore
 from tests.gcs_server import GCSServer
 from tests.servers import (
@@ -630,6 +632,36 @@ def test_a_pull_goes_on_where_it_was_and_mends_what_is_wrong(
     second = precache.pull(store.path, tmp_path / "to")
     assert second.skipped == store.result.shards - 2
     assert precache.verify(tmp_path / "to").ok
+
+
+def test_a_pull_that_is_killed_goes_on_where_it_was(
+    image_shards: Callable[[], tuple[str, str]], s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, _ = image_shards()
+    asked, killed = threading.Event(), threading.Event()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/1/0/0/0"):
+            asked.set()
+            assert killed.wait(60)
+
+    proxy.before = hang
+    options = json.dumps(s3.options(proxy.port))
+    script = (
+        "import json, sys, precache\n"
+        "precache.pull(*sys.argv[1:3], storage_options=json.loads(sys.argv[3]))"
+    )
+    line = [sys.executable, "-c", script, url, str(tmp_path / "to"), options]
+    with running(line, environment()) as process:
+        assert asked.wait(60)
+        process.kill()
+        process.wait()
+        killed.set()
+    with pytest.raises(precache.PrecacheError):
+        precache.open(tmp_path / "to")
+    precache.pull(url, tmp_path / "to", storage_options=s3.options())
+    assert precache.verify(tmp_path / "to").ok
+    assert remains(tmp_path / "to") == []
 
 
 def test_wrong_bytes_on_the_way_are_noticed(

@@ -25,7 +25,7 @@ from precache.shards import ArrayReader
 from precache.storage import open_folder
 from tests.building import poll
 from tests.conftest import BuiltStore
-from tests.servers import FaultProxy, S3Server
+from tests.servers import Fault, FaultProxy, S3Server, reset, status, truncated
 
 
 def _reader(version: precache.Version, name: str = "image", verify: str = "first") -> ArrayReader:
@@ -220,6 +220,33 @@ def test_rows_from_a_bucket_without_a_cache(store: BuiltStore) -> None:
     [sample] = [dataset[4]]
     np.testing.assert_array_equal(sample["image"].numpy(), expected[int(sample["row"])])
     assert isinstance(open_folder(url).read_ranges([("nowhere", 0, 5)])[0], StorageError)
+
+
+def test_an_epoch_by_range_through_a_bad_network_is_right(
+    stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy
+) -> None:
+    """A request in twenty fails, by a seeded choice."""
+    store, url = stores["raw"], "s3://bucket/unsteady"
+    precache.pull(store.path, url, storage_options=s3.options())
+    expected, random = store.rows(), np.random.default_rng(5)
+    faults = [status(503), status(429), reset, truncated]
+    failed = []
+
+    def choose(method: str, path: str) -> Fault | None:
+        if method != "GET" or random.random() >= 0.05:
+            return None
+        failed.append(path)
+        return faults[len(failed) % len(faults)]
+
+    proxy.choose = choose
+    rows = []
+    with precache.Loader(url, 4, device="cpu", storage_options=s3.options(proxy.port)) as loader:
+        while len(failed) < len(faults):
+            for batch in loader:
+                rows += batch["row"].tolist()
+                found = batch["image"].numpy()
+                np.testing.assert_array_equal(found, expected[batch["row"].numpy()])
+    assert set(rows) == set(np.flatnonzero(precache.open(store.path).valid).tolist())
 
 
 def test_an_early_end_does_not_wait_for_a_server_that_hangs(
