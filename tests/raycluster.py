@@ -36,13 +36,19 @@ class Cluster:
     ----------
     env
         Variables with which ``--address auto`` finds it.
+
+    Parameters
+    ----------
+    more
+        Variables of its workers.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: str) -> None:
         # A process keeps the first token that Ray reads in it.
         token = write(folder / "token", _token().encode())
         token.chmod(0o600)
-        self.settings = {**SETTINGS, "HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
+        own = {"HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
+        self.settings = {**SETTINGS, **own, **more}
         with _set(self.settings):
             from ray.cluster_utils import Cluster as Processes
 

@@ -79,15 +79,14 @@ def test_twenty_four_kills_change_nothing(tmp_path: Path) -> None:
     victims = [kind for kind, count in KILLS.items() for _ in range(count)]
     draw.shuffle(victims)
     killed: Counter[str] = Counter()
-    cluster = Cluster(tmp_path / "ray")
+    cluster = Cluster(tmp_path / "ray", LINGER="1")
     try:
         cluster.add()
         cluster.add()
-        env = {**cluster.env, "LINGER": "1"}
         attempts = 0
         while True:
             attempts += 1
-            with running(line, env) as driver:
+            with running(line, cluster.env) as driver:
                 while driver.poll() is None:
                     busy = [worker for node in cluster.nodes for worker in cluster.workers(node)]
                     if victims and busy and has_receipts(tmp_path / "store"):
@@ -180,7 +179,8 @@ class Hosts:
         self._sockets = tempfile.mkdtemp(prefix="ray")  # a socket's path may be short only
         token = write(folder / "token", b"0" * 64)
         token.chmod(0o600)
-        self.settings = {**SETTINGS, "HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
+        own = {"HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token), "LINGER": "1"}
+        self.settings = {**SETTINGS, **own}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.address = f"{hosts[0].address}:6399"
         self.env = environment(**self.settings, RAY_ADDRESS=self.address)
@@ -246,7 +246,7 @@ def test_a_link_that_is_cut_does_not_stop_the_job(hosts: list[Host], tmp_path: P
         cluster.head()
         for host in hosts[1:]:
             cluster.node(host)
-        with running(line, {**cluster.env, "LINGER": "1"}) as driver:
+        with running(line, cluster.env) as driver:
             done = (tmp_path / "store").glob
             poll(lambda: len(list(done("*/_build/receipts/*.json"))) > 4, "some shards are done")
             hosts[1].cut()
