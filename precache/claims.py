@@ -29,6 +29,10 @@ BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """Without one, after which a claim of another machine's process is void."""
 
+LOST_SECONDS = 3600.0
+"""Without a sign of life by its holder's own clock, after which a claim counts no more for those
+who look only once."""
+
 CLAIMS = "_claims"
 """Folder of a store with all claims."""
 
@@ -132,7 +136,7 @@ class Claims:
             found = Claimed.read(data, self._store.path(name))
         except StoreError:
             return None  # cut short, or forged
-        if has_ended(found.holder):
+        if has_ended(found.holder) or time.time() - found.time > LOST_SECONDS:
             return None
         # By this machine's clock alone: that of the other may be wrong.
         if self._seen[:2] != (name, data):

@@ -94,8 +94,8 @@ class FollowOrder:
         return -(-self._positions // self.global_batch)
 
     def blocks_at_once(self, block: int) -> int:
-        """Shards that must be at hand at a time, where no more than half of the rows are holes."""
-        least = max(1, self._version.rows_per_shard // 2)
+        """Shards that must be at hand at a time, where no more than half of the samples are bad."""
+        least = max(1, self._version.planned // (2 * self._version.shards))
         return min(self._version.shards, 2 * (self.global_batch // least + 3))
 
     def take_repeated(self) -> int:

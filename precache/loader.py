@@ -223,21 +223,21 @@ class Loader:
         order: str,
         ranks: tuple[int, int],
     ) -> Order | FollowOrder:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
+        if shuffle is not None and batch_size * ranks[1] % shuffle.nodes:
+            raise UsageError(
+                f"num_canonical_nodes is {shuffle.nodes}, and {ranks[1]} ranks read {batch_size} "
+                "rows each a step; choose a batch_size that deals out evenly"
+            )
         if isinstance(self.version, GrowingVersion):
             return FollowOrder(self.version, batch_size, seed, drop_last, *ranks, self._stopped)
         valid, weights = self._selection.valid, self._selection.weights
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
         if batch_size * ranks[1] > len(valid):
             shared = f" for {ranks[1]} ranks" if ranks[1] > 1 else ""
             raise UsageError(
                 f"batch_size is {batch_size}, and {self.version.path} has {len(valid)} valid rows"
                 f"{shared}; give at most {len(valid) // ranks[1]}"
-            )
-        if shuffle is not None and batch_size * ranks[1] % shuffle.nodes:
-            raise UsageError(
-                f"num_canonical_nodes is {shuffle.nodes}, and {ranks[1]} ranks read {batch_size} "
-                "rows each a step; choose a batch_size that deals out evenly"
             )
         if weights is not None and shuffle is None:
             raise UsageError("weights draw rows at random; leave out shuffle=False with them")
@@ -289,10 +289,10 @@ class Loader:
         numbers = rows.tolist() if isinstance(rows, torch.Tensor | np.ndarray) else list(rows)
         return [self.version.keys[row] for row in numbers]
 
-    @property
-    def last_batch(self) -> tuple[int, int]:
-        """Epoch and number of the batch that was handed out last."""
-        return self._last
+    def locate(self) -> Callable[[], tuple[str, ...]]:
+        """What tells the keys of the batch that was handed out last, whenever it is asked."""
+        order, keys, last = self._order, self.version.keys, self._last
+        return lambda: tuple(keys[row] for row in next(order.epoch(*last)).tolist())
 
     def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
         """(n,) int64 rows of a batch of an epoch, whether it was read or not.
@@ -304,6 +304,8 @@ class Loader:
         """
         if not 0 <= batch < len(self):
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
+        if epoch and isinstance(self.version, GrowingVersion):
+            raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
         return next(self._order.epoch(epoch, batch))
 
     def set_epoch(self, epoch: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from precache.errors import StorageError
-from precache.folder import Buffer, FileInfo, Folder, Range
+from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
 
 Result = TypeVar("Result")
 
@@ -101,7 +101,14 @@ class LocalFolder:
             return file.readall()
 
     def get(self, name: str) -> bytes | None:
-        return self.read(name) if self._stat(name) is not None else None
+        if self._stat(name) is None:
+            return None
+        try:
+            return self.read(name)
+        except StorageError as error:
+            if is_missing(error):  # removed in between
+                return None
+            raise
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         found: list[bytes | StorageError] = []

@@ -59,8 +59,7 @@ class Meter(Generic[Batch]):
     def _locate(self, batch: Batch) -> Callable[[], Keys]:
         loader = self.loader
         if isinstance(loader, Loader):
-            where = loader.last_batch
-            return lambda: tuple(loader.keys(loader.rows_of_batch(*where)))
+            return loader.locate()
         found = keys_in_batch(batch)
         dataset = getattr(loader, "dataset", None)
         if isinstance(dataset, CachedDataset):

@@ -93,7 +93,9 @@ class Account:
         """No more shards are made."""
         if self._heartbeat is not None:
             self._heartbeat.end()
-        if self._metrics is not None:
-            self._metrics.tell()
-        if self._finished is not None:
-            self._finished.end()
+        try:
+            if self._metrics is not None:
+                self._metrics.tell()
+        finally:
+            if self._finished is not None:
+                self._finished.end()

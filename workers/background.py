@@ -21,12 +21,19 @@ from workers.request import Request
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Background:
-    """A build in the background, begun by this process; its lines go into a log file."""
+    """A build in the background, begun by this process; its lines go into a log file.
+
+    Attributes
+    ----------
+    ended
+        Whether it had ended well when it was looked at before.
+    """
 
     process: subprocess.Popen[bytes]
     log: Path
+    ended: bool = False
 
     def check(self) -> str | None:
         """None; the store tells what it made.
@@ -34,9 +41,15 @@ class Background:
         Raises
         ------
         UsageError, BuildError
-            It has failed; with its last line.
+            It has failed, with its last line; or it had ended before the store was last looked at.
         """
         status = self.process.poll()
+        if self.ended:
+            raise BuildError(
+                "the build in the background made another version, for the source changed "
+                f"meanwhile: ask again (its log: {self.log})"
+            )
+        self.ended = status == 0
         if not status:
             return None
         lines = self.log.read_text(errors="replace").split("\n")

@@ -207,6 +207,7 @@ class _Build:
         if skipped:
             self.progress.say(f"{skipped} of {goal.shards} shards are there already")
         made = self._run_shards(run, goal, work.todo, receipts, origin=origin)
+        self.account.end()
         rows = sum(receipt.rows_reused for receipt in made)
         if rows and origin is not None:
             self.progress.say(
@@ -217,7 +218,6 @@ class _Build:
         if work.failed is not None and not mended:
             return self._nothing_mended(goal, work.failed)
         self.progress.phase("Committing")
-        self.account.end()
         keep_followed(self.store, goal, receipts)
         commit(self.store, goal, receipts, source_to_keep(self.request.source))
         self.progress.finish(f"Version {goal.version[:8]} is complete")

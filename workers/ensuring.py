@@ -14,13 +14,13 @@ from rich.console import Console
 from precache.attributes import FORMAT, Attributes
 from precache.claims import Claims
 from precache.errors import BuildError
-from precache.finished import follow_log, kept_name
+from precache.finished import FATE, follow_log, kept_name
 from precache.growing import GrowingVersion
 from precache.metadata import parse_array
 from precache.smallarrays import small_array
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
-from precache.store import BUILD, ROOT, Version, open_own
+from precache.store import ROOT, Version, open_own
 from workers import sources
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build
@@ -38,6 +38,9 @@ POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
 
 LIFE_SECONDS = 5.0
 """Between two looks for signs of life of a build, which lists its receipts."""
+
+ASK_EVERY = 5.0
+"""Seconds between two questions to a cluster about a job, each of which fetches its log."""
 
 LINE_EVERY = 30.0
 """Seconds between two lines that say what is awaited."""
@@ -85,7 +88,10 @@ class Wanted:
     def version(self) -> Version | None:
         """The version, where it is there whole."""
         goal = self.goal()
-        if goal is None or goal.folder.size(ROOT) is None or not is_whole(goal):
+        # What describes a build goes last: until then its commit may have been cut off.
+        if goal is None or goal.folder.size(DESCRIPTION) is not None:
+            return None
+        if goal.folder.size(ROOT) is None or not is_whole(goal):
             return None
         return open_own(goal.folder)
 
@@ -154,7 +160,7 @@ def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
         codec = goal.recipe.pipeline.fields[name].stored_as.name
         described.update(codec=codec, raw=0, stored=0)
     more = {"rows": len(table), "holes": 0, "classes": list(table.classes)}
-    told = {"format": FORMAT, **own, **more, "pipeline": goal.recipe.pipeline.to_dict()}
+    told = {"format": FORMAT, **own, **more, "pipeline": goal.recipe.declared.to_dict()}
     attributes = Attributes.read(json.dumps(told).encode(), str(goal.folder))
     documents = {name: field_document(goal, name) for name in goal.shapes}
     documents["label"] = json.loads(small_array(table.labels, ["row"], -1)["zarr.json"])
@@ -175,12 +181,24 @@ class JobMaking:
 
     def __init__(self, job: ClusterJob) -> None:
         self.job = job
+        self._asked = self._heard = time.monotonic()
 
     def check(self) -> str | None:
-        """As `Making` has it; asks the cluster."""
-        from workers.submission import ENDED
+        """As `Making` has it; asks the cluster now and then, and bears that it does not answer."""
+        from workers.submission import ENDED, PATIENCE
 
-        return self.job.wait().version if self.job.status().state in ENDED else None
+        now = time.monotonic()
+        if now - self._asked < ASK_EVERY:
+            return None
+        self._asked = now
+        try:
+            ended = self.job.status().state in ENDED
+        except BuildError:
+            if now - self._heard > PATIENCE:
+                raise
+            return None
+        self._heard = now
+        return self.job.wait().version if ended else None
 
 
 def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
@@ -208,7 +226,7 @@ def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
         if goal is not None and goal.folder.exists(DESCRIPTION) and wanted.is_at_work():
             follows = follow_log(goal.folder)
             if goal.folder.size(ROOT) is not None:
-                goal.folder.remove(BUILD)  # what was put there came too late
+                goal.folder.remove(FATE)  # it came too late
             elif follows:
                 return growing(goal, wanted)
         wanted.say_waiting()
@@ -297,7 +315,7 @@ def ensure_by_job(
                 f"{status.progress or wanted.how_far()}; job {job.id} goes on: ask again, or wait "
                 "longer"
             )
-        time.sleep(wanted.poll)
+        time.sleep(min(ASK_EVERY, max(wanted.poll, until - time.monotonic())))
     made = job.wait(lambda line: None if job.attached else wanted.say(line))
     # Not always the one that was wanted here: libraries of the cluster decide, too.
     return open_own(wanted.store.folder(made.version))
