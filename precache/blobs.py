@@ -243,7 +243,7 @@ class RemoteFolder:
 
     def _below(self, fs: Any, span: Span) -> tuple[list[Span], list[FileInfo], bool]:
         """Of a page: what is to be listed after it, its files, and if it began where it was to."""
-        more, files, last, obeyed = list[Span](), list[FileInfo](), span.after, True
+        more, files, last, obeyed = list[Span](), list[FileInfo](), max(span.after, span.seen), True
         listed, token = self._page(fs, span)
         while listed:  # where all comes in one page, what was seen goes at once
             each = listed.pop()

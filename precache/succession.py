@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch.distributed
 
 from precache.commits import read_commits
-from precache.errors import PrecacheError, UsageError
+from precache.errors import PrecacheError, StoreError, UsageError
 from precache.storage import StorageOptions, open_folder
 from precache.store import ROOT, Version, split_uri
 
@@ -64,7 +64,10 @@ class Refresh:
 
     def _decide(self, own: Version, take: Callable[[str], None]) -> str | None:
         try:
-            current = read_commits(self._folder)[-1].version
+            log_entries = read_commits(self._folder)
+            if not log_entries:
+                raise StoreError(f"{self._store} has no commits, or is away")
+            current = log_entries[-1].version
             if current == own.id:
                 return None
             take(self.uri_of(current))

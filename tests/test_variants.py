@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import shutil
@@ -21,6 +22,8 @@ from precache.cli import main
 from precache.errors import NewerFormatError, PipelineError, StoreError, UsageError
 from precache.variants import arrays_of, variant_at
 from tests.building import build_here, contents, write, write_jpegs
+from workers.ops import Common, FieldRecipe
+from workers.sources import Sample
 
 CALLS: list[int] = []
 
@@ -393,3 +396,42 @@ def test_a_version_is_pulled_with_all_its_variants(store: Path, tmp_path: Path) 
 def test_rows_are_not_chosen_by_what_is_random(store: Path) -> None:
     with pytest.raises(UsageError, match="takes 'image', and it has variants"):
         precache.open(store).rows_where(lambda image: image > 0)
+
+
+def test_an_object_is_linked_from_the_version_whose_it_is(tmp_path: Path) -> None:
+    """The last shard has one row: flipped in variant 0, and in variant 1 what its base has."""
+    source = write_jpegs(tmp_path / "in", 65, (24, 20))
+    shards = {"shard_samples": 64}
+    base = build_here(source, tmp_path / "store", flips(0, 0), shards)
+    key = precache.open(base.path).keys[64]
+    seed = next(n for n in itertools.count() if is_flipped(n, 0, key) > is_flipped(n, 1, key))
+    build_here(source, tmp_path / "store", flips(1, seed), shards)
+    made = build_here(source, tmp_path / "store", flips(2, seed), shards)
+    right = build_here(source, tmp_path / "right", flips(2, seed), shards)
+    for name in ("image.0", "image.1"):
+        found, expected = (zarr.open_group(each.path, mode="r")[name][:] for each in (made, right))
+        assert np.array_equal(found, expected)
+
+
+def flips(variants: int, seed: int) -> precache.Pipeline:
+    """Resized, and flipped where there are variants."""
+    ops = [{"op": "decode"}, {"op": "resize", "size": [16, 16]}]
+    random = {"variants": variants} if variants else {}
+    image = {"ops": [*ops, {"op": "horizontal_flip"}] if variants else ops, **random}
+    return precache.Pipeline.from_dict({"fields": {"image": image}, "seed": seed})
+
+
+def is_flipped(seed: int, variant: int, key: str) -> bool:
+    fields = flips(2, seed).by_array().fields
+    name = f"image.{variant}"
+    return bool(FieldRecipe(name, fields[name], seed)._random(key, 2).random() < 0.5)
+
+
+def test_a_function_that_writes_into_its_argument_is_seen_by_no_other_variant() -> None:
+    op = {"op": "function", "function": "tests.test_variants:noisy", "version": "1"}
+    ops = [{**op, "params": {"amount": 200}, "random": True}]
+    pipeline = precache.Pipeline.from_dict({"fields": {"x": {"ops": ops, "variants": 3}}})
+    sample, common = Sample({"x": np.zeros((4, 4), np.uint8)}), Common()
+    for name, field in pipeline.by_array().fields.items():
+        alone = FieldRecipe(name, field, 0)(Sample({"x": np.zeros((4, 4), np.uint8)}), "key")
+        assert np.array_equal(FieldRecipe(name, field, 0, {}, common)(sample, "key"), alone)

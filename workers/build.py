@@ -104,6 +104,7 @@ class _Build:
         self.listed: Listed
         self.barred: dict[str, str] = dict(listed.barred) if listed else {}
         self.timings: dict[str, float] = {}
+        self.again: set[int] = set()
 
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
@@ -198,7 +199,8 @@ class _Build:
         if work.receipts:  # what lay idle may have been swept before it was begun again
             left = remaining(goal, origin, recompute=self.request.recompute)
             work = replace(left, failed=work.failed)
-        if tried := len(_tried_again(work)):
+        self.again = _tried_again(work)
+        if tried := len(self.again):
             self.progress.say(f"{tried:,} samples that failed before are tried again")
         receipts = dict(work.receipts)
         skipped = len(receipts)
@@ -214,7 +216,7 @@ class _Build:
                 f"{rows:,} rows and {sum(receipt.reused for receipt in made)} whole shards were "
                 f"taken over from version {origin.version.id[:8]}"
             )
-        mended = len(_tried_again(work) - failures(receipts.values()).keys())
+        mended = len(self.again - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
             return self._nothing_mended(goal, work.failed)
         self.progress.phase("Committing")
@@ -332,6 +334,7 @@ class _Build:
             {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
             frozenset(row - rows.start for row in goal.table.removed if row in rows),
             permit,
+            may_fail=frozenset(row - rows.start for row in self.again if row in rows),
         )
 
     def _offer(self, goal: Goal, shard: int, origin: Origin | None) -> Offer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import math
 import warnings
@@ -511,7 +512,9 @@ class FieldRecipe:
         if wanted not in sample.inputs:
             names = ", ".join(map(repr, sample.inputs))
             raise SampleError(f"field {self.name!r} starts from {wanted!r}; samples have {names}")
-        return sample.inputs[wanted]
+        found = sample.inputs[wanted]
+        # A user's function may write into its argument, which other fields start from, too.
+        return copy.deepcopy(found) if self._functions and not self._field.decodes else found
 
     def _apply(self, op: Op, number: int, value: Any, key: str) -> Any:
         match op:

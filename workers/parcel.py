@@ -107,7 +107,11 @@ def pack(
     _check_size(files)
     source, store = _as_there(source), _as_there(store)
     # In its own order, which is that of a batch's fields.
-    recipe = json.dumps(pipeline.to_dict(), separators=(",", ":"), ensure_ascii=False)
+    data = pipeline.to_dict()
+    for name, each in pipeline.fields.items():
+        if "first_variant" in each.model_fields_set:  # written, it counts, though it be the default
+            data["fields"][name]["first_variant"] = each.first_variant
+    recipe = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     flags = [f"--pipeline={recipe}", *_flags(given)]
     arguments = ("build", source, store, "--address=auto", "--json", *flags)
     if len(os.fsencode(" ".join(arguments))) > MOST_COMMAND_NBYTES:

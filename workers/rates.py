@@ -152,7 +152,7 @@ def _take(
     if offer is None:
         return Cost(), {}
     old = open_offered(offer, check=True)
-    opened = clock.lap().over(max(1, sum(each.offered.size for each in old.values())))
+    opened = clock.lap().over(max(1, offer.nbytes_of(old)))
     costs = {}
     for name, rows in old.items():
         output = _output(task, recipes[name], rows)

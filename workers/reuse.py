@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -95,9 +95,15 @@ class Offer:
     retries: bool = False
 
     def without(self, field: str) -> Offer:
-        """The same but for one field."""
-        left = {name: each for name, each in self.fields.items() if name != field}
+        """The same but for one field, and those that go on from the same object."""
+        gone = self.place_of(self.fields[field])
+        left = {name: each for name, each in self.fields.items() if self.place_of(each) != gone}
         return replace(self, fields=left)
+
+    def nbytes_of(self, fields: Iterable[str]) -> int:
+        """Bytes of the objects of some fields, each counted once."""
+        found = [self.fields[name] for name in fields]
+        return sum({self.place_of(each): each.size for each in found}.values())
 
     def place_of(self, each: OfferedField) -> tuple[str, str]:
         """Version and name of a field's object."""
@@ -147,7 +153,8 @@ class Origin:
         starts = np.arange(0, len(self.same), self.rows_per_shard)
         linked = np.logical_and.reduceat(self.same, starts)
         needed = 0.0
-        for name, made in self.fields.items():
+        for name in self.shapes():
+            made = self.fields[name]
             sizes = self.objects[name][:, 0].astype(np.float64)
             if pipeline.fields[name].stored_as.name == "raw":
                 sizes = np.full(len(starts), made.shape.nbytes * len(self.same) / len(starts))

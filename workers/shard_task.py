@@ -94,6 +94,7 @@ class ShardTask:
     removed: frozenset[int] = frozenset()
     permit: str | None = None
     again: bool = False
+    may_fail: frozenset[int] = frozenset()
 
     @property
     def first_row(self) -> int:
@@ -103,9 +104,9 @@ class ShardTask:
     def memory(self) -> int:
         """Bytes its process may need: libraries and a large photograph, and whole shards."""
         made = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
-        offered = self.offer.fields.values() if self.offer else ()
+        offered = self.offer.nbytes_of(self.offer.fields) if self.offer else 0
         large = LARGE_MEMORY * (max(self.sizes, default=0) > LARGE_FILE)
-        return BASE_MEMORY + large + made + sum(each.size for each in offered)
+        return BASE_MEMORY + large + made + offered
 
     def retried(self) -> ShardTask:
         return replace(self, again=True)
@@ -230,7 +231,7 @@ def _run_shard(task: ShardTask) -> Receipt:
             sample = fetched if isinstance(fetched, Sample) else None
             reason = task.barred.get(key, "")
             if isinstance(fetched, FetchError):
-                if not rows.may_fail(place):
+                if place not in task.may_fail:
                     unfetched.append(fetched)
                 sample, reason = Sample({}), f"could not be fetched: {fetched}"
             _require_unchanged(task, place, key, sample)

@@ -155,7 +155,7 @@ def _plan_shard(
         int((needs & known & ~spared.same).sum()) if decides else 0,
         int(kept.sum()),
         len(spared.holes.keys() - set(gone)) if offer is not None and offer.retries else 0,
-        sum({each.object_name: each.size for each in whole.values()}.values()) - linked_nbytes,
+        (offer.nbytes_of(whole) if offer else 0) - linked_nbytes,
         linked_nbytes,
         fields,
     )

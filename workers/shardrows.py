@@ -104,10 +104,6 @@ class ShardRows:
         """Whether a row cannot be made of what the earlier version has."""
         return bool(self._spared.needs_sample[place])
 
-    def may_fail(self, place: int) -> bool:
-        """Whether a row may stay a hole where its sample cannot be fetched again."""
-        return self._offer is not None and self._offer.retries and place in self._spared.holes
-
     def make(self, place: int, key: str, sample: Sample | None, barred: str = "") -> str:
         """Make a row of every field; the reason where it is a hole, else empty.
 
@@ -200,8 +196,9 @@ class Object:
         """
         if self.is_old and self._offer is not None and self._old is not None:
             try:
-                there = self._old.offered.object_name
-                folder.copy(name, self._offer.folder, there, scratch=SCRATCH)
+                old = self._old.offered
+                origin = old.base or self._offer.folder
+                folder.copy(name, origin, old.object_name, scratch=SCRATCH)
                 return self.made
             except StorageError as error:
                 if not self._parts:

@@ -100,7 +100,7 @@ def find_work(
     if origin and listed.fetches_labels and origin.fields.keys() >= recipe.pipeline.fields.keys():
         origin = None
     if origin and listed.pinned and origin.is_of(recipe.rows_digest):
-        origin = replace(origin, same=np.ones_like(origin.same))
+        origin = replace(origin, same=np.ones_like(origin.same), retries=True)
     if origin and request.retry_failed:
         origin = origin.retried()
     if goal is None:
@@ -158,7 +158,7 @@ def _measured(
 ) -> tuple[Shapes, int]:
     found, rows = measure(recipe), len(recipe.table)
     nbytes = {name: row.nbytes for name, row in found.shapes.items()}
-    missing = nbytes.keys() - (origin.fields.keys() if origin else ())
+    missing = nbytes.keys() - (origin.shapes().keys() if origin else ())
     share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
     taken = origin.nbytes_to_write(rows, recipe.pipeline) if origin else 0
     return found.shapes, int(found.stored_per_row * rows * share) + taken
