@@ -287,9 +287,12 @@ _calls: Iterator[int] = iter(range(sys.maxsize))
 
 # --- processes ----------------------------------------------------------------------------------
 
-# Forked from a server that has torch loaded and runs nothing else: cheap, and safe to fork.
+# Forked from a server that has loaded what a build loads, and runs nothing else: cheap, and safe
+# to fork.
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.building", "workers.build", "workers.shard_task"])
+_forks.set_forkserver_preload(
+    ["tests.building", "torch", "workers.build", "workers.probe", "workers.takeover"]
+)
 
 
 def start(function: Callable[..., None], *arguments: Any) -> BaseProcess:

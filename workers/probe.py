@@ -73,7 +73,8 @@ def run_probe(task: ProbeTask) -> Measured:
             stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
     if not shapes:
         why = reasons[0] if reasons else "each kills the worker that decodes it"
-        raise SampleError(f"none of the first {len(task.keys)} samples has a row: {why}")
+        tried = f"first {len(task.keys)} samples" if task.keys else "samples that were tried"
+        raise SampleError(f"none of the {tried} has a row: {why}")
     return Measured(shapes, float(stored.mean()))
 
 
