@@ -126,12 +126,12 @@ def test_each_shard_comes_once_and_the_next_epoch_asks_for_nothing(
 def test_training_starts_with_the_first_shards(
     url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """The server hands out four shards, and no more before the first batch is there."""
+    """The server hands out half of the shards, and no more before the first batch is there."""
     handed, first_batch = set[str](), threading.Event()
 
     def hold(method: str, path: str) -> None:
         if "/image/c/" in path and path not in handed:
-            if len(handed) == 4:
+            if len(handed) == 8:  # more than are fetched before any is read, in whatever order
                 assert first_batch.wait(60)
             handed.add(path)
 
