@@ -145,8 +145,12 @@ def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followe
     other = work.run(*work.line("--max-failures", "3"))
     status, store_status = work.json("status", job), read_status(work.store)
     listed = (head.get("/api/jobs/") or b"").decode() + json.dumps(head.job(job))
-    work.go()
-    end = work.run(*line)
+    with running(command(*line), head.env, work.folder) as client:
+        assert client.stderr is not None
+        said = client.stderr.readline()  # before the build may end
+        work.go()
+        out, err = client.communicate()
+    end = subprocess.CompletedProcess(client.args, client.returncode, out, said + err)
     return Followed(
         work, job, again, other, status, store_status, listed, end, work.run("status", job).stdout
     )
