@@ -22,7 +22,7 @@ from tests.bench.scaling.watch import load_average
 
 MIB = 1 << 20
 WIDTH = 130
-SHARDS = ((1000, 5), (1000, 25), (100, 250))
+SHARDS = ((1000, 5), (1000, 25), (1000, 100))
 """How many, and photos in each, where the driver is measured; by default each has some 900."""
 ORDINARY = 200
 """Photos beside a large picture, and alone."""
