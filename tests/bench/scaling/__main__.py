@@ -53,7 +53,7 @@ def _workers(options: argparse.Namespace, folder: Path) -> Section:
     found = builds.in_turns(source, folder, options.rounds)
     table = _table(
         f"{options.count:,} photos, resized to 256, cropped to 224, codec image",
-        "CPU-ms a photo; medians of all rounds, ratios of neighbours. 1.1 at most is asked.",
+        "CPU-ms a photo; medians of all rounds, ratios of neighbours. Target: at most 1.1.",
         "tasks",
         "of serial",
         "of 1 worker",
@@ -83,7 +83,7 @@ def _driver(options: argparse.Namespace, folder: Path) -> Section:
     table = _table(
         "The driver of 2 workers",
         "In the time that shard tasks run. All CPU time is the driver's then, and the workers'. "
-        "Below 2% is asked.",
+        "Target: below 2%.",
         "CPU-ms a task",
         "of Ray's alone",
         "of all CPU time",
