@@ -410,6 +410,7 @@ class Field(_Grown):
                     depth = channels[first.mode] if isinstance(first, Decode) else None
                     if shape is not None and len(shape) == 3:
                         depth = shape[0]
+                    # mypy takes the star of a pair for a tuple of any length.
                     shape = (depth, *op.size) if depth else None  # type: ignore[misc]
                 case Resize():
                     shape = None

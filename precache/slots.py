@@ -148,6 +148,7 @@ class SlotPool:
 
     def _collect_copies(self) -> None:
         with self._copies_lock:
+            # torch's own method has no types.
             while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
                 self._free.append(self._copies.popleft()[1])
 

@@ -935,6 +935,7 @@ def kill_at_random(folder: Path, source: Path, kills: int, seed: int) -> None:
     for _ in range(kills):
         before = receipts()
         with running(line, environment()) as process:
+            # It is called before the loop goes on.
             poll(lambda: receipts() > before or process.poll() is not None, "another shard")  # noqa: B023
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(moments.uniform(0, 0.02) * (undisturbed.shards - before))

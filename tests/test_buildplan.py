@@ -151,6 +151,7 @@ def test_a_changed_recipe_is_counted(
 ) -> None:
     first = build(source, tmp_path / "store", before)
     planned, _ = kept(source, tmp_path / "store", after)
+    # A plan of a store that has a version has differences.
     assert [each.where for each in planned.differences.recipe] == where  # type: ignore[union-attr]
     for name, kind in how.items():
         assert getattr(planned.fields[name], kind) >= 39, planned.fields

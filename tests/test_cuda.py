@@ -174,6 +174,7 @@ def test_page_locked_memory_does_not_grow_with_epochs(store: BuiltStore) -> None
 def _slept_on_device(seconds: float) -> Callable[[], None]:
     """A step that keeps the device busy for so long, and the host not at all."""
     cycles = 50_000_000
+    # torch's own class has no types.
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # the first one starts it all
     start.record()

@@ -80,6 +80,7 @@ def test_what_is_no_index_is_refused(stores: dict[str, BuiltStore], index: Any) 
 
 
 def test_iterating_ends(dataset: precache.CachedDataset) -> None:
+    # Iterated by __getitem__ and IndexError, which torch's types do not tell.
     assert [int(sample["row"]) for sample in dataset] == [  # type: ignore[attr-defined]
         int(dataset[i]["row"]) for i in range(21)
     ]
@@ -158,6 +159,7 @@ def test_a_distributed_sampler_deals_it_out(tile_stores: dict[str, BuiltStore]) 
         loader = DataLoader(dataset, 8, sampler=sampler, collate_fn=dataset.collate)
         ranks.append([row for batch in loader for row in batch["row"].tolist()])
     assert {len(rows) for rows in ranks} == {19}
+    # As above.
     assert {row for rows in ranks for row in rows} == {int(sample["row"]) for sample in dataset}  # type: ignore[attr-defined]
 
 

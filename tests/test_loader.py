@@ -496,6 +496,7 @@ def test_an_iterator_that_is_never_used_costs_no_epoch(image_store: BuiltStore) 
 
 def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltStore) -> None:
     def held() -> tuple[int, int]:
+        # All at once: what counts descriptors keeps none open.
         return len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
     with precache.Loader(tile_store.path, 8, threads=2) as loader:

@@ -430,6 +430,7 @@ def test_a_version_tells_what_it_holds(store: BuiltStore) -> None:
     assert version.id[:8] in repr(version)
     field = version.fields["image"]
     assert (field.shape, field.dtype) == ((3, 112, 112), "uint8")
+    # Validation fills in the codec.
     assert field.codec == store.pipeline.fields["image"].codec.name  # type: ignore[union-attr]
     assert field.raw_nbytes == 23 * 3 * 112 * 112
     assert field.stored_nbytes == sum(store.shard_path(n).stat().st_size for n in range(3))

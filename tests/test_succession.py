@@ -166,6 +166,7 @@ def rank_of_two(rank: int, store: Path, folder: Path) -> None:
         "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2
     )
     tell = logging.Handler()
+    # A handler of one method, for a log.
     tell.emit = lambda record: (folder / "followed").touch()  # type: ignore[method-assign]
     logging.getLogger("precache.succession").addHandler(tell)
     logging.getLogger("precache.succession").setLevel(logging.INFO)

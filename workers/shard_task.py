@@ -252,8 +252,23 @@ def _run_shard(task: ShardTask) -> Receipt:
     _require_expected(task, {name: each.made for name, each in objects.items()})
     made = {name: objects[name].put(task.folder, at) for name, at in task.objects.items()}
     timing.charge("put")
+    reused = all(objects[name].is_old for name in made)
+    receipt = _receipt(task, rows, made, holes, labels, reused, timing)
+    task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
+    return receipt
+
+
+def _receipt(
+    task: ShardTask,
+    rows: ShardRows,
+    made: dict[str, ShardObject],
+    holes: dict[int, str],
+    labels: list[int],
+    reused: bool,
+    timing: Timing,
+) -> Receipt:
     sums = {name: each.sums() for name, each in rows.outputs.items()}
-    receipt = Receipt(
+    return Receipt(
         task.shard,
         made,
         holes,
@@ -263,15 +278,13 @@ def _run_shard(task: ShardTask) -> Receipt:
         timing.cpu_seconds,
         timing.cpu_before if next(_tasks_before) == 0 else 0.0,
         labels=labels if task.job.fetch_labels else None,
-        reused=all(objects[name].is_old for name in made),
+        reused=reused,
         rows_reused=rows.taken,
         host=node_name(),
         began=timing.began,
         fetched=timing.nbytes,
         slowest=timing.slowest(),
     )
-    task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
-    return receipt
 
 
 def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Sample | FetchError, None, None]:

@@ -212,6 +212,7 @@ def _compare(
         loaders[_threads(count)] = precache.Loader(store, BATCH, device="cpu", threads=count)
     ways: dict[str, Epoch] = {FLOOR: floor}
     for name, loader in loaders.items():
+        # mypy cannot infer a lambda with a default.
         ways[name] = lambda loader=loader: _loader_epoch(loader)  # type: ignore[misc]
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     for _ in range(epochs + 1):

@@ -178,6 +178,7 @@ def _compare(codec: str, store: Path, flat: Path, shuffle: str, rounds: int) -> 
     for _ in range(rounds):
         touch(files)
         for name, epoch in epochs.items():
+            # mypy cannot infer a lambda with a default.
             costs[name].append(cost_of(lambda epoch=epoch: sum(epoch() for _ in range(PASSES))))  # type: ignore[misc]
     return Reading(codec, shuffle, costs)
 

@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 try:
+    # Tried here, since Streaming imports it.
     import torchvision  # noqa: F401
 except RuntimeError:
     # The wheel on PyPI is built for CUDA, and its operators do not load under a torch without. What
