@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 from precache.attributes import Claimed
@@ -58,12 +57,7 @@ class Claim:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._over.set()
         self._thread.join()
         folder, _, own = self.name.rpartition("/")

@@ -7,7 +7,6 @@ import dataclasses
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -239,12 +238,7 @@ class Mixture:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
