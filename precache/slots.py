@@ -86,14 +86,14 @@ class SlotPool:
     ----------
     keep
         Slots made before the log speaks of it.
-    pinned
-        Page-lock them, for asynchronous copies to a CUDA device.
+    pinned_for
+        Page-lock them, for asynchronous copies to this CUDA device.
     """
 
-    def __init__(self, nbytes: int, keep: int, pinned: bool = False) -> None:
+    def __init__(self, nbytes: int, keep: int, pinned_for: torch.device | None = None) -> None:
         self.nbytes = nbytes
         self._keep = keep
-        self._pinned = pinned
+        self._device = pinned_for
         self._made = 0
         self._told = False
         # What runs when a batch dies may run inside the garbage collector, where it must take no
@@ -106,7 +106,14 @@ class SlotPool:
 
     def acquire(self) -> np.ndarray:
         """A slot (uint8) that nobody reads."""
-        self._collect_copies()
+        if self._device is None:
+            return self._acquire()
+        # On a thread that never chose one, CUDA would set up the first device for this process.
+        with torch.cuda.device(self._device):
+            self._collect_copies()
+            return self._acquire()
+
+    def _acquire(self) -> np.ndarray:
         self.trim()
         try:
             return self._returned(self._free.pop())
@@ -161,7 +168,7 @@ class SlotPool:
                 self._keep,
                 self.nbytes / 1e6,
             )
-        if self._pinned:
+        if self._device is not None:
             return torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         memory = np.empty(self.nbytes + 64, np.uint8)
         start = -memory.ctypes.data % 64
@@ -187,8 +194,8 @@ class DeviceCopier:
             memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             copied.record(self._stream)
+            self._pool.release_after(copied, slot)
             batch = unpack(memory)
-        self._pool.release_after(copied, slot)
         current.wait_stream(self._stream)
         for tensor in batch.values():
             tensor.record_stream(current)
