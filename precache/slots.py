@@ -21,6 +21,9 @@ from precache.layout import align
 
 log = logging.getLogger(__name__)
 
+STEPS_AHEAD = 4
+"""Steps that the host may have queued on a device when it asks for the next batch."""
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -182,14 +185,17 @@ class DeviceCopier:
         self._pool = pool
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+        self._handed_out: deque[torch.cuda.Event] = deque()
 
     def copy(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Batch:
         """The first `nbytes` of a slot on the device, unpacked there.
 
         The copy and what `unpack` does run on the side stream; the caller's current stream waits
-        for them, the host does not.
+        for them. The host waits where it is `STEPS_AHEAD` steps before the device, whose memory
+        would fill up with batches otherwise.
         """
         current = torch.cuda.current_stream(self._device)
+        self._limit(current)
         with torch.cuda.stream(self._stream):
             memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
@@ -200,6 +206,15 @@ class DeviceCopier:
         for tensor in batch.values():
             tensor.record_stream(current)
         return batch
+
+    def _limit(self, current: torch.cuda.Stream) -> None:
+        """Wait until few of the steps are left that were queued on the caller's stream."""
+        # Blocking: what waits must not spin. torch's own class and methods have no types.
+        queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        queued.record(current)
+        self._handed_out.append(queued)
+        if len(self._handed_out) > STEPS_AHEAD:
+            self._handed_out.popleft().synchronize()  # type: ignore[no-untyped-call]
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,14 @@ from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
 from precache.registered import registered
 from precache.shards import ArrayReader
-from precache.slots import Batch, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.slots import (
+    STEPS_AHEAD,
+    Batch,
+    DeviceCopier,
+    SlotLayout,
+    SlotPool,
+    undo_image_tensor,
+)
 from precache.stallclock import ThreadTime
 from precache.store import SMALL_ROW_NBYTES
 
@@ -96,7 +103,7 @@ class BatchStream:
         self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
         frames = batch_size * sum(reader.frame_bound for reader in self._framed.values())
         cuda = device if device.type == "cuda" else None
-        slots = self._ahead + SLOTS_IN_USE
+        slots = self._ahead + SLOTS_IN_USE + (STEPS_AHEAD if cuda else 0)
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
         self._copier = DeviceCopier(self._pool, cuda) if cuda else None
         fields = self._layout.columns.items()
