@@ -214,7 +214,7 @@ class DeviceCopier:
         queued.record(current)
         self._handed_out.append(queued)
         if len(self._handed_out) > STEPS_AHEAD:
-            self._handed_out.popleft().synchronize()  # type: ignore[no-untyped-call]
+            self._handed_out.popleft().synchronize()
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:
