@@ -41,6 +41,8 @@ from tests.bench.common import (
 )
 from tests.examples.resnet import resnet
 
+Step = Callable[[Tensor, Tensor], Any]
+
 CLASSES = 1000
 WARM_STEPS = 6
 """Of a turn, that are not measured: the loader begins, the clocks rise."""
@@ -61,7 +63,7 @@ class Sizes:
     width: int = 64
 
 
-FULL = Sizes(rows=12_032, batch=256, steps=40, rounds=5, epochs=4)
+FULL = Sizes(rows=9_216, batch=256, steps=30, rounds=5, epochs=4)
 REHEARSAL = Sizes(rows=96, batch=8, steps=4, rounds=2, epochs=2, depth=18, width=8)
 
 
@@ -188,9 +190,7 @@ def feed(way: Way, store: Path, device: torch.device, sizes: Sizes) -> Feeding:
 # --- training -----------------------------------------------------------------------------------
 
 
-def make_step(
-    device: torch.device, sizes: Sizes, compiled: bool
-) -> Callable[[Tensor, Tensor], Any]:
+def make_step(device: torch.device, sizes: Sizes, compiled: bool) -> Step:
     """A training step on (N, 3, H, W) bf16 images in channels-last and (N,) int64 labels."""
     torch.manual_seed(0)
     model: Any = resnet(sizes.depth, CLASSES, sizes.width)
@@ -210,13 +210,18 @@ def make_step(
 
 
 def _turn(
-    batches: Iterator[tuple[Tensor, Tensor]], step: Callable[[Tensor, Tensor], Any], sizes: Sizes,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    step: Step,
+    sizes: Sizes,
     device: torch.device,
-) -> Steps:  # fmt: skip
-    """Steps that follow each other without a wait, measured from one wait to the next."""
+    begun: Callable[[], object] = lambda: None,
+) -> Steps:
+    """Steps that follow each other without a wait, measured from one wait to the next; `begun` is
+    called at the first of these."""
     for image, label in itertools.islice(batches, WARM_STEPS if device.type == "cuda" else 1):
         step(image, label)
     _wait(device)
+    begun()
     started, cpu = time.perf_counter(), time.process_time()
     for image, label in itertools.islice(batches, sizes.steps):
         step(image, label)
@@ -244,9 +249,8 @@ def train(
         still = _turn(itertools.repeat((image, label)), step, sizes, device)
         found["resident batch"] += [still] * bool(number)
         for name, loader in loaders.items():
-            loader.stats()
             batches = iter(loader)
-            turn = _turn(batches, step, sizes, device)
+            turn = _turn(batches, step, sizes, device, loader.stats)
             stalled = loader.stats().stall_ratio
             batches.close()  # type: ignore[attr-defined]  # it is a generator
             found[name] += [dataclasses.replace(turn, stall_ratio=stalled)] * bool(number)
