@@ -107,6 +107,19 @@ def test_a_file_that_is_gone_leaves_nothing_mapped(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
+def test_places_reach_beyond_four_gigabytes(tmp_path: Path) -> None:
+    path, row, far = tmp_path / "sparse", 100, 5 << 30
+    with path.open("wb") as file:
+        file.seek(far + 4)
+        file.write(bytes(range(row)))
+    places = Places(np.array([4]), 1 << 40, 1, row, 1 << 20)
+    span = Span([(path, far + 4 + row)], private=False)
+    rows = torch.from_numpy(places.of(np.array([far >> 20])))
+    found = gather(span.host_tensor(), rows, row, places.unit)
+    assert found.tolist() == [list(range(row))]
+    span.close()
+
+
 # --- the driver ---------------------------------------------------------------------------------
 
 
