@@ -19,7 +19,7 @@ from precache.feed import ShardFeed
 from precache.fetchers import Requests
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
-from precache.registered import registered
+from precache.registered import Places, registered
 from precache.shards import ArrayReader
 from precache.slots import (
     STEPS_AHEAD,
@@ -51,6 +51,8 @@ class _Filled:
         Field -> where its zstd frames start, for those that the device decompresses.
     gathered
         Field -> array, for those whose rows the device gathers.
+    longest
+        Field -> bytes of its longest frame, for those whose frames it gathers.
     nbytes
         Of the slot that are in use.
     """
@@ -59,6 +61,7 @@ class _Filled:
     rows: np.ndarray
     frames: Mapping[str, int]
     gathered: Mapping[str, str]
+    longest: Mapping[str, int]
     nbytes: int
 
 
@@ -89,7 +92,9 @@ class BatchStream:
     ) -> None:
         self._columns = columns
         self._framed = _framed(columns, device) if decompress == "device" else {}
-        self._registered = registered(columns, device) if gather == "device" else None
+        self._registered = None
+        if gather == "device":
+            self._registered = registered(columns, device, frames=bool(self._framed))
         there = self._registered.places if self._registered else {}
         self._gathered = {name for name, array in columns.arrays.items() if array in there}
         copying = all(each.plain or name in self._framed for name, each in columns.readers.items())
@@ -102,7 +107,8 @@ class BatchStream:
         lengths = {_lengths(name): ((), "int64") for name in self._framed}
         places = {_places(name): ((), "int64") for name in self._gathered}
         self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
-        frames = batch_size * sum(reader.frame_bound for reader in self._framed.values())
+        self._sent = {n: each for n, each in self._framed.items() if n not in self._gathered}
+        frames = batch_size * sum(reader.frame_bound for reader in self._sent.values())
         cuda = device if device.type == "cuda" else None
         slots = self._ahead + SLOTS_IN_USE + (STEPS_AHEAD if cuda else 0)
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
@@ -191,16 +197,16 @@ class BatchStream:
             out = self._layout.arrays(slot, len(rows))
             columns.read(rows, out, undo=self._copier is None)
             frames, nbytes = {}, self._layout.nbytes
-            for name in self._framed:
+            for name in self._sent:
                 frames[name] = nbytes
                 lengths = out[_lengths(name)]
                 lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
                 nbytes += int(lengths.sum())
-            gathered = self._locate(columns, rows, out)
+            gathered, longest = self._locate(columns, rows, out)
         except BaseException:
             self._pool.release(slot)
             raise
-        return _Filled(slot, rows, frames, gathered, nbytes)
+        return _Filled(slot, rows, frames, gathered, longest, nbytes)
 
     def _send(self, copier: DeviceCopier, filled: _Filled, doubts: _Doubts) -> Sent:
         unpack = functools.partial(self._unpack, filled, doubts)
@@ -208,14 +214,22 @@ class BatchStream:
 
     def _locate(
         self, columns: Columns, rows: np.ndarray, out: Mapping[str, np.ndarray]
-    ) -> dict[str, str]:
-        """Say in a slot where the device finds rows, checked as others are; field -> array."""
+    ) -> tuple[dict[str, str], dict[str, int]]:
+        """Say in a slot where the device finds rows, checked as others are; field -> array, and
+        field -> bytes of its longest frame."""
         gathered = {name: columns.arrays[name] for name in self._gathered}
+        longest = {}
         for name, array in gathered.items():
             assert self._registered is not None  # else nothing is gathered
             columns.readers[name].check(rows)
-            out[_places(name)][:] = self._registered.places[array].of(rows)
-        return gathered
+            layout = self._registered.places[array]
+            if isinstance(layout, Places):
+                out[_places(name)][:] = layout.of(rows)
+            else:
+                out[_places(name)][:] = layout.starts[rows]
+                lengths = out[_lengths(name)][:] = layout.lengths[rows]
+                longest[name] = int(lengths.max())
+        return gathered, longest
 
     def _give_back(self, made: _Filled | Sent) -> None:
         if isinstance(made, _Filled):  # else the slot comes back once it is copied
@@ -233,17 +247,21 @@ class BatchStream:
     def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
         found = self._layout.tensors(memory, len(filled.rows))
-        for name, start in filled.frames.items():
-            array, lengths = self._framed[name].array, found.pop(_lengths(name))
-            offsets = lengths.cumsum(0) - lengths + start
-            values, failed = nvcomp.decompress(memory, offsets, lengths, array.row_nbytes)
+        for name, reader in self._framed.items():
+            lengths = found.pop(_lengths(name))
+            if name in filled.frames:
+                held, offsets = memory, lengths.cumsum(0) - lengths + filled.frames[name]
+            else:
+                assert self._registered is not None  # else frames are in the slot
+                starts, longest = found.pop(_places(name)), filled.longest[name]
+                held, offsets = self._registered.gather_frames(starts, longest)
+            values, failed = nvcomp.decompress(held, offsets, lengths, reader.array.row_nbytes)
             doubts.add(name, filled.rows, failed)
             found[name] = self._shaped(name, values)
-        for name, array_name in filled.gathered.items():
+        for name in filled.gathered.keys() - self._framed.keys():
             assert self._registered is not None  # else nothing is gathered
-            found[name] = self._shaped(
-                name, self._registered.gather(array_name, found.pop(_places(name)))
-            )
+            values = self._registered.gather(filled.gathered[name], found.pop(_places(name)))
+            found[name] = self._shaped(name, values)
         for name, reader in self._columns.readers.items():
             if reader.filtered:
                 found[name] = undo_image_tensor(found[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -16,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
+from precache import nvcomp, stream
 from precache import registered as room
-from precache import stream
 from precache.columns import Columns
 from precache.errors import DamageError, UsageError
-from precache.registered import DEVICEMAP, READ_ONLY, Places, Span, gather
+from precache.registered import DEVICEMAP, READ_ONLY, Places, Span, gather, gather_frames
 from precache.stream import BatchStream
 from tests.conftest import BuiltStore
+from tests.test_decompress import stand_in_for_nvcomp
 
 CPU = torch.device("cpu")
 SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
@@ -65,6 +67,25 @@ def test_a_gather_takes_the_bytes_of_each_row(
         chunk, within = divmod(inside, places.chunk_rows)
         start = places.starts[shard] + chunk * places.pitch + within * places.row_nbytes
         np.testing.assert_array_equal(values, memory[start : start + places.row_nbytes])
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.data())
+def test_frames_are_gathered_whole_wherever_they_lie(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    """Also at the very end, beyond which no memory may be read."""
+    nbytes = max(80, -(-sum(lengths) // 8) * 8)
+    memory = np.random.default_rng(0).integers(0, 256, nbytes).astype(np.uint8)
+    first = nbytes - sum(lengths) if data.draw(st.booleans()) else 0
+    starts = first + np.cumsum([0, *lengths[:-1]])
+    chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=9))
+    longest = max(lengths[n] for n in chosen)
+    held, offsets = gather_frames(
+        torch.from_numpy(memory), torch.from_numpy(starts[chosen]), longest
+    )
+    for number, offset in zip(chosen, offsets.tolist(), strict=True):
+        frame = memory[starts[number] : starts[number] + lengths[number]]
+        np.testing.assert_array_equal(held[offset : offset + lengths[number]], frame)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +236,7 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[
         monkeypatch.setattr(room, "Driver", lambda device: driver)
         monkeypatch.setattr(Span, "device_tensor", lambda span, device: span.host_tensor())
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-        return lambda columns: room.registered(columns, torch.device("cuda", 0))
+        return functools.partial(room.registered, device=torch.device("cuda", 0))
 
     return use
 
@@ -286,6 +307,14 @@ def test_a_forked_process_leaves_it_to_its_parent(
 # --- batches ------------------------------------------------------------------------------------
 
 
+def ignoring_damage(
+    memory: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor, row_nbytes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As nvCOMP does, which checks no checksum."""
+    none = torch.zeros(len(lengths), dtype=torch.bool)
+    return torch.zeros((len(lengths), row_nbytes), dtype=torch.uint8), none
+
+
 def _batch(batches: BatchStream, columns: Columns, rows: np.ndarray) -> dict[str, torch.Tensor]:
     """What the device makes of a slot, on the host."""
     filled = batches._fill(columns, rows)
@@ -299,17 +328,33 @@ def gathering(
 ) -> Callable[[Columns], BatchStream]:
     """A stream whose rows are gathered from registered shards."""
     register = as_device(Recorder())
-    monkeypatch.setattr(stream, "registered", lambda columns, device: register(columns))
-    return lambda columns: BatchStream(columns, 8, CPU, gather="device")
+    monkeypatch.setattr(
+        stream, "registered", lambda columns, device, **options: register(columns, **options)
+    )
+    monkeypatch.setattr(
+        stream,
+        "_framed",
+        lambda columns, device: {n: r for n, r in columns.readers.items() if r.framed},
+    )
+    monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
+    monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
+    return lambda columns: BatchStream(columns, 8, CPU, decompress="device", gather="device")
 
 
-@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [("stores", "raw"), ("tile_stores", "raw"), ("stores", "zstd"), ("stores", "image")],
+)
 def test_batches_are_those_of_the_host(
-    kind: str, request: pytest.FixtureRequest, gathering: Callable[[Columns], BatchStream]
+    kind: str,
+    codec: str,
+    request: pytest.FixtureRequest,
+    gathering: Callable[[Columns], BatchStream],
 ) -> None:
-    store = request.getfixturevalue(kind)["raw"]
+    store = request.getfixturevalue(kind)[codec]
     columns = Columns(str(store.path))
     batches = gathering(columns)
+    assert batches._pool.nbytes < 1000  # no pixel, and no frame, goes through a slot
     rows = columns.valid(np.array([20, 0, 7, 8, 15, 16, 20]))
     found = _batch(batches, columns, rows)
     assert list(found) == ["image", "label", "row"]
@@ -342,23 +387,31 @@ def test_each_epoch_gathers_from_its_variant(
     batches.close()
 
 
+@pytest.mark.parametrize(
+    ("codec", "reason"), [("raw", "its CRC32C does not hold"), ("image", "a chunk does not decode")]
+)
 def test_rows_are_checked_on_the_host_the_first_time(
+    codec: str,
+    reason: str,
     stores: dict[str, BuiltStore],
     copy_store: Callable[[BuiltStore], BuiltStore],
     gathering: Callable[[Columns], BatchStream],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = copy_store(stores["raw"])
+    store = copy_store(stores[codec])
     columns, row = Columns(str(store.path)), np.array([2])
     batches = gathering(columns)
     _batch(batches, columns, row)
+    monkeypatch.setattr(nvcomp, "decompress", ignoring_damage)
+    start = int(columns.readers["image"]._objects.get(0, (0, 0, 0), 2).index[2, 0])
     with store.shard_path(0).open("r+b") as file:
-        file.seek(2 * (112 * 112 * 3 + 4) + 1000)
+        file.seek(start + 1000)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
     assert len(_batch(batches, columns, row)["image"]) == 1
     again = Columns(str(store.path))
-    with pytest.raises(DamageError, match=r"is damaged at row 2 \(.*its CRC32C does not hold"):
+    with pytest.raises(DamageError, match=rf"is damaged at row 2 \(.*{reason}"):
         _batch(gathering(again), again, row)
 
 
@@ -370,7 +423,7 @@ def test_too_much_is_refused_before_anything_is_mapped(
     monkeypatch.setattr(room, "available_bytes", lambda: 1_000_000)
     monkeypatch.setattr(room, "Span", None)
     register = as_device(Recorder())
-    with pytest.raises(UsageError, match=r"has 866 KB of plain rows, and 1 MB of memory are"):
+    with pytest.raises(UsageError, match=r"has 866 KB of shards, and 1 MB of memory are"):
         register(Columns(str(stores["raw"].path)))
 
 

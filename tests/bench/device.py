@@ -82,6 +82,7 @@ WAYS = {
     "raw, resident there": Way("raw", {"resident": "device"}),
     "image, zstd on the host": Way("image", {}),
     "image, zstd on the device": Way("image", {"decompress": "device"}, True),
+    "image, both by the device": Way("image", {"decompress": "device", "gather": "device"}, True),
 }
 
 
