@@ -17,9 +17,10 @@ from precache import nvcomp
 from precache.columns import Columns
 from precache.feed import ShardFeed
 from precache.fetchers import Requests
+from precache.gathering import Places
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
-from precache.registered import Places, registered
+from precache.registered import registered
 from precache.shards import ArrayReader
 from precache.slots import (
     STEPS_AHEAD,
