@@ -468,6 +468,24 @@ class FieldRecipe:
             applied += 1
         return self._finish(row, applied, key)
 
+    def cut_of(self, shape: tuple[int, ...], applied: int) -> tuple[slice, slice] | None:
+        """Lines and columns that `resume` leaves of a stored row, where it does nothing else.
+
+        Parameters
+        ----------
+        shape
+            (C, H, W) of the stored row.
+        """
+        if not self._field.decodes or len(shape) != 3:
+            return None
+        top, left, size = 0, 0, shape[1:]
+        for op in self._field.ops[applied:]:
+            if not isinstance(op, CenterCrop) or op.size[0] > size[0] or op.size[1] > size[1]:
+                return None
+            corner = _crop_corner(size, op.size)
+            top, left, size = top + corner[0], left + corner[1], op.size
+        return slice(top, top + size[0]), slice(left, left + size[1])
+
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
         return self.row(self._apply_to(value, applied, len(self._field.ops), key))
 

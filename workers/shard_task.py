@@ -222,7 +222,9 @@ def _run_shard(task: ShardTask) -> Receipt:
     with one_thread(), contextlib.closing(_fetch(task, wanted)) as samples:
         carried = 0
         for place, key in enumerate(task.keys):
-            carried = carried or rows.carry(place)
+            if not carried:
+                carried = rows.carry(place)
+                timing.charge("encode")
             if carried:
                 carried -= 1
                 continue
