@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     )
     from precache.simulation import Simulation, simulate
     from precache.stalls import StallReport
-    from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
     from precache.verification import verify
+    from precache.version import Version
     from workers.buildplan import BuildPlan
     from workers.prognosis import Prognosis
     from workers.request import BuildResult
@@ -86,9 +86,10 @@ _HOMES = {
     ],
     "precache.stalls": ["StallReport"],
     "precache.simulation": ["Simulation", "simulate"],
-    "precache.store": ["Version", "open"],
+    "precache.store": ["open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
+    "precache.version": ["Version"],
     "workers.buildplan": ["BuildPlan"],
     "workers.prognosis": ["Prognosis"],
     "workers.request": ["BuildResult"],

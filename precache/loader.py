@@ -27,10 +27,10 @@ from precache.slots import Batch
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
-from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
 from precache.succession import Refresh
 from precache.transforms import Compose, Draw, Transform, run
+from precache.version import Version
 
 STATE_FORMAT = 1
 

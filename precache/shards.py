@@ -15,7 +15,7 @@ from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
-from precache.store import Version
+from precache.version import Version
 
 UNDO_ROWS = 64
 """Rows whose image filter is undone together: enough to amortise a call for each line."""

@@ -22,7 +22,7 @@ from precache.readahead import ReadAhead
 from precache.shards import ArrayReader
 from precache.slots import Batch, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
 from precache.stallclock import ThreadTime
-from precache.store import SMALL_ROW_NBYTES
+from precache.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
 

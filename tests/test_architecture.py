@@ -19,8 +19,8 @@ ROOT = Path(precache.__file__).parents[1]
 PRECACHE = """
     variants errors liveness states pipeline attributes layout codecs zarr_codec sampler
     stallclock eventclock machine stalls folder ahead localdisk retries filesystems s3reads
-    listings blobs storage locks diskcache metadata rowtable receipts smallarrays commits store
-    status claims finished growing places inventory garbage difference shardwriter prefetch
+    listings blobs storage locks diskcache metadata rowtable receipts smallarrays commits version
+    store status claims finished growing places inventory garbage difference shardwriter prefetch
     fetchers objects ranges decoded shards slots readahead feed columns nvcomp stream transforms
     ranks rankstore outputs selection dataset report pages charts resident following succession
     loader usage pagecache measurements snapshot probes remedies verdict durations simulation

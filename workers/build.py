@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precache.commits import source_to_keep
+from precache.commits import BUILD, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -23,7 +23,7 @@ from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
 from precache.storage import open_folder
-from precache.store import BUILD, append_commit, open_own
+from precache.store import open_own
 from workers import sources
 from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports

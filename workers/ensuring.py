@@ -13,6 +13,7 @@ from rich.console import Console
 
 from precache.attributes import FORMAT, Attributes
 from precache.claims import Claims
+from precache.commits import ROOT
 from precache.errors import BuildError
 from precache.finished import FATE, follow_log, kept_name
 from precache.growing import GrowingVersion
@@ -20,7 +21,8 @@ from precache.metadata import parse_array
 from precache.smallarrays import small_array
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
-from precache.store import ROOT, Version, open_own
+from precache.store import open_own
+from precache.version import Version
 from workers import sources
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build

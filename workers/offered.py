@@ -14,7 +14,7 @@ from precache.codecs import undo_image
 from precache.errors import DamageError, StorageError
 from precache.folder import Folder
 from precache.layout import decode_index
-from precache.store import read_array_documents
+from precache.version import read_array_documents
 from workers.reuse import Offer, OfferedField
 
 DECODE_BYTES = 4 << 20

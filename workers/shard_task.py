@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from precache.commits import BUILD
 from precache.errors import BuildError, CrashError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
-from precache.store import BUILD
 from precache.variants import field_of
 from workers.goal import SCRATCH
 from workers.offered import SpoiledOffer
