@@ -29,17 +29,16 @@ if TYPE_CHECKING:
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
-    from precache.pipeline import (
+    from precache.operations import (
         CenterCrop,
         Decode,
-        Field,
         Function,
         HorizontalFlip,
-        Pipeline,
         RandomResizedCrop,
         Resize,
         ToDType,
     )
+    from precache.pipeline import Field, Pipeline
     from precache.simulation import Simulation, simulate
     from precache.stalls import StallReport
     from precache.store import open_version as open
@@ -73,17 +72,16 @@ _HOMES = {
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
-    "precache.pipeline": [
+    "precache.operations": [
         "CenterCrop",
         "Decode",
-        "Field",
         "Function",
         "HorizontalFlip",
-        "Pipeline",
         "RandomResizedCrop",
         "Resize",
         "ToDType",
     ],
+    "precache.pipeline": ["Field", "Pipeline"],
     "precache.stalls": ["StallReport"],
     "precache.simulation": ["Simulation", "simulate"],
     "precache.store": ["open"],

@@ -17,8 +17,8 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    variants errors liveness states pipeline attributes layout codecs zarr_codec sampler
-    stallclock eventclock machine stalls folder ahead localdisk retries filesystems s3reads
+    variants errors liveness states declared operations pipeline attributes layout codecs zarr_codec
+    sampler stallclock eventclock machine stalls folder ahead localdisk retries filesystems s3reads
     listings blobs storage locks diskcache metadata rowtable receipts smallarrays commits version
     store status claims finished growing places inventory garbage difference shardwriter prefetch
     fetchers objects ranges decoded shards slots readahead feed columns nvcomp stream transforms

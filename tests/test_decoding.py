@@ -16,7 +16,7 @@ from PIL import Image
 
 import workers.decoding
 from precache.errors import SampleError
-from precache.pipeline import Decode
+from precache.operations import Decode
 from tests.building import ask, encoded, photograph
 from tests.pictures import ORIENTATION, PHOTOGRAPHS, by_pillow, half_transparent, oriented
 from workers.decoding import Scratch, decode

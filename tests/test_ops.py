@@ -17,7 +17,8 @@ from PIL import Image
 
 from precache.errors import PipelineError, SampleError
 from precache.layout import RowShape
-from precache.pipeline import Field, Pipeline, RandomResizedCrop, ToDType
+from precache.operations import RandomResizedCrop, ToDType
+from precache.pipeline import Field, Pipeline
 from tests.building import encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
 from tests.pictures import PHOTOGRAPHS, as_array, by_pillow, half_transparent, oriented

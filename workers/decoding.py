@@ -13,7 +13,7 @@ import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from precache.errors import SampleError
-from precache.pipeline import Decode
+from precache.operations import Decode
 
 STRIP_PIXELS = 4 << 20
 """Of Pillow's images that are converted at a time: each step makes a copy."""

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from precache.errors import SampleError
-from precache.pipeline import (
+from precache.operations import (
     CenterCrop,
     Decode,
-    Field,
     Function,
     HorizontalFlip,
     Op,
@@ -21,6 +20,7 @@ from precache.pipeline import (
     Resize,
     ToDType,
 )
+from precache.pipeline import Field
 from precache.variants import field_of
 from workers.decoding import Scratch, decode
 from workers.plan import shrink_to

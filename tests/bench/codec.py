@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from precache.codecs import filter_image, undo_image
-from precache.pipeline import Decode
+from precache.operations import Decode
 from precache.shards import UNDO_ROWS
 from tests.bench.common import CROP, Machine, find_photos, log, work_folder
 from workers.decoding import decode
