@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 import precache
 from precache import smallarrays
 from precache import store as store_module
-from precache.commits import append_entry, read_commits
+from precache.commits import append_entry, read_commits, source_of
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.localdisk import LocalFolder
 from precache.metadata import parse_array, parse_json
@@ -62,6 +63,18 @@ def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
     first = append_entry(empty, _id("a"))
     assert append_entry(empty, _id("a")) == first
     assert len(read_commits(empty)) == 1
+
+
+def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFolder) -> None:
+    append_entry(empty, _id("a"), "/old")
+    second = append_entry(empty, _id("b"), "/old")
+    assert append_entry(empty, _id("b"), "/old") == second
+    assert append_entry(empty, _id("b")) == second
+    moved = append_entry(empty, _id("b"), "/new")
+    assert moved == dataclasses.replace(second, number=3, source="/new")
+    assert append_entry(empty, _id("b"), "/new") == moved
+    assert source_of(read_commits(empty), _id("b")) == "/new"
+    assert append_entry(empty, _id("a")).parent == _id("b")
 
 
 COMMITTER = """

@@ -227,7 +227,7 @@ class _Build:
 
     def _nothing_mended(self, goal: Goal, before: Goal) -> BuildResult:
         self.store.remove(goal.version)
-        append_commit(self.store, before.version)
+        append_commit(self.store, before.version, source_to_keep(self.request.source))
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         return committed_result(before, self.listed.ignored)
 

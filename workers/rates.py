@@ -159,7 +159,7 @@ def _take(
     finished = [[name] for name, rows in old.items() if rows.offered.made.finished]
     begun = variants_of(name for name, rows in old.items() if not rows.offered.made.finished)
     keys = [str(place) for place in task.places]
-    costs = {}
+    costs: dict[str, tuple[Cost, float]] = {}
     for arrays in [*finished, *begun.values()]:
         outputs = [_output(task, recipes[array], old[array]) for array in arrays]
         for output in outputs:
