@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import precache
-from precache.commits import append_entry, read_commits
+from precache.commits import append_entry, read_commits, source_of
 from precache.errors import StoreError
 from precache.localdisk import LocalFolder
 
@@ -39,6 +40,18 @@ def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
     first = append_entry(empty, _id("a"))
     assert append_entry(empty, _id("a")) == first
     assert len(read_commits(empty)) == 1
+
+
+def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFolder) -> None:
+    append_entry(empty, _id("a"), "/old")
+    second = append_entry(empty, _id("b"), "/old")
+    assert append_entry(empty, _id("b"), "/old") == second
+    assert append_entry(empty, _id("b")) == second
+    moved = append_entry(empty, _id("b"), "/new")
+    assert moved == dataclasses.replace(second, number=3, source="/new")
+    assert append_entry(empty, _id("b"), "/new") == moved
+    assert source_of(read_commits(empty), _id("b")) == "/new"
+    assert append_entry(empty, _id("a")).parent == _id("b")
 
 
 COMMITTER = """

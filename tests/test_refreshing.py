@@ -211,6 +211,22 @@ def test_the_source_is_known_or_asked_for(
     assert "variant 5 of image is new; there are variants 3 to 5" in capsys.readouterr().out
 
 
+def test_a_source_that_was_moved_is_known_once_it_was_built_from(
+    source: Path, store: Path, tmp_path: Path
+) -> None:
+    before = precache.versions(store).versions
+    moved = source.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=r"was built from .*/in, which is not there any more"):
+        precache.refresh(store, **SERIAL)
+    built = build_here(moved, store, precache.open(store).pipeline)
+    assert built.version == before[0].version
+    assert precache.versions(store).versions == before  # current since then, as it was
+    [refreshed] = precache.refresh(store, **SERIAL)
+    assert refreshed.version != built.version
+    build_here(moved, store, precache.open(store).pipeline)
+    assert len(read_commits(LocalFolder(store))) == 3
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [

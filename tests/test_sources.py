@@ -697,12 +697,12 @@ def test_the_dataset_counts_as_changed_with_its_module(
     module: Callable[[str], str], tmp_path: Path
 ) -> None:
     name = module(DATASET)
-    before = listed(f"python:{name}:Bare").table.digest()
+    before = listed(f"python:{name}:Bare").table.digest
     path = tmp_path / f"{name}.py"
     path.write_text(path.read_text() + "\n# a comment\n")
-    assert listed(f"python:{name}:Bare").table.digest() == before
+    assert listed(f"python:{name}:Bare").table.digest == before
     path.write_text(path.read_text().replace("i + 3", "i + 4"))
-    assert listed(f"python:{name}:Bare").table.digest() != before
+    assert listed(f"python:{name}:Bare").table.digest != before
 
 
 def test_a_torch_dataset_is_split_like_any_other(
@@ -794,5 +794,5 @@ def test_json_of_a_listing_is_stable(tmp_path: Path) -> None:
     for key in ("b/1.jpg", "a/2.jpg"):
         write(tmp_path / key, key.encode())
     first, second = listed(tmp_path).table, listed(f"{tmp_path}/").table
-    assert first.digest() == second.digest()
+    assert first.digest == second.digest
     assert json.dumps(list(first.keys)) == json.dumps(list(second.keys))

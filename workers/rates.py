@@ -147,25 +147,34 @@ def _compute(
 def _take(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
 ) -> tuple[Cost, dict[str, tuple[Cost, float]]]:
-    """What a byte of the earlier version's objects costs to open, and each field's row."""
+    """What a byte of the earlier version's objects costs to open, and each array's row.
+
+    Variants that go on from one base share what they have in common, as in `_compute`.
+    """
     offer, clock = task.offer, _Clock()
     if offer is None:
         return Cost(), {}
     old = open_offered(offer, check=True)
     opened = clock.lap().over(max(1, offer.nbytes_of(old)))
-    costs = {}
-    for name, rows in old.items():
-        output = _output(task, recipes[name], rows)
-        output.touch()
+    finished = [[name] for name, rows in old.items() if rows.offered.made.finished]
+    begun = variants_of(name for name, rows in old.items() if not rows.offered.made.finished)
+    keys = [str(place) for place in task.places]
+    costs: dict[str, tuple[Cost, float]] = {}
+    for arrays in [*finished, *begun.values()]:
+        outputs = [_output(task, recipes[array], old[array]) for array in arrays]
+        for output in outputs:
+            output.touch()
         clock = _Clock()
-        for place in task.places:
-            try:
-                output.take(place, str(place))
-                output.keep(place, output.unchanged)
-            except SampleError:  # a hole of the build's
-                output.leave_hole(place)
-        nbytes = _stored(output, len(task.places))
-        costs[name] = clock.lap().over(max(1, len(task.places))), nbytes
+        for place, key in zip(task.places, keys, strict=True):
+            for output in outputs:
+                try:
+                    output.take(place, key)
+                    output.keep(place, output.unchanged)
+                except SampleError:  # a hole of the build's
+                    output.leave_hole(place)
+        stored = [_stored(output, len(task.places)) for output in outputs]
+        cost = clock.lap().over(max(1, len(task.places)) * len(arrays))
+        costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
     return opened, costs
 
 

@@ -345,7 +345,7 @@ def place_rows(
     shapes = {name: RowShape(each.shape, each.dtype) for name, each in attributes.fields.items()}
     if not may_have(attributes.rows_per_shard, shapes):
         return Placed(fresh)
-    if attributes.rows_digest == fresh.digest():
+    if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
         open_own(folder).small_checks()[ROW_TABLE]()

@@ -171,8 +171,8 @@ class _Files:
 
 
 def _is_image(name: str) -> bool:
-    stem, _, suffix = name[name.rfind("/") + 1 :].rpartition(".")
-    return bool(stem) and f".{suffix.lower()}" in IMAGE_SUFFIXES
+    stem, _, suffix = name.rpartition(".")
+    return stem[-1:] not in ("", "/") and f".{suffix.lower()}" in IMAGE_SUFFIXES
 
 
 def _require_utf8(names: Sequence[str]) -> None:

@@ -93,7 +93,7 @@ def _measured(prefixes: int, keys: int, options: dict[str, Any]) -> Run:
         return len(held["table"])
 
     def plan() -> int:
-        held["digest"] = held["table"].digest()
+        held["digest"] = held["table"].digest
         sample_for_probe(held["table"], 24)
         return len(held["table"])
 
