@@ -109,7 +109,7 @@ def plan(samples: int, shard_samples: int) -> Plan:
         yield functools.partial(dispatch, engine)
 
     with (
-        bucket(PREFIXES, samples // PREFIXES) as options,
+        bucket("s3", PREFIXES, samples // PREFIXES) as options,
         tempfile.TemporaryDirectory() as folder,
         mock.patch("workers.build.executor", executor),
     ):
