@@ -217,7 +217,7 @@ def test_sums_of_bytes_are_exact(shape: tuple[int, int, int], level: int | None)
     assert sums.result().total == wide.sum((0, 2, 3)).tolist()
     assert sums.result().squares == (wide**2).sum((0, 2, 3)).tolist()
     for row in rows:
-        sums.add(row, -1)
+        sums.subtract(row)
     assert (sums.result().count, sums.result().total) == (0, [0] * shape[0])
 
 

@@ -32,10 +32,26 @@ class Sums:
         self._blocks = np.zeros((-(-self._together * self._pixels // 256), 256), np.float32)
         self._values = self._blocks.reshape(-1)
         self._ones = np.ones(256, np.float32)
+        self._waiting = np.empty((self._together, *shape), np.uint8)
+        self._count = 0
 
-    def add(self, row: np.ndarray, sign: int = 1) -> None:
-        """Add a row, or take one away that was added."""
-        self._add(row[None], sign)
+    def add(self, row: np.ndarray) -> None:
+        """Add a row."""
+        if self._together == 1 or row.dtype != np.uint8:
+            self._add(row[None], 1)
+            return
+        self._waiting[self._count] = row
+        self._count += 1
+        if self._count == self._together:
+            self._add_waiting()
+
+    def subtract(self, row: np.ndarray) -> None:
+        """Take a row away that was added."""
+        self._add(row[None], -1)
+
+    def _add_waiting(self) -> None:
+        self._add(self._waiting[: self._count], 1)
+        self._count = 0
 
     def extend(self, rows: np.ndarray) -> None:
         """Add rows of uint8."""
@@ -53,11 +69,13 @@ class Sums:
             self.squares[channel] += sign * _summed(blocks, blocks)
 
     def result(self) -> ChannelSums:
+        if self._count:
+            self._add_waiting()
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
 
 
 def _summed(blocks: np.ndarray, factors: np.ndarray) -> float:
-    return float(np.vecdot(blocks, factors).sum(dtype=np.float64))
+    return float(np.add.reduce(np.vecdot(blocks, factors), dtype=np.float64))
 
 
 class FieldOutput:
@@ -265,4 +283,4 @@ class FieldOutput:
         """Take what the earlier version had there out of the sums."""
         counted = row < len(self._counted) and self._counted[row]
         if counted and self._sums is not None and self.old is not None:
-            self._sums.add(self.old.row(row), -1)
+            self._sums.subtract(self.old.row(row))
