@@ -121,9 +121,9 @@ class ArrayReader:
         tail = self._pieces[0].object_tail
         shards = numbers.tolist()
         views: dict[int, np.ndarray] = {}
-        for position, shard in enumerate(shards):
+        for at, shard in enumerate(shards):
             if shard not in views:
-                found = self._objects.get(shard, tail, int(rows[position]))
+                found = self._objects.get(shard, tail, int(rows[at]))
                 if found is None or found.rows is None:
                     return False
                 views[shard] = found.rows
