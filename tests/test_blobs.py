@@ -350,32 +350,13 @@ def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultPr
 
 # --- faults -------------------------------------------------------------------------------------
 
-PASSING: dict[str, list[Fault]] = {
-    "the service is busy": [status(503), status(500), status(429)],
-    "it gave up waiting": [status(408), status(504)],
-    "it says when to come back": [status(503, retry_after=0)],
-    "the connection breaks in mid-body": [reset, reset],
-    "a body comes short": [truncated, truncated],
-    "one after another": [status(503), reset, truncated],
-}
 
-
-@pytest.mark.parametrize("case", PASSING)
-@pytest.mark.parametrize("many", [False, True])
-def test_faults_that_pass_are_waited_for(
-    many: bool, case: str, faulty: Folder, proxy: FaultProxy
-) -> None:
-    if truncated in PASSING[case] and not many:
-        pytest.skip("who reads one object does not know its size")
-    data = {name: name.encode() * 1000 for name in "abc"}
-    for name, content in data.items():
-        faulty.put(name, [content])
-    proxy.faults["GET", "/b"] = list(PASSING[case])
-    if many:
-        assert faulty.read_many(list("abc"), [1000] * 3) == list(data.values())
-    else:
-        assert faulty.read("b") == data["b"]
-    assert proxy.faults["GET", "/b"] == []
+@pytest.mark.parametrize("fault", [status(503), status(408), reset])
+def test_one_object_is_asked_for_again(fault: Fault, faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("b", [b"1" * 1000])
+    proxy.faults["GET", "/b"] = [fault, fault]
+    assert faulty.read("b") == b"1" * 1000
+    assert proxy.requests("GET", "/b") == 3
 
 
 def test_what_is_forbidden_is_not_asked_for_again(faulty: Folder, proxy: FaultProxy) -> None:
