@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from precache.garbage import gc
     from precache.inventory import use, versions
-    from precache.jobs import build, doctor, plan, refresh, submit
+    from precache.jobs import build, doctor, plan, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
+    from precache.refreshed import refresh, submit_refresh
     from precache.simulation import Simulation, simulate
     from precache.stalls import StallReport
     from precache.store import Version
@@ -69,7 +70,7 @@ _HOMES = {
     ],
     "precache.garbage": ["gc"],
     "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "doctor", "plan", "refresh", "submit"],
+    "precache.jobs": ["build", "doctor", "plan", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
@@ -84,6 +85,7 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
+    "precache.refreshed": ["refresh", "submit_refresh"],
     "precache.stalls": ["StallReport"],
     "precache.simulation": ["Simulation", "simulate"],
     "precache.store": ["Version", "open"],
@@ -139,6 +141,7 @@ __all__ = [
     "refresh",
     "simulate",
     "submit",
+    "submit_refresh",
     "use",
     "verify",
     "versions",

@@ -25,10 +25,10 @@ PRECACHE = """
     ranks rankstore outputs selection dataset report pages charts resident following succession
     loader usage pagecache measurements snapshot probes remedies verdict durations simulation
     simulation_text player pictures diagnosis replay diagnosis_page turns mixture stallpublisher
-    stallrecorder metering lightning bench verification transfer jobs ensured png catalogue
-    originals view viewfacts viewpages viewserver build_options job_commands plan_command
-    refresh_command simulate_command doctor_text doctor_page doctor_command version_text
-    version_commands cli __main__
+    stallrecorder metering lightning bench verification transfer jobs refreshed ensured png
+    catalogue originals view viewfacts viewpages viewserver build_options job_commands
+    plan_command refresh_command simulate_command doctor_text doctor_page doctor_command
+    version_text version_commands cli __main__
 """
 WORKERS = """
     usercode sources plan descent goal finishing heartbeat standing reuse repair spared ops
