@@ -34,7 +34,7 @@ WORKERS = """
     usercode sources plan descent goal finishing heartbeat standing reuse repair spared ops
     timing offered outputs shardrows shard_task dispatch placement cluster sharing request
     listed work probe takeover commit tally nodeview progress metrics suspects parcel jobserver
-    submission results account buildreport reportpage build background ensuring measured
+    submission results account buildreport reportpage build background told ensuring measured
     prognosis stagetimes sourceprobe trials doctor refreshing opcosts shardplan estimate rates
     differences buildplan
 """
