@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from precache.garbage import gc
     from precache.inventory import use, versions
-    from precache.jobs import build, doctor, plan, refresh, submit
+    from precache.jobs import build, doctor, plan, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ToDType,
     )
     from precache.pipeline import Field, Pipeline
+    from precache.refreshed import refresh, submit_refresh
     from precache.simulation import Simulation, simulate
     from precache.stalls import StallReport
     from precache.store import open_version as open
@@ -68,7 +69,7 @@ _HOMES = {
     ],
     "precache.garbage": ["gc"],
     "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "doctor", "plan", "refresh", "submit"],
+    "precache.jobs": ["build", "doctor", "plan", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
@@ -82,6 +83,7 @@ _HOMES = {
         "ToDType",
     ],
     "precache.pipeline": ["Field", "Pipeline"],
+    "precache.refreshed": ["refresh", "submit_refresh"],
     "precache.stalls": ["StallReport"],
     "precache.simulation": ["Simulation", "simulate"],
     "precache.store": ["open"],
@@ -138,6 +140,7 @@ __all__ = [
     "refresh",
     "simulate",
     "submit",
+    "submit_refresh",
     "use",
     "verify",
     "versions",

@@ -227,6 +227,24 @@ def test_a_source_that_was_moved_is_known_once_it_was_built_from(
     assert len(read_commits(LocalFolder(store))) == 3
 
 
+def test_samples_that_are_missing_become_holes_if_that_is_accepted(
+    source: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source / "cat/0003.jpg").unlink()
+    line = ["refresh", str(store), "--address", "serial", "--quiet"]
+    assert main(line) == 1
+    assert "or with --accept-missing" in capsys.readouterr().err
+    assert main([*line, "--accept-missing"]) == 0
+    out = capsys.readouterr().out
+    assert "hole: cat/0003.jpg: " in out
+    assert "No such file" in out
+
+
+def test_flags_of_a_job_without_one(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["refresh", str(store), "--no-wait"]) == 2
+    assert "give --submit with them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
