@@ -32,7 +32,7 @@ from precache.folder import Folder, is_missing
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
-from precache.storage import StorageOptions, open_folder
+from precache.storage import StorageOptions, open_folder, shown
 from precache.variants import field_of, number_of, pooled, variant_at, variants_of
 
 __all__ = ["BUILD", "ROOT", "append_commit", "read_commits"]  # names of the log that builds use
@@ -446,6 +446,7 @@ def _is_far(folder: Folder) -> bool:
 
 
 def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -> str:
+    base = shown(base)
     if not log:
         if not store.exists():
             raise StoreError(

@@ -321,12 +321,13 @@ def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: Fa
 # --- the whole road -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("address", ["serial", "local"])
 def test_from_container_to_container_to_training(
-    photos: str, azurite: Azurite, tmp_path: Path
+    address: str, photos: str, azurite: Azurite, tmp_path: Path
 ) -> None:
     options = azurite.options()
     store = f"az://bucket/store-{next(_numbers)}"
-    assert_whole_road(photos, store, options, tmp_path)
+    assert_whole_road(photos, store, options, tmp_path, address)
     stored = open_folder(store, options)
     assert not any(Azurite.KEY.encode() in stored.read(info.name) for info in stored.walk())
 
