@@ -386,6 +386,21 @@ def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultPr
         assert waiting == []
 
 
+def test_whatever_breaks_off_is_asked_for_again(faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("a/1.jpg", [b"1"])
+    faulty.put("b/1.jpg", [b"1"])
+    for ending, action in [
+        ("/bucket", lambda: faulty.names() == ["a", "b"]),
+        ("/bucket", lambda: faulty.sizes("a") == {"a/1.jpg": 1}),
+        ("/a/1.jpg", lambda: faulty.read("a/1.jpg") == b"1"),
+        ("/bucket", lambda: faulty.remove("b") is None),
+    ]:
+        waiting = proxy.faults["GET", ending] = [reset, reset]
+        assert action()
+        assert waiting == []
+    assert faulty.names() == ["a"]
+
+
 @pytest.mark.parametrize("code", [401, 403])
 def test_what_is_forbidden_is_not_asked_for_again(
     code: int, faulty: Folder, proxy: FaultProxy
