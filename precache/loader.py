@@ -370,7 +370,10 @@ class Loader:
         other = Loader(uri, **{**given, **rank, "refresh": None})
         if other._columns.shapes != shapes:
             other.close()
-            raise UsageError(f"{uri} has {other._columns.shapes}, and this loader reads {shapes}")
+            raise UsageError(
+                f"{other.version.folder} has {other._columns.shapes}, and this loader reads "
+                f"{shapes}"
+            )
         return other
 
     def _adopt(self, other: Loader) -> None:

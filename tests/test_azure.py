@@ -321,12 +321,13 @@ def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: Fa
 # --- the whole road -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("address", ["serial", "local"])
 def test_from_container_to_container_to_training(
-    photos: str, azurite: Azurite, tmp_path: Path
+    address: str, photos: str, azurite: Azurite, tmp_path: Path
 ) -> None:
     options = azurite.options()
     store = f"az://bucket/store-{next(_numbers)}"
-    assert_whole_road(photos, store, options, tmp_path)
+    assert_whole_road(photos, store, options, tmp_path, address)
     stored = open_folder(store, options)
     assert not any(Azurite.KEY.encode() in stored.read(info.name) for info in stored.walk())
 
@@ -383,6 +384,21 @@ def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultPr
         proxy.faults["GET", "/bucket"] = waiting
         assert sorted(found()) == names
         assert waiting == []
+
+
+def test_whatever_breaks_off_is_asked_for_again(faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("a/1.jpg", [b"1"])
+    faulty.put("b/1.jpg", [b"1"])
+    for ending, action in [
+        ("/bucket", lambda: faulty.names() == ["a", "b"]),
+        ("/bucket", lambda: faulty.sizes("a") == {"a/1.jpg": 1}),
+        ("/a/1.jpg", lambda: faulty.read("a/1.jpg") == b"1"),
+        ("/bucket", lambda: faulty.remove("b") is None),
+    ]:
+        waiting = proxy.faults["GET", ending] = [reset, reset]
+        assert action()
+        assert waiting == []
+    assert faulty.names() == ["a"]
 
 
 @pytest.mark.parametrize("code", [401, 403])
