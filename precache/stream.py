@@ -25,6 +25,7 @@ from precache.slots import (
     STEPS_AHEAD,
     Batch,
     DeviceCopier,
+    Sent,
     SlotLayout,
     SlotPool,
     undo_image_tensor,
@@ -136,16 +137,16 @@ class BatchStream:
             ends.enter_context(contextlib.closing(coming))
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
-            fill = functools.partial(self._fill, columns, ready, feed, requests)
-            work = prefetch(fill, coming, self._threads, self._ahead, self._give_back)
+            make = functools.partial(self._make, columns, ready, feed, requests, doubts)
+            work = prefetch(make, coming, self._threads, self._ahead, self._give_back)
             ends.enter_context(contextlib.closing(work))
             ends.callback(requests.stop)
             if feed:
                 ends.callback(feed.stop)
-            for filled in work:
+            for made in work:
                 ready.pop()
-                batch = self._deliver(filled, doubts)
-                del filled
+                batch = self._deliver(made)
+                del made
                 doubts.settle()
                 yield batch
                 del batch  # what the caller dropped must not live on here
@@ -165,33 +166,45 @@ class BatchStream:
         readers = [each for name, each in columns.readers.items() if name not in self._gathered]
         return ReadAhead(readers, self.thread_time)
 
-    def _fill(
+    def _make(
         self,
         columns: Columns,
         ready: deque[None],
         feed: ShardFeed | None,
         requests: Requests,
+        doubts: _Doubts,
         rows: np.ndarray,
-    ) -> _Filled:
-        """Decode a batch into a slot; runs on the decoding threads."""
+    ) -> _Filled | Sent:
+        """Decode a batch, and send it to the device; runs on the decoding threads."""
         present = feed.present(rows) if feed else requests.made_here()
-        with self.thread_time.counted(), present:
-            slot = self._pool.acquire()
-            try:
-                out = self._layout.arrays(slot, len(rows))
-                columns.read(rows, out, undo=self._copier is None)
-                frames, nbytes = {}, self._layout.nbytes
-                for name in self._framed:
-                    frames[name] = nbytes
-                    lengths = out[_lengths(name)]
-                    lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
-                    nbytes += int(lengths.sum())
-                gathered = self._locate(columns, rows, out)
-            except BaseException:
-                self._pool.release(slot)
-                raise
+        with self.thread_time.counted():
+            with present:
+                filled = self._fill(columns, rows)
+            made = filled if self._copier is None else self._send(self._copier, filled, doubts)
         ready.append(None)
+        return made
+
+    def _fill(self, columns: Columns, rows: np.ndarray) -> _Filled:
+        """Decode a batch into a slot."""
+        slot = self._pool.acquire()
+        try:
+            out = self._layout.arrays(slot, len(rows))
+            columns.read(rows, out, undo=self._copier is None)
+            frames, nbytes = {}, self._layout.nbytes
+            for name in self._framed:
+                frames[name] = nbytes
+                lengths = out[_lengths(name)]
+                lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
+                nbytes += int(lengths.sum())
+            gathered = self._locate(columns, rows, out)
+        except BaseException:
+            self._pool.release(slot)
+            raise
         return _Filled(slot, rows, frames, gathered, nbytes)
+
+    def _send(self, copier: DeviceCopier, filled: _Filled, doubts: _Doubts) -> Sent:
+        unpack = functools.partial(self._unpack, filled, doubts)
+        return copier.send(filled.slot, filled.nbytes, unpack)
 
     def _locate(
         self, columns: Columns, rows: np.ndarray, out: Mapping[str, np.ndarray]
@@ -204,15 +217,16 @@ class BatchStream:
             out[_places(name)][:] = self._registered.places[array].of(rows)
         return gathered
 
-    def _give_back(self, filled: _Filled) -> None:
-        self._pool.release(filled.slot)
+    def _give_back(self, made: _Filled | Sent) -> None:
+        if isinstance(made, _Filled):  # else the slot comes back once it is copied
+            self._pool.release(made.slot)
 
-    def _deliver(self, filled: _Filled, doubts: _Doubts) -> Batch:
-        """A filled slot as tensors on the device."""
-        if self._copier is not None:
-            unpack = functools.partial(self._unpack, filled, doubts)
-            return self._copier.copy(filled.slot, filled.nbytes, unpack)
-        batch = self._layout.tensors(self._pool.lend(filled.slot), len(filled.rows))
+    def _deliver(self, made: _Filled | Sent) -> Batch:
+        """What was made of a batch, as tensors on the device."""
+        if isinstance(made, Sent):
+            assert self._copier is not None  # which sent it
+            return self._copier.hand_out(made)
+        batch = self._layout.tensors(self._pool.lend(made.slot), len(made.rows))
         # A list of all labels must not keep all images alive.
         return {n: t.clone() if n in self._cloned else t for n, t in batch.items()}
 

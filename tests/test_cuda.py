@@ -183,6 +183,8 @@ def test_the_host_is_few_steps_ahead_of_the_device(store: BuiltStore) -> None:
         assert not done[-1].query()  # else the host waited for each step
 
 
+# It says of itself that it is a prototype.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", WAYS)
 def test_the_host_never_waits_for_the_device(name: str, store: BuiltStore) -> None:
     steps = [

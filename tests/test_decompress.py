@@ -73,7 +73,7 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
     batches = BatchStream(columns, 4, CPU, decompress="device")
     rows = np.array([7, 1, 19])
-    filled = batches._fill(columns, stream.deque(), None, stream.Requests(1, "here"), rows)
+    filled = batches._fill(columns, rows)
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
     found = batches._unpack(filled, stream._Doubts({}), memory)
     assert list(found) == ["image", "label", "row"]

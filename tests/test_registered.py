@@ -25,6 +25,7 @@ from precache.stream import BatchStream
 from tests.conftest import BuiltStore
 
 CPU = torch.device("cpu")
+SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
 
 
 # --- which bytes --------------------------------------------------------------------------------
@@ -106,6 +107,19 @@ def test_a_file_that_is_gone_leaves_nothing_mapped(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
+def test_places_reach_beyond_four_gigabytes(tmp_path: Path) -> None:
+    path, row, far = tmp_path / "sparse", 100, 5 << 30
+    with path.open("wb") as file:
+        file.seek(far + 4)
+        file.write(bytes(range(row)))
+    places = Places(np.array([4]), 1 << 40, 1, row, 1 << 20)
+    span = Span([(path, far + 4 + row)], private=False)
+    rows = torch.from_numpy(places.of(np.array([far >> 20])))
+    found = gather(span.host_tensor(), rows, row, places.unit)
+    assert found.tolist() == [list(range(row))]
+    span.close()
+
+
 # --- the driver ---------------------------------------------------------------------------------
 
 
@@ -130,6 +144,69 @@ class Recorder:
         del self.held[address]
 
 
+class Library:
+    """Stands in for libcuda: keeps the calls, and answers with a status by name."""
+
+    def __init__(self, statuses: dict[str, int], moved: int = 0) -> None:
+        self.statuses, self.moved = statuses, moved
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name == "cuGetErrorName":
+                arguments[1]._obj.value = b"CUDA_ERROR_NOT_SUPPORTED"
+            if name == "cuMemHostGetDevicePointer_v2":
+                arguments[0]._obj.value = arguments[1].value + self.moved
+            if name == "cuMemHostRegister_v2":
+                assert [each.value for each in arguments[:2]] == [8192, 4096]
+            return self.statuses.get(name, 0)
+
+        return call
+
+
+AROUND = ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2"]
+AFTER = ["cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]
+REGISTER = ["cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "moved", "calls", "why"),
+    [
+        ({}, 0, [*AROUND, *REGISTER, "cuMemHostUnregister", *AFTER], None),
+        (
+            {"cuMemHostRegister_v2": 801},
+            0,
+            [*AROUND, REGISTER[0], "cuGetErrorName", *AFTER],
+            r"cuMemHostRegister_v2 gives CUDA_ERROR_NOT_SUPPORTED \(801\)",
+        ),
+        ({}, 64, [*AROUND, *REGISTER, "cuMemHostUnregister", *AFTER], "another address"),
+        ({"cuInit": 100}, 0, ["cuInit", "cuGetErrorName"], "cuInit gives"),
+        (
+            {"cuCtxPushCurrent_v2": 201},
+            0,
+            [*AROUND, "cuGetErrorName", "cuDevicePrimaryCtxRelease_v2"],
+            "cuCtxPushCurrent_v2 gives",
+        ),
+    ],
+)
+def test_the_driver_is_left_as_it_was_found(
+    statuses: dict[str, int],
+    moved: int,
+    calls: list[str],
+    why: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = Library(statuses, moved)
+    monkeypatch.setattr(room.ctypes, "CDLL", lambda name: library)
+    driver = room.Driver(torch.device("cuda", 0))
+    refused = pytest.raises(room._RefusedError, match=why) if why else contextlib.nullcontext()
+    with refused, driver.context():
+        driver.register(8192, 4096, COPIED)
+        driver.unregister(8192)
+    assert library.calls == calls
+
+
 @pytest.fixture
 def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[[Any], Any]]:
     """Register with a stand-in, and see what it would show a device on the host."""
@@ -141,9 +218,6 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[
         return lambda columns: room.registered(columns, torch.device("cuda", 0))
 
     return use
-
-
-SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
 
 
 @pytest.mark.parametrize(
@@ -214,8 +288,7 @@ def test_a_forked_process_leaves_it_to_its_parent(
 
 def _batch(batches: BatchStream, columns: Columns, rows: np.ndarray) -> dict[str, torch.Tensor]:
     """What the device makes of a slot, on the host."""
-    requests = stream.Requests(1, "here")
-    filled = batches._fill(columns, stream.deque(), None, requests, rows)
+    filled = batches._fill(columns, rows)
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
     return batches._unpack(filled, stream._Doubts({}), memory)
 
