@@ -29,24 +29,23 @@ if TYPE_CHECKING:
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
-    from precache.pipeline import (
+    from precache.operations import (
         CenterCrop,
         Decode,
-        Field,
         Function,
         HorizontalFlip,
-        Pipeline,
         RandomResizedCrop,
         Resize,
         ToDType,
     )
+    from precache.pipeline import Field, Pipeline
     from precache.refreshed import refresh, submit_refresh
     from precache.simulation import Simulation, simulate
     from precache.stalls import StallReport
-    from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
     from precache.verification import verify
+    from precache.version import Version
     from workers.buildplan import BuildPlan
     from workers.prognosis import Prognosis
     from workers.request import BuildResult
@@ -74,23 +73,23 @@ _HOMES = {
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
-    "precache.pipeline": [
+    "precache.operations": [
         "CenterCrop",
         "Decode",
-        "Field",
         "Function",
         "HorizontalFlip",
-        "Pipeline",
         "RandomResizedCrop",
         "Resize",
         "ToDType",
     ],
+    "precache.pipeline": ["Field", "Pipeline"],
     "precache.refreshed": ["refresh", "submit_refresh"],
     "precache.stalls": ["StallReport"],
     "precache.simulation": ["Simulation", "simulate"],
-    "precache.store": ["Version", "open"],
+    "precache.store": ["open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
+    "precache.version": ["Version"],
     "workers.buildplan": ["BuildPlan"],
     "workers.prognosis": ["Prognosis"],
     "workers.request": ["BuildResult"],

@@ -13,7 +13,7 @@ from precache.errors import UsageError
 from precache.jobs import build, request_of, submit
 from precache.pipeline import Pipeline
 from precache.storage import StorageOptions
-from precache.store import Version
+from precache.version import Version
 
 
 def ensure(

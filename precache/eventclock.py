@@ -36,6 +36,7 @@ def _record_event(device: torch.device) -> torch.cuda.Event:
 
 def _seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
     """What the device spent from one event to another; None before it has passed both."""
-    if not end.query():  # type: ignore[no-untyped-call]  # torch's own
+    # Of both: they may be on different streams. torch's own method has no types.
+    if not (start.query() and end.query()):  # type: ignore[no-untyped-call]
         return None
     return float(start.elapsed_time(end)) / 1e3

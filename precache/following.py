@@ -27,6 +27,8 @@ def check_options(given: Mapping[str, Any]) -> None:
                 f"{name} needs a version that is there, and this one is followed while it is "
                 "built; leave out one of both"
             )
+    if given["gather"] == "device":
+        raise UsageError("gather='device' needs a version that is there; leave it out, or follow")
     if given["shuffle"] is False or given["order"] == "key":
         raise UsageError(
             "rows come in the order in which shards are finished while a version is built; leave "

@@ -16,8 +16,9 @@ from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus
 from precache.storage import StorageOptions, open_folder
-from precache.store import Version, open_version, read_attributes, split_uri
+from precache.store import open_version, read_attributes, split_uri
 from precache.variants import variants_text
+from precache.version import Version
 
 # --- results ------------------------------------------------------------------------------------
 

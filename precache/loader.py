@@ -20,17 +20,17 @@ from precache.errors import UsageError
 from precache.eventclock import stall_clock
 from precache.following import FINISHED, FollowOrder, check_options
 from precache.growing import GrowingVersion
-from precache.ranks import find_rank, require_rank
+from precache.ranks import find_local_rank, find_rank, require_rank
 from precache.sampler import Order, Shuffle
 from precache.selection import Selection
 from precache.slots import Batch
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
-from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
 from precache.succession import Refresh
 from precache.transforms import Compose, Draw, Transform, run
+from precache.version import Version
 
 STATE_FORMAT = 1
 
@@ -84,6 +84,13 @@ class Loader:
         ``host``, or ``device``: zstd frames go to the CUDA device as they are, and nvCOMP
         decompresses them there. Falls back to the host, with one line in the log, where nvCOMP or
         a CUDA device is missing. Checksums of frames are checked on the host, as `verify` says.
+    gather
+        ``host``, or ``device``: shards of `raw` fields are registered with the CUDA driver, and
+        the device reads their rows by itself; no CPU touches them but to check them, as `verify`
+        says. All shards stay page-locked until `close`, and are read from the disk to begin with;
+        refused where they take more than half of the memory available. Where the driver registers
+        no read-only memory, as a copy of each process's own, and where it registers none, or there
+        is no CUDA device or `raw` field, the host reads; either is one line in the log.
     access
         ``map``, or ``pread`` for a network file system, where a map of a file that is cut short
         meanwhile would end the process.
@@ -150,6 +157,7 @@ class Loader:
         resident: str | None = None,
         window: int | None = None,
         decompress: str = "host",
+        gather: str = "host",
         access: str = "map",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
@@ -167,10 +175,16 @@ class Loader:
         _choose("verify", verify, ("first", "always", "off"))
         _choose("resident", resident, (None, "host", "device"))
         _choose("decompress", decompress, ("host", "device"))
+        _choose("gather", gather, ("host", "device"))
         _choose("access", access, ("map", "pread"))
         _choose("refresh", refresh, (None, "epoch"))
-        if refresh and (rows is not None or weights is not None or resident):
-            raise UsageError("rows, weights and resident are of one version; leave out refresh")
+        by_device = gather == "device"
+        if refresh and (rows is not None or weights is not None or resident or by_device):
+            raise UsageError(
+                "rows, weights, resident and gather are of one version; leave out refresh"
+            )
+        if by_device and (resident or access != "map"):
+            raise UsageError("gather='device' maps shards; leave out resident and access")
         grows = isinstance(uri, GrowingVersion)
         if grows:
             check_options(given)
@@ -189,6 +203,11 @@ class Loader:
         named = uri if isinstance(uri, Version) else os.fspath(uri)
         self._columns = Columns(named, fields, verify, storage_options, access, cache)
         # What is free on a disk must not change the order: each rank has a disk of its own.
+        if by_device and not self._columns.local:
+            raise UsageError(
+                f"gather='device' maps shards of a local disk, and {self.version.path} is remote; "
+                "fetch it with precache pull first, or leave gather out"
+            )
         widest = WINDOW
         if self._columns.cached and cache_limit is not None:
             widest = self._columns.cached.window(WINDOW)
@@ -202,7 +221,7 @@ class Loader:
         self._output = self._output_names(output)
         stream = _made_resident(self._columns, self.device, resident)
         self._stream = stream or BatchStream(
-            self._columns, batch_size, self.device, threads, ahead, decompress
+            self._columns, batch_size, self.device, threads, ahead, decompress, gather
         )
         self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
@@ -496,7 +515,9 @@ def _device(device: str | torch.device | None) -> torch.device:
     if device is None:
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        rank = find_local_rank()
+        if rank is None:
+            return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cuda", rank % torch.cuda.device_count())
     try:
         chosen = torch.device(device)
@@ -506,4 +527,12 @@ def _device(device: str | torch.device | None) -> torch.device:
         raise UsageError(f"device {device!r} is not one of ours; choose cpu or cuda")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
-    return chosen
+    if chosen.type == "cpu":
+        return chosen
+    # With its number: the current device may be another one later, or on another thread.
+    unnumbered = chosen.index is None
+    index = torch.cuda.current_device() if unnumbered else chosen.index
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise UsageError(f"device {device!r} was asked for, and torch sees {count} CUDA devices")
+    return torch.device("cuda", index)

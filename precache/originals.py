@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
-from precache.pipeline import Field, Function, Op, Pipeline
+from precache.operations import Function, Op
+from precache.pipeline import Field, Pipeline
 from precache.png import Shown, as_picture, in_words, thinned
 from precache.storage import StorageOptions
 from precache.variants import variant_at

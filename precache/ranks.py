@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 
@@ -15,6 +16,9 @@ VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
 """As torchrun, Slurm's srun and Open MPI's mpirun set them, for each process."""
+
+LOCAL_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+"""The same, of its number among those of its node."""
 
 
 def find_rank(
@@ -36,6 +40,14 @@ def find_rank(
     if not 0 <= rank < world_size:
         raise UsageError(f"rank is {rank} of {world_size}; ranks count from 0")
     return rank, world_size
+
+
+def find_local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Which rank of its node this process is, where the launcher says so."""
+    for name in LOCAL_VARIABLES:
+        with contextlib.suppress(KeyError, ValueError):
+            return int(environment[name])
+    return None
 
 
 def require_rank(rank: int, world_size: int) -> None:

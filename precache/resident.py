@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -13,6 +11,7 @@ from precache.report import size
 from precache.sampler import Order
 from precache.slots import Batch
 from precache.stream import BatchStream
+from precache.usage import available_bytes
 
 LOAD_ROWS = 256
 """Rows a batch while loading."""
@@ -71,7 +70,7 @@ def _require_room(columns: Columns, device: torch.device) -> None:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise UsageError("resident needs /proc/meminfo to know whether the version fits")
+    free = available_bytes()
+    if free is None:
+        raise UsageError("resident needs /proc/meminfo to know whether the version fits")
+    return free

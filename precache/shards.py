@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
-from precache.store import Version
+from precache.version import Version
 
 UNDO_ROWS = 64
 """Rows whose image filter is undone together: enough to amortise a call for each line."""
@@ -118,17 +120,18 @@ class ArrayReader:
         if not self.plain:
             return False
         tail = self._pieces[0].object_tail
-        present, first = np.unique(numbers, return_index=True)
-        views = {}
-        for number, position in zip(present.tolist(), first.tolist(), strict=True):
-            found = self._objects.get(number, tail, int(rows[position]))
-            if found is None or found.rows is None:
-                return False
-            views[number] = found.rows
+        shards = numbers.tolist()
+        views: dict[int, np.ndarray] = {}
+        for at, shard in enumerate(shards):
+            if shard not in views:
+                found = self._objects.get(shard, tail, int(rows[at]))
+                if found is None or found.rows is None:
+                    return False
+                views[shard] = found.rows
         chunks, within = np.divmod(inside, self.array.chunk_shape[0])
         if chunks.max() >= min(map(len, views.values())) and any(
             chunk >= len(views[number])
-            for number, chunk in zip(numbers.tolist(), chunks.tolist(), strict=True)
+            for number, chunk in zip(shards, chunks.tolist(), strict=True)
         ):
             return False
         flat = out.reshape(len(out), -1).view(np.uint8)
@@ -140,17 +143,63 @@ class ArrayReader:
                 here = np.flatnonzero(numbers == number)
                 flat[here] = view[chunks[here], within[here]]
             return True
-        places = zip(numbers.tolist(), chunks.tolist(), within.tolist(), strict=True)
-        sources = [views[number][chunk, row] for number, chunk, row in places]
+        # No loop of Python's own: by the side of copying, it would show.
+        places = zip(chunks.tolist(), within.tolist(), strict=True)
+        sources = list(map(operator.getitem, map(views.__getitem__, shards), places))
         if not checks.any():
             np.concatenate(sources, out=flat.reshape(-1))
             return True
-        for position, source in enumerate(sources):
+        for at, source in enumerate(sources):
             # Right before its copy: the row is then read from memory once for both.
-            if checks[position]:
-                self._check_plain(rows[position], numbers[position], chunks[position])
-            flat[position] = source
+            if checks[at]:
+                self._check_plain(rows[at], numbers[at], chunks[at])
+            flat[at] = source
         return True
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one plain chunk of an object to the next."""
+        array = self.array
+        return array.chunk_shape[0] * array.row_nbytes + 4 * len(array.decoder.codecs)
+
+    def plain_objects(self) -> list[tuple[Path, int, int]]:
+        """Path, size, and first byte of the rows of each object, from which plain chunks lie at
+        equal distances; nothing where that is not so of all that precache wrote.
+
+        Raises
+        ------
+        DamageError
+            An object is missing, or its index is wrong.
+        """
+        if not self.plain or self._objects.expected is None:
+            return []
+        found = []
+        rows, shard_rows, chunk_rows = (
+            self.array.shape[0], self.array.object_shape[0], self.array.chunk_shape[0],
+        )  # fmt: skip
+        for number in range(self.array.objects):
+            row = number * shard_rows
+            path = self._objects.path(number, self._pieces[0].object_tail)
+            mapped = self._objects.get(number, self._pieces[0].object_tail, row)
+            if path is None or mapped is None or mapped.rows is None:
+                return []
+            if len(mapped.rows) * chunk_rows < min(shard_rows, rows - row):
+                return []
+            found.append((path, mapped.size, int(mapped.index[0, 0])))
+        return found
+
+    def check(self, rows: np.ndarray) -> None:
+        """Check the CRC32C of plain rows where `verify` says so, without reading them for more.
+
+        Raises
+        ------
+        DamageError
+            As `read`.
+        """
+        numbers, inside = np.divmod(rows, self.array.object_shape[0])
+        chunks = inside // self.array.chunk_shape[0]
+        for position in np.flatnonzero(self._checks(numbers, chunks)):
+            self._check_plain(rows[position], numbers[position], chunks[position])
 
     def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
         """(n,) bool: whether the CRC32C of each chunk is to be checked."""

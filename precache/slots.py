@@ -21,6 +21,9 @@ from precache.layout import align
 
 log = logging.getLogger(__name__)
 
+STEPS_AHEAD = 4
+"""Steps that the host may have queued on a device when it asks for the next batch."""
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -86,14 +89,14 @@ class SlotPool:
     ----------
     keep
         Slots made before the log speaks of it.
-    pinned
-        Page-lock them, for asynchronous copies to a CUDA device.
+    pinned_for
+        Page-lock them, for asynchronous copies to this CUDA device.
     """
 
-    def __init__(self, nbytes: int, keep: int, pinned: bool = False) -> None:
+    def __init__(self, nbytes: int, keep: int, pinned_for: torch.device | None = None) -> None:
         self.nbytes = nbytes
         self._keep = keep
-        self._pinned = pinned
+        self._device = pinned_for
         self._made = 0
         self._told = False
         # What runs when a batch dies may run inside the garbage collector, where it must take no
@@ -106,7 +109,14 @@ class SlotPool:
 
     def acquire(self) -> np.ndarray:
         """A slot (uint8) that nobody reads."""
-        self._collect_copies()
+        if self._device is None:
+            return self._acquire()
+        # On a thread that never chose one, CUDA would set up the first device for this process.
+        with torch.cuda.device(self._device):
+            self._collect_copies()
+            return self._acquire()
+
+    def _acquire(self) -> np.ndarray:
         self.trim()
         try:
             return self._returned(self._free.pop())
@@ -161,7 +171,7 @@ class SlotPool:
                 self._keep,
                 self.nbytes / 1e6,
             )
-        if self._pinned:
+        if self._device is not None:
             return torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         memory = np.empty(self.nbytes + 64, np.uint8)
         start = -memory.ctypes.data % 64
@@ -175,24 +185,36 @@ class DeviceCopier:
         self._pool = pool
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+        self._handed_out: deque[torch.cuda.Event] = deque()
 
     def copy(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Batch:
         """The first `nbytes` of a slot on the device, unpacked there.
 
         The copy and what `unpack` does run on the side stream; the caller's current stream waits
-        for them, the host does not.
+        for them. The host waits where it is `STEPS_AHEAD` steps before the device, whose memory
+        would fill up with batches otherwise.
         """
         current = torch.cuda.current_stream(self._device)
+        self._limit(current)
         with torch.cuda.stream(self._stream):
             memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             copied.record(self._stream)
+            self._pool.release_after(copied, slot)
             batch = unpack(memory)
-        self._pool.release_after(copied, slot)
         current.wait_stream(self._stream)
         for tensor in batch.values():
             tensor.record_stream(current)
         return batch
+
+    def _limit(self, current: torch.cuda.Stream) -> None:
+        """Wait until few of the steps are left that were queued on the caller's stream."""
+        # Blocking: what waits must not spin. torch's own class and methods have no types.
+        queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        queued.record(current)
+        self._handed_out.append(queued)
+        if len(self._handed_out) > STEPS_AHEAD:
+            self._handed_out.popleft().synchronize()
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:

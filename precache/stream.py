@@ -19,10 +19,18 @@ from precache.feed import ShardFeed
 from precache.fetchers import Requests
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
+from precache.registered import registered
 from precache.shards import ArrayReader
-from precache.slots import Batch, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.slots import (
+    STEPS_AHEAD,
+    Batch,
+    DeviceCopier,
+    SlotLayout,
+    SlotPool,
+    undo_image_tensor,
+)
 from precache.stallclock import ThreadTime
-from precache.store import SMALL_ROW_NBYTES
+from precache.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +48,8 @@ class _Filled:
     ----------
     frames
         Field -> where its zstd frames start, for those that the device decompresses.
+    gathered
+        Field -> array, for those whose rows the device gathers.
     nbytes
         Of the slot that are in use.
     """
@@ -47,6 +57,7 @@ class _Filled:
     slot: np.ndarray
     rows: np.ndarray
     frames: Mapping[str, int]
+    gathered: Mapping[str, str]
     nbytes: int
 
 
@@ -61,6 +72,8 @@ class BatchStream:
         Batches in the making; by default one more than threads.
     decompress
         Where zstd frames are decompressed: ``host``, or ``device`` where that can be had.
+    gather
+        Who reads plain rows: ``host``, or ``device`` where that can be had.
     """
 
     def __init__(
@@ -71,22 +84,28 @@ class BatchStream:
         threads: int | None = None,
         ahead: int | None = None,
         decompress: str = "host",
+        gather: str = "host",
     ) -> None:
         self._columns = columns
         self._framed = _framed(columns, device) if decompress == "device" else {}
-        copying = columns.plain or len(self._framed) == len(columns.readers)
+        self._registered = registered(columns, device) if gather == "device" else None
+        there = self._registered.places if self._registered else {}
+        self._gathered = {name for name, array in columns.arrays.items() if array in there}
+        copying = all(each.plain or name in self._framed for name, each in columns.readers.items())
         self._threads = threads or (1 if copying else min(4, os.cpu_count() or 1))
         self._ahead = ahead or self._threads + 1
         self.thread_time = ThreadTime()
-        self._read_ahead = ReadAhead(list(columns.readers.values()), self.thread_time)
-        shapes = {name: each for name, each in columns.shapes.items() if name not in self._framed}
+        self._read_ahead = self._advising(columns)
+        elsewhere = self._framed.keys() | self._gathered
+        shapes = {name: each for name, each in columns.shapes.items() if name not in elsewhere}
         lengths = {_lengths(name): ((), "int64") for name in self._framed}
-        self._layout = SlotLayout.of({**shapes, **lengths}, batch_size)
+        places = {_places(name): ((), "int64") for name in self._gathered}
+        self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
         frames = batch_size * sum(reader.frame_bound for reader in self._framed.values())
-        cuda = device.type == "cuda"
-        slots = self._ahead + SLOTS_IN_USE
-        self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned=cuda)
-        self._copier = DeviceCopier(self._pool, device) if cuda else None
+        cuda = device if device.type == "cuda" else None
+        slots = self._ahead + SLOTS_IN_USE + (STEPS_AHEAD if cuda else 0)
+        self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
+        self._copier = DeviceCopier(self._pool, cuda) if cuda else None
         fields = self._layout.columns.items()
         self._cloned = {name for name, c in fields if c.nbytes(1) <= SMALL_ROW_NBYTES}
         self._filled: deque[None] = deque()
@@ -134,13 +153,17 @@ class BatchStream:
         self._pool.trim()
 
     def close(self) -> None:
-        """Let go of the memory of slots that nobody holds."""
+        """Let go of the memory of slots that nobody holds, and of what the device reads itself."""
         self._pool.trim(0)
+        if self._registered:
+            self._registered.close()
 
     def _read_ahead_of(self, columns: Columns) -> ReadAhead:
-        if columns is self._columns:
-            return self._read_ahead
-        return ReadAhead(list(columns.readers.values()), self.thread_time)
+        return self._read_ahead if columns is self._columns else self._advising(columns)
+
+    def _advising(self, columns: Columns) -> ReadAhead:
+        readers = [each for name, each in columns.readers.items() if name not in self._gathered]
+        return ReadAhead(readers, self.thread_time)
 
     def _fill(
         self,
@@ -163,11 +186,23 @@ class BatchStream:
                     lengths = out[_lengths(name)]
                     lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
                     nbytes += int(lengths.sum())
+                gathered = self._locate(columns, rows, out)
             except BaseException:
                 self._pool.release(slot)
                 raise
         ready.append(None)
-        return _Filled(slot, rows, frames, nbytes)
+        return _Filled(slot, rows, frames, gathered, nbytes)
+
+    def _locate(
+        self, columns: Columns, rows: np.ndarray, out: Mapping[str, np.ndarray]
+    ) -> dict[str, str]:
+        """Say in a slot where the device finds rows, checked as others are; field -> array."""
+        gathered = {name: columns.arrays[name] for name in self._gathered}
+        for name, array in gathered.items():
+            assert self._registered is not None  # else nothing is gathered
+            columns.readers[name].check(rows)
+            out[_places(name)][:] = self._registered.places[array].of(rows)
+        return gathered
 
     def _give_back(self, filled: _Filled) -> None:
         self._pool.release(filled.slot)
@@ -189,12 +224,31 @@ class BatchStream:
             offsets = lengths.cumsum(0) - lengths + start
             values, failed = nvcomp.decompress(memory, offsets, lengths, array.row_nbytes)
             doubts.add(name, filled.rows, failed)
-            like = torch.from_numpy(np.empty(0, array.dtype)).dtype
-            found[name] = values.view(like).view(len(filled.rows), *array.row_shape)
+            found[name] = self._shaped(name, values)
+        for name, array_name in filled.gathered.items():
+            assert self._registered is not None  # else nothing is gathered
+            found[name] = self._shaped(
+                name, self._registered.gather(array_name, found.pop(_places(name)))
+            )
         for name, reader in self._columns.readers.items():
             if reader.filtered:
                 found[name] = undo_image_tensor(found[name])
-        return {name: found[name] for name in self._columns.shapes}
+        # A list of all labels must not keep all images alive.
+        return {
+            name: found[name].clone() if name in self._cloned else found[name]
+            for name in self._columns.shapes
+        }
+
+    def _shaped(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """(n, bytes of a row) uint8 as (n, ...) of a field's dtype."""
+        shape, dtype = self._columns.shapes[name]
+        like = torch.from_numpy(np.empty(0, dtype)).dtype
+        return values.view(like).view(len(values), *shape)
+
+
+def _places(name: str) -> str:
+    """Name of the column that says where the rows of a field lie."""
+    return f"{name}/places"
 
 
 def _lengths(name: str) -> str:
@@ -275,5 +329,6 @@ class ResidentStream:
         fields = self._fields[epoch % len(self._fields)]
         with contextlib.closing(rows):
             for numbers in rows:
-                index = torch.from_numpy(numbers).to(self._device)
+                # Else the host would wait for all that the device has to do.
+                index = torch.from_numpy(numbers).to(self._device, non_blocking=True)
                 yield {name: held.index_select(0, index) for name, held in fields.items()}

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import torch.distributed
 
-from precache.commits import read_commits
+from precache.commits import ROOT, read_commits
 from precache.errors import PrecacheError, StoreError, UsageError
 from precache.storage import StorageOptions, open_folder
-from precache.store import ROOT, Version, split_uri
+from precache.store import split_uri
+from precache.version import Version
 
 log = logging.getLogger(__name__)
 

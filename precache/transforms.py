@@ -103,6 +103,12 @@ class ImageTransform(Transform):
         """The images, changed."""
 
 
+def _constant(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """float32 on the device of `like`. Made there directly, CUDA would have the host wait for all
+    that the device has to do."""
+    return torch.tensor(values, dtype=torch.float32).to(like.device, non_blocking=True)
+
+
 class Compose:
     """Transforms, and any callables on the batch, one after another."""
 
@@ -138,9 +144,7 @@ class RandomCrop(ImageTransform):
                 f"a crop of {height} x {width} does not fit images of "
                 f"{padded.shape[2]} x {padded.shape[3]}"
             )
-        spare = torch.tensor(
-            [padded.shape[2] - height + 1, padded.shape[3] - width + 1], device=images.device
-        )
+        spare = _constant([padded.shape[2] - height + 1, padded.shape[3] - width + 1], images)
         corner = (draw.uniform(2) * spare).long()
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         number = torch.arange(len(images), device=images.device)
@@ -257,7 +261,7 @@ class ColorJitter(ImageTransform):
 
 
 def _grey(pixels: torch.Tensor) -> torch.Tensor:
-    weights = torch.tensor(GREY, device=pixels.device)[None, :, None, None]
+    weights = _constant(GREY, pixels)[None, :, None, None]
     return (pixels * weights).sum(1, keepdim=True)
 
 
@@ -272,7 +276,7 @@ def _turn_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
         r == value, blue - green, torch.where(g == value, 2 + red - blue, 4 + green - red)
     )
     hue = torch.where(chroma == 0, 0.0, hue / 6 + turn) % 1.0
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=pixels.device)[None, :, None, None]
+    offsets = _constant([5, 3, 1], pixels)[None, :, None, None]
     k = (offsets + hue[:, None] * 6) % 6
     return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
 
@@ -306,10 +310,7 @@ class Normalize(ImageTransform):
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         if images.shape[1] != len(self.mean):
             raise UsageError(f"Normalize has {len(self.mean)} channels, images {images.shape[1]}")
-        mean, std = (
-            torch.tensor(v, dtype=torch.float32, device=images.device)[None, :, None, None]
-            for v in (self.mean, self.std)
-        )
+        mean, std = (_constant(v, images)[None, :, None, None] for v in (self.mean, self.std))
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         pixels = (images - mean).div_(std)
         return pixels.to(self.dtype, memory_format=layout)

@@ -39,11 +39,13 @@ class Cluster:
 
     Parameters
     ----------
+    head
+        More of Ray's arguments for the head.
     more
         Variables of its workers.
     """
 
-    def __init__(self, folder: Path, **more: str) -> None:
+    def __init__(self, folder: Path, head: Mapping[str, Any] | None = None, **more: str) -> None:
         # A process keeps the first token that Ray reads in it.
         token = write(folder / "token", _token().encode())
         token.chmod(0o600)
@@ -59,6 +61,7 @@ class Cluster:
                     "include_dashboard": False,
                     "node_ip_address": HEAD,
                     "object_store_memory": 80 << 20,
+                    **(head or {}),
                 },
             )
         self.env = environment(**self.settings, RAY_ADDRESS=self._processes.address)

@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ import precache
 from precache import nvcomp
 from precache import transforms as T
 from precache.codecs import filter_image, undo_image
-from precache.errors import DamageError
+from precache.errors import DamageError, UsageError
 from precache.machine import MachineReader
-from precache.slots import undo_image_tensor
+from precache.slots import STEPS_AHEAD, undo_image_tensor
 from tests.conftest import BuiltStore
 
 pytestmark = [
@@ -25,6 +26,13 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 needs_nvcomp = pytest.mark.skipif(not nvcomp.available(), reason="nvCOMP is not installed")
+
+WAYS: dict[str, dict[str, Any]] = {
+    "copied": {},
+    "decompressed there": {"decompress": "device"},
+    "gathered there": {"gather": "device"},
+}
+"""Each where it can be had; else the host does it, and the log says so."""
 
 Epoch = list[dict[str, np.ndarray]]
 
@@ -108,8 +116,28 @@ def test_the_filter_is_undone_exactly(channels: int) -> None:
     assert np.array_equal(filtered, rows)
 
 
-def test_batches_that_are_kept_stay_what_they_were(store: BuiltStore, on_host: Epoch) -> None:
-    with precache.Loader(store.path, 4, seed=2, device="cuda") as loader:
+@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+def test_rows_gathered_by_the_device_give_the_same_batches(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(kind)["raw"].path
+    with precache.Loader(path, 4, seed=2, device="cpu") as loader:
+        expected = [_epoch(loader) for _ in range(3)]
+    with precache.Loader(path, 4, seed=2, device="cuda", gather="device") as loader:
+        assert loader._stream._gathered == {"image"}  # else the driver refused
+        for each in expected:
+            _assert_same(_epoch(loader), each)
+        registered = loader._stream._registered
+    assert not registered._end.alive  # so that nothing is page-locked any more
+    with pytest.raises(UsageError, match="is closed"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_batches_that_are_kept_stay_what_they_were(
+    name: str, store: BuiltStore, on_host: Epoch
+) -> None:
+    with precache.Loader(store.path, 4, seed=2, device="cuda", **WAYS[name]) as loader:
         kept = list(loader)
         for _ in range(3):
             for batch in loader:
@@ -118,12 +146,13 @@ def test_batches_that_are_kept_stay_what_they_were(store: BuiltStore, on_host: E
     _assert_same(found, on_host)
 
 
+@pytest.mark.parametrize("name", WAYS)
 def test_a_step_that_reads_its_batch_late_reads_the_right_one(
-    store: BuiltStore, on_host: Epoch
+    name: str, store: BuiltStore, on_host: Epoch
 ) -> None:
     """The host runs ahead of a slow device; no slot and no block may be used again too early."""
     sums = []
-    with precache.Loader(store.path, 4, seed=2, device="cuda") as loader:
+    with precache.Loader(store.path, 4, seed=2, device="cuda", **WAYS[name]) as loader:
         for batch in loader:
             torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # torch's own
             sums.append(batch["image"].long().sum())
@@ -133,13 +162,56 @@ def test_a_step_that_reads_its_batch_late_reads_the_right_one(
 
 
 def test_transforms_on_the_device_draw_as_on_the_host(stores: dict[str, BuiltStore]) -> None:
-    chosen = T.Compose(T.RandomCrop(96, padding=8), T.HorizontalFlip(), T.Normalize())
+    normalize = T.Normalize([120, 110, 100], [60, 60, 60], channels_last=True)
+    chosen = T.Compose([T.RandomCrop(96, padding=8), T.HorizontalFlip(), normalize])
     epochs = []
     for device in ("cpu", "cuda"):
         with precache.Loader(stores["image"].path, 4, device=device, transform=chosen) as loader:
             epochs.append([batch["image"].float().cpu() for batch in loader])
     for one, other in zip(*epochs, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_host_is_few_steps_ahead_of_the_device(store: BuiltStore) -> None:
+    done: list[torch.cuda.Event] = []
+    with precache.Loader(store.path, 1, device="cuda") as loader:
+        for number, _ in enumerate(loader):
+            assert all(each.query() for each in done[: max(0, number - STEPS_AHEAD)])
+            torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # torch's own
+            done.append(torch.cuda.Event())
+            done[-1].record()
+        assert not done[-1].query()  # else the host waited for each step
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_host_never_waits_for_the_device(name: str, store: BuiltStore) -> None:
+    steps = [
+        T.RandomCrop(96, padding=8),
+        T.RandomResizedCrop(64),
+        T.HorizontalFlip(),
+        T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        T.MixUp(10),
+        T.Normalize([120, 110, 100], [60, 60, 60], torch.bfloat16, channels_last=True),
+    ]
+    options = {"device": "cuda", "transform": T.Compose(steps), **WAYS[name]}
+    with precache.Loader(store.path, 4, **options) as loader:
+        for _ in loader:  # what is made once may wait
+            pass
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            assert len(list(loader)) == 6
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_list_of_labels_keeps_no_images(store: BuiltStore) -> None:
+    with precache.Loader(store.path, 4, device="cuda") as loader:
+        _epoch(loader)
+        before = torch.cuda.memory_allocated()
+        labels = [batch["label"] for batch in loader]
+        torch.cuda.synchronize()
+        gc.collect()
+        assert torch.cuda.memory_allocated() - before < len(labels) * 112 * 112
 
 
 def test_the_clock_tells_the_devices_time_from_the_hosts(store: BuiltStore) -> None:
@@ -161,14 +233,15 @@ def test_page_locked_memory_does_not_grow_with_epochs(store: BuiltStore) -> None
         gc.collect()
         return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
 
+    before = held()
     with precache.Loader(store.path, 4, device="cuda") as loader:
-        _epoch(loader)
-        before = held()
         for epoch in range(50):
             for number, _ in enumerate(loader):
                 if number == epoch % 4:
                     break
-        assert held() <= before
+        pool = loader._stream._pool
+        slot = 1 << (pool.nbytes - 1).bit_length()  # as torch rounds it
+        assert held() - before <= (pool._keep + 2) * slot
 
 
 def _slept_on_device(seconds: float) -> Callable[[], None]:

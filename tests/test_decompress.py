@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable
 
@@ -79,6 +80,24 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     assert found["row"].tolist() == rows.tolist()
     assert found["label"].tolist() == columns.small["label"][rows].tolist()
     np.testing.assert_array_equal(found["image"], store.rows()[rows])
+
+
+@pytest.mark.skipif(not nvcomp.available(), reason="nvCOMP is not installed")
+def test_nvcomp_takes_frames_that_follow_each_other() -> None:
+    """At any address, as rows do, which needs no device to tell; temporary memory is torch's."""
+
+    class Alignments(ctypes.Structure):
+        _fields_ = tuple((name, ctypes.c_size_t) for name in ("input", "output", "temporary"))
+
+    found, ask = (
+        Alignments(),
+        nvcomp._library().nvcompBatchedZstdDecompressGetRequiredAlignments,
+    )
+    ask.argtypes = (nvcomp._Options, ctypes.POINTER(Alignments))
+    assert ask(nvcomp._Options(), ctypes.byref(found)) == 0
+    assert (found.input, found.output) == (1, 1)
+    assert 512 % found.temporary == 0
+    assert nvcomp.temporary_nbytes(256, 3 * 224 * 224) > 0
 
 
 def test_a_damaged_frame_is_found_before_it_is_handed_out(

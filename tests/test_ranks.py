@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import precache
 from precache.errors import UsageError
-from precache.ranks import find_rank
+from precache.loader import _device
+from precache.ranks import LOCAL_VARIABLES, find_local_rank, find_rank
 from tests.building import environment
 from tests.conftest import BuiltStore
 
@@ -34,6 +36,57 @@ def test_launchers_say_it_in_the_environment(
     variables: dict[str, str], expected: tuple[int, int]
 ) -> None:
     assert find_rank(environment=variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"LOCAL_RANK": "2", "SLURM_LOCALID": "1"}, 2),
+        ({"SLURM_LOCALID": "1"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 3),
+        ({"LOCAL_RANK": ""}, None),
+    ],
+)
+def test_launchers_number_the_ranks_of_a_node(
+    variables: dict[str, str], expected: int | None
+) -> None:
+    assert find_local_rank(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "local_rank", "expected"),
+    [
+        (None, None, "cuda:1"),
+        (None, "3", "cuda:3"),
+        (None, "5", "cuda:1"),
+        ("cuda", "3", "cuda:1"),
+        ("cuda:2", None, "cuda:2"),
+        ("cpu", "3", "cpu"),
+    ],
+)
+def test_a_device_is_named_with_its_number(
+    asked: str | None, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with four devices, the second of which is the current one."""
+    _pretend_four_devices(monkeypatch)
+    for name in LOCAL_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert str(_device(asked)) == expected
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_four_devices(monkeypatch)
+    with pytest.raises(UsageError, match=r"'cuda:4' was asked for, and torch sees 4 CUDA devices"):
+        _device("cuda:4")
+
+
+def _pretend_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
 
 
 def test_what_is_given_wins() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from precache.eventclock import _seconds_between
 from precache.stallclock import WINDOW, StallClock, ThreadTime, Times
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
@@ -193,3 +194,27 @@ def test_the_time_of_several_threads_adds_up() -> None:
         thread.join()
     assert 0.15 <= spent.take() < 1
     assert spent.take() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("passed", "expected"), [((True, True), 0.25), ((True, False), None), ((False, True), None)]
+)
+def test_a_device_that_has_not_come_by_both_events_tells_no_time(
+    passed: tuple[bool, bool], expected: float | None
+) -> None:
+    """The second may be passed first: they may be on two streams."""
+
+    class Event:
+        def __init__(self, passed: bool) -> None:
+            self.passed = passed
+
+        def query(self) -> bool:
+            return self.passed
+
+        def elapsed_time(self, end: Event) -> float:
+            assert self.passed
+            assert end.passed
+            return 250.0
+
+    start, end = (Event(each) for each in passed)
+    assert _seconds_between(start, end) == expected  # type: ignore[arg-type]  # stand-ins

@@ -49,6 +49,30 @@ def _batch() -> Batch:
     return {"image": _images(), "label": ROWS % 10, "row": ROWS}
 
 
+ALL = [
+    RandomCrop(16, padding=2),
+    RandomResizedCrop(12),
+    HorizontalFlip(),
+    ColorJitter(0.4, 0.4, 0.4, 0.1),
+    MixUp(10),
+    CutMix(10),
+    ToDType(torch.float16),
+    Normalize([120, 110, 100], [60, 60, 60], torch.bfloat16, channels_last=True),
+]
+
+
+@pytest.mark.parametrize("transform", ALL, ids=lambda each: type(each).__name__)
+def test_no_transform_asks_the_device_for_values(transform: Transform) -> None:
+    """To ask is to wait for the device; tensors of shapes alone have no values to tell."""
+    batch = {name: values.to("meta") for name, values in _batch().items()}
+    made = transform.apply(batch, _draw(batch["row"]))
+    expected = transform.apply(_batch(), _draw())
+    for name, values in made.items():
+        assert values.is_meta
+        assert (values.shape, values.dtype) == (expected[name].shape, expected[name].dtype)
+        assert values.stride() == expected[name].stride()
+
+
 # --- draws --------------------------------------------------------------------------------------
 
 

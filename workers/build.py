@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precache.commits import source_to_keep
+from precache.commits import BUILD, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -23,7 +23,7 @@ from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
 from precache.storage import open_folder
-from precache.store import BUILD, append_commit, open_own
+from precache.store import open_own
 from workers import sources
 from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports
@@ -281,7 +281,7 @@ class _Build:
             crashed: list[ShardTask] = []
             accept = self.request.accept_missing and attempt == ATTEMPTS
             tasks = (task_of(shard, accept) for shard in todo)
-            for task, outcome in run(make_shard, tasks):
+            for task, outcome in run(make_shard, tasks, None, len(todo)):
                 if isinstance(outcome, FetchError | CrashError):
                     errors[task.shard] = outcome
                     crashed += [task] * isinstance(outcome, CrashError)
@@ -333,9 +333,9 @@ class _Build:
             {name: lost[name, shard] for name in names} if lost else {},
             self._offer(goal, shard, origin),
             {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
-            frozenset(row - rows.start for row in goal.table.removed if row in rows),
+            frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
             permit,
-            may_fail=frozenset(row - rows.start for row in self.again if row in rows),
+            may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
         )
 
     def _offer(self, goal: Goal, shard: int, origin: Origin | None) -> Offer | None:

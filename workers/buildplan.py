@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from precache.commits import read_commits
 from precache.errors import (
     DamageError,
     PrecacheError,
@@ -24,7 +25,7 @@ from precache.layout import RowShape
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.storage import open_folder
-from precache.store import ROW_TABLE, read_commits
+from precache.version import ROW_TABLE
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate

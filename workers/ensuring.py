@@ -16,6 +16,7 @@ from rich.console import Console
 
 from precache.attributes import FORMAT, Attributes
 from precache.claims import Claim, Claims
+from precache.commits import ROOT
 from precache.errors import BuildError, PrecacheError
 from precache.finished import FATE, follow_log, kept_name
 from precache.growing import GrowingVersion
@@ -25,7 +26,8 @@ from precache.rowtable import RowTable
 from precache.smallarrays import small_array
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
-from precache.store import ROOT, ROW_TABLE, Version, open_own
+from precache.store import open_own
+from precache.version import ROW_TABLE, Version
 from workers import sources
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build

@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from precache.errors import UsageError
-from precache.pipeline import Function, Pipeline
+from precache.operations import Function
+from precache.pipeline import Pipeline
 from precache.report import size
 
 SENT = "precache_sent"

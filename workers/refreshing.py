@@ -11,7 +11,8 @@ from precache.commits import read_commits, source_of
 from precache.errors import PipelineError, StoreError, UsageError
 from precache.rowtable import REMOVED, RowTable
 from precache.storage import open_folder
-from precache.store import ROW_TABLE, Version, open_version
+from precache.store import open_version
+from precache.version import ROW_TABLE, Version
 from workers.build import run_build
 from workers.cluster import is_joined
 from workers.goal import Recipe

@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 from precache import errors
+from precache.declared import canonical_json
 from precache.errors import BuildError, PrecacheError
-from precache.pipeline import canonical_json
 from workers.request import Request
 
 log = logging.getLogger(__name__)

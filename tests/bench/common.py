@@ -53,7 +53,10 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+        versions = {}
+        for name in LIBRARIES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(name)
         return cls(_cpu_model(), cores(), platform.python_version(), versions)
 
     def __str__(self) -> str:

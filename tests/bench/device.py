@@ -1,0 +1,429 @@
+"""``python -m tests.bench.device``: what feeding a CUDA device costs, by each way there is.
+
+One run of minutes on a machine with a CUDA device: what each way costs the host's CPUs and how many
+samples/s it brings, with nothing else to do; then how long a ResNet-50 step takes (bf16,
+channels-last) that is fed by each, beside the same step on one batch that never leaves the device,
+in turns. ``--rehearse`` goes through all of it on the CPU, small: its figures mean nothing.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Column, Table
+from torch import Tensor, nn
+
+import precache
+from precache import nvcomp
+from precache.slots import undo_image_tensor
+from precache.transforms import Normalize
+from tests.bench.common import (
+    CROP,
+    Cost,
+    Machine,
+    build_crops,
+    cost_of,
+    find_photos,
+    log,
+    multiply,
+    touch,
+    work_folder,
+)
+from tests.examples.resnet import resnet
+
+Step = Callable[[Tensor, Tensor], Any]
+
+CLASSES = 1000
+WARM_STEPS = 6
+"""Of a turn, that are not measured: the loader begins, the clocks rise."""
+
+CPU_TARGET, STEP_TARGET = 5, 1.02
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    rows: int
+    batch: int
+    steps: int
+    rounds: int
+    epochs: int
+    depth: int = 50
+    width: int = 64
+
+
+FULL = Sizes(rows=9_216, batch=256, steps=30, rounds=5, epochs=4)
+REHEARSAL = Sizes(rows=96, batch=8, steps=4, rounds=2, epochs=2, depth=18, width=8)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A codec, and options of the loader that reads it."""
+
+    codec: str
+    options: Mapping[str, str]
+    cpu_target: bool = False
+
+
+WAYS = {
+    "raw, copied": Way("raw", {}),
+    "raw, gathered by the device": Way("raw", {"gather": "device"}, True),
+    "raw, resident there": Way("raw", {"resident": "device"}),
+    "image, zstd on the host": Way("image", {}),
+    "image, zstd on the device": Way("image", {"decompress": "device"}, True),
+}
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What a way costs with nothing else to do.
+
+    Attributes
+    ----------
+    opened
+        Seconds until the loader was made: what is loaded or page-locked then.
+    said
+        Its warnings: why it went another way, if it did.
+    first, warm
+        Epochs; checksums are checked in the first.
+    """
+
+    opened: float
+    said: tuple[str, ...]
+    first: Cost
+    warm: tuple[Cost, ...]
+
+    @property
+    def cpu_ms_per_1000(self) -> float:
+        return statistics.median(cost.cpu_ms_per_1000 for cost in self.warm)
+
+    @property
+    def samples_per_s(self) -> float:
+        return statistics.median(cost.samples_per_s for cost in self.warm)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A turn of training: ms a step on the device, CPU-ms a step of the host, and what the
+    loader's clock says of it."""
+
+    ms: float
+    cpu_ms: float
+    stall_ratio: float | None = None
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+def _wait(device: torch.device) -> None:
+    """Until the device has done everything, without spinning."""
+    if device.type == "cuda":
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        event.synchronize()
+
+
+def _device_ms(work: Callable[[], object], device: torch.device, times: int) -> float:
+    """Median of so many runs, the first left out."""
+    found = []
+    for _ in range(times + 1):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        found.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(found[1:])
+
+
+# --- feeding ------------------------------------------------------------------------------------
+
+
+class _Said(logging.Handler):
+    """Keeps the warnings of a block."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> "_Said":
+        logging.getLogger("precache").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("precache").removeHandler(self)
+
+
+def _drain(loader: precache.Loader) -> int:
+    rows = 0
+    for batch in loader:
+        rows += len(batch["row"])
+        del batch
+    _wait(loader.device)
+    return rows
+
+
+def feed(way: Way, store: Path, device: torch.device, sizes: Sizes) -> Feeding:
+    """Run epochs of a loader, and do nothing with its batches."""
+    touch(path for path in store.rglob("*") if path.is_file())
+    with _Said() as said:
+        started = time.perf_counter()
+        with precache.Loader(store, sizes.batch, device=device, **way.options) as loader:
+            opened = time.perf_counter() - started
+            costs = [cost_of(lambda: _drain(loader)) for _ in range(sizes.epochs + 1)]
+    return Feeding(opened, tuple(said.lines), costs[0], tuple(costs[1:]))
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def make_step(device: torch.device, sizes: Sizes, compiled: bool) -> Step:
+    """A training step on (N, 3, H, W) bf16 images in channels-last and (N,) int64 labels."""
+    torch.manual_seed(0)
+    model: Any = resnet(sizes.depth, CLASSES, sizes.width)
+    model = model.to(device, torch.bfloat16, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    if compiled:
+        model = torch.compile(model)
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(model(images).float(), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _turn(
+    batches: Iterator[tuple[Tensor, Tensor]],
+    step: Step,
+    sizes: Sizes,
+    device: torch.device,
+    begun: Callable[[], object] = lambda: None,
+) -> Steps:
+    """Steps that follow each other without a wait, measured from one wait to the next; `begun` is
+    called at the first of these."""
+    for image, label in itertools.islice(batches, WARM_STEPS if device.type == "cuda" else 1):
+        step(image, label)
+    _wait(device)
+    begun()
+    started, cpu = time.perf_counter(), time.process_time()
+    for image, label in itertools.islice(batches, sizes.steps):
+        step(image, label)
+    _wait(device)
+    wall, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return Steps(wall / sizes.steps * 1e3, cpu / sizes.steps * 1e3)
+
+
+def train(
+    stores: Mapping[str, Path], device: torch.device, sizes: Sizes, compiled: bool
+) -> dict[str, list[Steps]]:
+    """Turns of each way that can be had, one after another, between turns on a resident batch."""
+    step = make_step(device, sizes, compiled)
+    found: dict[str, list[Steps]] = {"resident batch": [], **{name: [] for name in WAYS}}
+    normalize = Normalize([127.0] * 3, [64.0] * 3, torch.bfloat16, channels_last=True)
+    loaders = {
+        name: precache.Loader(
+            stores[way.codec], sizes.batch, device=device, transform=normalize, output="tuple",
+            **way.options,
+        )
+        for name, way in WAYS.items()
+    }  # fmt: skip
+    image, label = next(iter(loaders["raw, copied"]))
+    for number in range(sizes.rounds + 1):  # the first is not kept
+        still = _turn(itertools.repeat((image, label)), step, sizes, device)
+        found["resident batch"] += [still] * bool(number)
+        for name, loader in loaders.items():
+            batches = iter(loader)
+            turn = _turn(batches, step, sizes, device, loader.stats)
+            stalled = loader.stats().stall_ratio
+            batches.close()  # type: ignore[attr-defined]  # it is a generator
+            found[name] += [dataclasses.replace(turn, stall_ratio=stalled)] * bool(number)
+    for loader in loaders.values():
+        loader.close()
+    return found
+
+
+# --- pieces -------------------------------------------------------------------------------------
+
+
+def pieces(device: torch.device, sizes: Sizes) -> dict[str, float]:
+    """ms a batch of what the ways are made of: the bare copy, and the filter undone."""
+    shape = (sizes.batch, 3, CROP, CROP)
+    rows = torch.randint(0, 256, shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    there = torch.empty(shape, dtype=torch.uint8, device=device)
+    copied = _device_ms(lambda: there.copy_(rows, non_blocking=True), device, 20)
+    undone = _device_ms(lambda: undo_image_tensor(there), device, 20)
+    return {"pinned_copy_ms": copied, "undo_filter_ms": undone, "batch_nbytes": rows.nbytes}
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+def _ratio(steps: Sequence[Steps], still: Sequence[Steps]) -> float:
+    return statistics.median(a.ms / b.ms for a, b in zip(steps, still, strict=True))
+
+
+def _cpu_beyond(steps: Sequence[Steps], still: Sequence[Steps], batch: int) -> float:
+    """CPU-ms for 1,000 samples, beyond those of the step itself."""
+    return statistics.median(
+        (a.cpu_ms - b.cpu_ms) / batch * 1e3 for a, b in zip(steps, still, strict=True)
+    )
+
+
+def as_json(
+    fed: Mapping[str, Feeding], trained: Mapping[str, Sequence[Steps]], sizes: Sizes
+) -> dict[str, Any]:
+    """Plain data: medians, and all that was measured."""
+    still = trained["resident batch"]
+    return {
+        "feeding": {
+            name: {
+                "cpu_ms_per_1000": each.cpu_ms_per_1000,
+                "samples_per_s": each.samples_per_s,
+                **dataclasses.asdict(each),
+            }
+            for name, each in fed.items()
+        },
+        "training": {
+            name: {
+                "ms": statistics.median(each.ms for each in steps),
+                "ratio": _ratio(steps, still),
+                "cpu_ms_per_1000_beyond_the_step": _cpu_beyond(steps, still, sizes.batch),
+                "turns": [dataclasses.asdict(each) for each in steps],
+            }
+            for name, steps in trained.items()
+        },
+    }
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """The JSON's medians."""
+    names = ("opened s", "first", "CPU-ms", "samples/s", "step ms", "ratio", "beyond", "stalled")
+    made = Table(
+        "fed by",
+        *(Column(name, justify="right") for name in names),
+        "targets",
+        caption="CPU-ms per 1,000 samples with nothing else to do, in the first epoch and after;\n"
+        "then a step, its ratio to that on the resident batch, CPU-ms per 1,000 beyond it, and\n"
+        "the loader's own stall ratio.",
+    )
+    for name, steps in found["training"].items():
+        each = found["feeding"].get(name)
+        stalled = [turn["stall_ratio"] for turn in steps["turns"]]
+        made.add_row(
+            name,
+            *(
+                (
+                    f"{each['opened']:.1f}",
+                    f"{_per_1000(each['first']):.1f}",
+                    f"{each['cpu_ms_per_1000']:.1f}",
+                    f"{each['samples_per_s']:,.0f}",
+                )
+                if each
+                else ("",) * 4
+            ),
+            f"{steps['ms']:.2f}",
+            f"{steps['ratio']:.3f}",
+            f"{steps['cpu_ms_per_1000_beyond_the_step']:.1f}",
+            f"{statistics.median(stalled):.1%}" if each else "",
+            _targets(name),
+        )
+    return made
+
+
+def _per_1000(cost: Mapping[str, Any]) -> float:
+    return float(cost["cpu_seconds"] * 1e6 / cost["samples"])
+
+
+def _targets(name: str) -> str:
+    if name not in WAYS:
+        return ""
+    cpu = f"CPU-ms < {CPU_TARGET}, " if WAYS[name].cpu_target else ""
+    return f"{cpu}ratio ≤ {STEP_TARGET}"
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"device": "none: a rehearsal"}
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "cuda": torch.version.cuda,
+        "nvcomp": nvcomp.available(),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.device", description=__doc__)
+    for field in ("rows", "batch", "steps", "rounds", "epochs"):
+        default = getattr(FULL, field)
+        parser.add_argument(f"--{field}", type=int, help=f"({default})")
+    parser.add_argument("--compile", action="store_true", help="the step, by torch.compile")
+    parser.add_argument("--photos", type=Path, help="folder of photographs")
+    parser.add_argument("--folder", type=Path, help="work there, and keep what is made")
+    parser.add_argument("--out", type=Path, help="write everything there, as JSON")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, small")
+    options = parser.parse_args(arguments)
+    sizes = REHEARSAL if options.rehearse else FULL
+    given = {f.name: getattr(options, f.name, None) for f in dataclasses.fields(sizes)}
+    sizes = dataclasses.replace(sizes, **{n: v for n, v in given.items() if v is not None})
+    if sizes.rows < (sizes.steps + WARM_STEPS) * sizes.batch and not options.rehearse:
+        parser.error(f"a turn takes {(sizes.steps + WARM_STEPS) * sizes.batch} rows; give as many")
+    if not options.rehearse and not torch.cuda.is_available():
+        raise SystemExit("nothing measured: this needs a CUDA device, and torch sees none")
+    device = torch.device("cpu") if options.rehearse else torch.device("cuda", 0)
+    with work_folder(options.folder) as folder:
+        root, files = find_photos(options.photos, folder)
+        source = multiply(files, root, sizes.rows, folder / f"photos-{sizes.rows}")
+        stores = {}
+        for codec in dict.fromkeys(way.codec for way in WAYS.values()):
+            log.print(f"{codec}: building {sizes.rows:,} rows")
+            stores[codec] = build_crops(source, folder / f"{codec}.store", codec)
+        fed = {}
+        for name, way in WAYS.items():
+            log.print(f"{name}: {sizes.epochs + 1} epochs")
+            fed[name] = feed(way, stores[way.codec], device, sizes)
+        log.print(f"training: {sizes.rounds + 1} rounds")
+        trained = train(stores, device, sizes, options.compile)
+    found = {
+        **_hardware(device),
+        "machine": dataclasses.asdict(Machine.here()),
+        **dataclasses.asdict(sizes),
+        "compiled": options.compile,
+        "pieces": pieces(device, sizes),
+        **as_json(fed, trained, sizes),
+    }
+    if options.out:
+        options.out.write_text(json.dumps(found))
+    console = Console(highlight=False, width=140)
+    console.print(table(found))
+    for name, each in fed.items():
+        for line in each.said:
+            console.print(f"{name}: {line}", soft_wrap=True)
+    bare = found["pieces"]
+    speed = bare["batch_nbytes"] / bare["pinned_copy_ms"] / 1e6
+    console.print(
+        f"a batch copied from pinned memory: {bare['pinned_copy_ms']:.2f} ms, {speed:.1f} GB/s; "
+        f"its filter undone: {bare['undo_filter_ms']:.2f} ms"
+    )
+    console.print(f"{found['device']}; {Machine.here()}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

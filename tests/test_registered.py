@@ -1,0 +1,344 @@
+"""`gather="device"`, as far as it can be told without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache import registered as room
+from precache import stream
+from precache.columns import Columns
+from precache.errors import DamageError, UsageError
+from precache.registered import DEVICEMAP, READ_ONLY, Places, Span, gather
+from precache.stream import BatchStream
+from tests.conftest import BuiltStore
+
+CPU = torch.device("cpu")
+
+
+# --- which bytes --------------------------------------------------------------------------------
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[Places, int]:
+    """Where the rows of an array lie, and how many there are."""
+    chunk_rows, row_nbytes = draw(st.integers(1, 4)), draw(st.integers(1, 40))
+    shard_rows = chunk_rows * draw(st.integers(1, 5))
+    pitch = chunk_rows * row_nbytes + draw(st.sampled_from([0, 4]))
+    shard_nbytes = shard_rows // chunk_rows * pitch
+    starts, end = [], 0
+    for _ in range(draw(st.integers(1, 4))):
+        starts.append(end + draw(st.sampled_from([0, 8, 20])))
+        end = starts[-1] + shard_nbytes
+    places = Places(np.array(starts, np.int64), shard_rows, chunk_rows, row_nbytes, pitch)
+    return places, end
+
+
+@given(arrays(), st.data())
+def test_a_gather_takes_the_bytes_of_each_row(
+    laid_out: tuple[Places, int], data: st.DataObject
+) -> None:
+    places, nbytes = laid_out
+    memory = np.random.default_rng(0).integers(0, 256, -(-nbytes // 8) * 8).astype(np.uint8)
+    every = len(places.starts) * places.shard_rows
+    rows = np.array(data.draw(st.lists(st.integers(0, every - 1), min_size=1, max_size=9)))
+    found = gather(
+        torch.from_numpy(memory),
+        torch.from_numpy(places.of(rows)),
+        places.row_nbytes,
+        places.unit,
+    )
+    for row, values in zip(rows.tolist(), found.numpy(), strict=True):
+        shard, inside = divmod(row, places.shard_rows)
+        chunk, within = divmod(inside, places.chunk_rows)
+        start = places.starts[shard] + chunk * places.pitch + within * places.row_nbytes
+        np.testing.assert_array_equal(values, memory[start : start + places.row_nbytes])
+
+
+@pytest.mark.parametrize(
+    ("row_nbytes", "pitch", "unit"),
+    [(150528, 150532, 4), (150528, 150528, 8), (3, 7, 1), (6, 10, 2), (75, 79, 1)],
+)
+def test_the_largest_elements_are_gathered_that_rows_are_made_of(
+    row_nbytes: int, pitch: int, unit: int
+) -> None:
+    assert Places(np.array([0, 4096]), 8, 1, row_nbytes, pitch).unit == unit
+
+
+# --- the range of addresses ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_files_lie_one_behind_another_and_go_again(tmp_path: Path, private: bool) -> None:
+    contents = [os.urandom(n) for n in (1, 4096, 10_000)]
+    files = []
+    for number, content in enumerate(contents):
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        path.chmod(0o400)  # a store may be read-only
+        files.append((path, len(content)))
+    span = Span(files, private=private)
+    seen = span.host_tensor().numpy()
+    assert span.starts() == [0, 4096, 8192]
+    assert [nbytes for _, nbytes in span.pieces] == [4096, 4096, 12288]
+    for start, content in zip(span.starts(), contents, strict=True):
+        assert seen[start : start + len(content)].tobytes() == content
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    span.close()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_file_that_is_gone_leaves_nothing_mapped(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"here")
+    with pytest.raises(precache.PrecacheError, match=r"cannot map .*/gone"):
+        Span([(tmp_path / "there", 4), (tmp_path / "gone", 4)], private=False)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+# --- the driver ---------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands in for the driver: keeps what is registered, and refuses by flag or by number."""
+
+    def __init__(self, *, refused: tuple[int, ...] = (), room: int = 100) -> None:
+        self.refused, self.room = refused, room
+        self.held: dict[int, tuple[int, int]] = {}
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        yield
+
+    def register(self, address: int, nbytes: int, flags: int) -> None:
+        if flags in self.refused or len(self.held) >= self.room:
+            raise room._RefusedError(f"cuMemHostRegister_v2 gives NO ({flags})")
+        assert address % 4096 == nbytes % 4096 == 0
+        self.held[address] = (nbytes, flags)
+
+    def unregister(self, address: int) -> None:
+        del self.held[address]
+
+
+@pytest.fixture
+def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[[Any], Any]]:
+    """Register with a stand-in, and see what it would show a device on the host."""
+
+    def use(driver: Recorder) -> Callable[[Any], Any]:
+        monkeypatch.setattr(room, "Driver", lambda device: driver)
+        monkeypatch.setattr(Span, "device_tensor", lambda span, device: span.host_tensor())
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        return lambda columns: room.registered(columns, torch.device("cuda", 0))
+
+    return use
+
+
+SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
+
+
+@pytest.mark.parametrize(
+    ("refused", "flags", "said"),
+    [
+        ((), SHARED, []),
+        ((SHARED,), COPIED, ["cuMemHostRegister_v2 gives NO (10): shards are copied into "]),
+        ((SHARED, COPIED), None, ["rows are read by the host after all: cuMemHostRegister_v2 giv"]),
+    ],
+)
+def test_what_the_driver_refuses_is_done_another_way_and_said_once(
+    refused: tuple[int, ...],
+    flags: int | None,
+    said: list[str],
+    stores: dict[str, BuiltStore],
+    as_device: Callable[[Recorder], Callable[[Any], Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = Recorder(refused=refused)
+    found = as_device(driver)(Columns(str(stores["raw"].path)))
+    assert {each for _, each in driver.held.values()} == ({flags} if flags else set())
+    assert len(driver.held) == (3 if flags else 0)
+    assert (found is not None) == (flags is not None)
+    for record, line in zip(caplog.records, said, strict=True):
+        assert record.message.startswith(line)
+    if found:
+        found.close()
+    assert not driver.held
+
+
+def test_a_span_is_registered_whole_or_not_at_all(
+    stores: dict[str, BuiltStore], as_device: Callable[[Recorder], Callable[[Any], Any]]
+) -> None:
+    driver = Recorder(room=2)
+    path = stores["raw"].path
+    assert as_device(driver)(Columns(str(path))) is None
+    assert not driver.held
+    assert str(path) not in "".join(
+        line for line in Path("/proc/self/maps").read_text().splitlines() if "r--s" in line
+    )
+
+
+def test_what_nobody_closes_goes_with_its_last_reference(
+    stores: dict[str, BuiltStore], as_device: Callable[[Recorder], Callable[[Any], Any]]
+) -> None:
+    driver = Recorder()
+    found = as_device(driver)(Columns(str(stores["raw"].path)))
+    assert len(driver.held) == 3
+    del found
+    assert not driver.held
+
+
+def test_a_forked_process_leaves_it_to_its_parent(
+    stores: dict[str, BuiltStore],
+    as_device: Callable[[Recorder], Callable[[Any], Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Recorder()
+    found = as_device(driver)(Columns(str(stores["raw"].path)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        found.close()
+    assert len(driver.held) == 3
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+def _batch(batches: BatchStream, columns: Columns, rows: np.ndarray) -> dict[str, torch.Tensor]:
+    """What the device makes of a slot, on the host."""
+    requests = stream.Requests(1, "here")
+    filled = batches._fill(columns, stream.deque(), None, requests, rows)
+    memory = torch.from_numpy(filled.slot[: filled.nbytes])
+    return batches._unpack(filled, stream._Doubts({}), memory)
+
+
+@pytest.fixture
+def gathering(
+    as_device: Callable[[Recorder], Callable[[Any], Any]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Columns], BatchStream]:
+    """A stream whose rows are gathered from registered shards."""
+    register = as_device(Recorder())
+    monkeypatch.setattr(stream, "registered", lambda columns, device: register(columns))
+    return lambda columns: BatchStream(columns, 8, CPU, gather="device")
+
+
+@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+def test_batches_are_those_of_the_host(
+    kind: str, request: pytest.FixtureRequest, gathering: Callable[[Columns], BatchStream]
+) -> None:
+    store = request.getfixturevalue(kind)["raw"]
+    columns = Columns(str(store.path))
+    batches = gathering(columns)
+    rows = columns.valid(np.array([20, 0, 7, 8, 15, 16, 20]))
+    found = _batch(batches, columns, rows)
+    assert list(found) == ["image", "label", "row"]
+    np.testing.assert_array_equal(found["image"], store.rows()[rows])
+    assert found["label"].tolist() == columns.small["label"][rows].tolist()
+    assert found["row"].tolist() == rows.tolist()
+    batches.close()
+    with pytest.raises(UsageError, match="this loader is closed"):
+        _batch(batches, columns, rows)
+
+
+def test_each_epoch_gathers_from_its_variant(
+    photos: Path,
+    make_store: Callable[..., BuiltStore],
+    gathering: Callable[[Columns], BatchStream],
+) -> None:
+    field = {
+        "ops": [{"op": "decode"}, {"op": "random_resized_crop", "size": 90}],
+        "codec": "raw",
+        "variants": 2,
+    }
+    store = make_store(photos, precache.Pipeline.from_dict({"fields": {"image": field}}))
+    columns, rows = Columns(str(store.path)), np.array([3, 1])
+    batches = gathering(columns)
+    for epoch in range(3):
+        turn = columns.at_epoch(epoch)
+        expected = np.empty((2, 3, 90, 90), np.uint8)
+        turn.readers["image"].read(rows, expected)
+        np.testing.assert_array_equal(_batch(batches, turn, rows)["image"], expected)
+    batches.close()
+
+
+def test_rows_are_checked_on_the_host_the_first_time(
+    stores: dict[str, BuiltStore],
+    copy_store: Callable[[BuiltStore], BuiltStore],
+    gathering: Callable[[Columns], BatchStream],
+) -> None:
+    store = copy_store(stores["raw"])
+    columns, row = Columns(str(store.path)), np.array([2])
+    batches = gathering(columns)
+    _batch(batches, columns, row)
+    with store.shard_path(0).open("r+b") as file:
+        file.seek(2 * (112 * 112 * 3 + 4) + 1000)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    assert len(_batch(batches, columns, row)["image"]) == 1
+    again = Columns(str(store.path))
+    with pytest.raises(DamageError, match=r"is damaged at row 2 \(.*its CRC32C does not hold"):
+        _batch(gathering(again), again, row)
+
+
+def test_too_much_is_refused_before_anything_is_mapped(
+    stores: dict[str, BuiltStore],
+    as_device: Callable[[Recorder], Callable[[Any], Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(room, "Span", None)
+    register = as_device(Recorder())
+    with pytest.raises(UsageError, match=r"has 866 KB of plain rows, and 1 MB of memory are"):
+        register(Columns(str(stores["raw"].path)))
+
+
+# --- through the loader -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "device", "why"),
+    [
+        ("raw", None, "batches go to the cpu"),
+        ("image", "cuda", "no field has plain rows; codec 'raw' stores such"),
+    ],
+)
+def test_where_it_cannot_be_the_log_says_once_why(
+    codec: str,
+    device: str | None,
+    why: str,
+    stores: dict[str, BuiltStore],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if device is None:
+        with precache.Loader(stores[codec].path, 4, device="cpu", gather="device") as loader:
+            assert sum(len(batch["row"]) for batch in loader) == 21
+    else:
+        assert room.registered(Columns(str(stores[codec].path)), torch.device(device)) is None
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message == f"rows are read by the host after all: {why}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gather": "gpu"}, "gather is 'gpu'; choose one of host, device"),
+        ({"resident": "host"}, "gather='device' maps shards; leave out resident and access"),
+        ({"access": "pread"}, "gather='device' maps shards; leave out resident and access"),
+        ({"refresh": "epoch"}, "rows, weights, resident and gather are of one version"),
+    ],
+)
+def test_what_contradicts_it_is_refused(
+    options: dict[str, Any], message: str, stores: dict[str, BuiltStore]
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        precache.Loader(stores["raw"].path, 4, **{"gather": "device", **options})
