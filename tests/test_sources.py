@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -671,6 +672,28 @@ def test_a_dataset_is_asked_by_one_thread_at_a_time(
         {"shard_samples": 96, "accept_missing": True, "max_failures": 96},
     )
     assert result.failed == 0, result.holes[:2]
+
+
+IMPORTED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import imported_before
+from workers.usercode import load_object
+
+first = imported_before.number
+assert load_object("imported_before:number") is first
+path = Path(imported_before.__file__)
+path.write_text("def number(): return 22")
+assert load_object("imported_before:number")() == 22
+"""
+
+
+def test_a_module_imported_before_runs_again_only_where_it_changed(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "imported_before.py").write_text("def number(): return 1")  # a moment ago
+    run_python(IMPORTED, tmp_path)
 
 
 def test_a_factory_is_called_once_in_a_process(module: Callable[[str], str]) -> None:
