@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     )
     from precache.garbage import gc
     from precache.inventory import use, versions
-    from precache.jobs import build, doctor, plan, refresh, submit
+    from precache.jobs import build, doctor, plan, submit
     from precache.loader import Loader
     from precache.metering import Meter, meter
     from precache.mixture import Mixture, mix
-    from precache.pipeline import (
+    from precache.operations import (
         CenterCrop,
         Decode,
-        Field,
         Function,
         HorizontalFlip,
-        Pipeline,
         RandomResizedCrop,
         Resize,
         ToDType,
     )
+    from precache.pipeline import Field, Pipeline
+    from precache.refreshed import refresh, submit_refresh
     from precache.simulation import Simulation, simulate
     from precache.stalls import StallReport
-    from precache.store import Version
     from precache.store import open_version as open
     from precache.transfer import pull
     from precache.verification import verify
+    from precache.version import Version
     from workers.buildplan import BuildPlan
     from workers.prognosis import Prognosis
     from workers.request import BuildResult
@@ -69,26 +69,27 @@ _HOMES = {
     ],
     "precache.garbage": ["gc"],
     "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "doctor", "plan", "refresh", "submit"],
+    "precache.jobs": ["build", "doctor", "plan", "submit"],
     "precache.loader": ["Loader"],
     "precache.metering": ["Meter", "meter"],
     "precache.mixture": ["Mixture", "mix"],
-    "precache.pipeline": [
+    "precache.operations": [
         "CenterCrop",
         "Decode",
-        "Field",
         "Function",
         "HorizontalFlip",
-        "Pipeline",
         "RandomResizedCrop",
         "Resize",
         "ToDType",
     ],
+    "precache.pipeline": ["Field", "Pipeline"],
+    "precache.refreshed": ["refresh", "submit_refresh"],
     "precache.stalls": ["StallReport"],
     "precache.simulation": ["Simulation", "simulate"],
-    "precache.store": ["Version", "open"],
+    "precache.store": ["open"],
     "precache.transfer": ["pull"],
     "precache.verification": ["verify"],
+    "precache.version": ["Version"],
     "workers.buildplan": ["BuildPlan"],
     "workers.prognosis": ["Prognosis"],
     "workers.request": ["BuildResult"],
@@ -139,6 +140,7 @@ __all__ = [
     "refresh",
     "simulate",
     "submit",
+    "submit_refresh",
     "use",
     "verify",
     "versions",

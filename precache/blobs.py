@@ -24,7 +24,7 @@ from precache import retries
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
 from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
-from precache.listings import Entry, Page, Span, page_of, splits
+from precache.listings import Entry, Page, Span, page_of, splits, stripped
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -118,7 +118,12 @@ class RemoteFolder:
     def _parts(self, parts: Sequence[Part], least: Sequence[int]) -> list[bytes | StorageError]:
         """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again."""
         found: dict[int, bytes | StorageError] = {}
-        wanted = list(range(len(parts)))
+        wanted = []
+        for number, (name, _, _) in enumerate(parts):
+            if self._is_mistaken(name):
+                found[number] = self._mistake(name, "read")
+            else:
+                wanted.append(number)
         for attempt in retries.attempts():
             if not wanted:
                 break
@@ -179,32 +184,30 @@ class RemoteFolder:
 
     def _page(self, fs: Any, span: Span) -> Page:
         name = span.prefix
-        own = fs._strip_protocol(self._at(name)).rstrip("/")
-        if self._is_azure and not own.rstrip(" ").endswith(name):
-            told = f"adlfs takes the name of its folder {name!r} for another; rename it"
-            raise StorageError(f"cannot list {self._url('')}: {told}")
+        own = stripped(fs, self._at(name))
+        if self._is_azure and not own.endswith(name):
+            raise self._mistake(name, "list")
         first = True
 
         def list_anew(path: str) -> Page:
             nonlocal first
             fs.invalidate_cache()
             fast, first = first, False
-            page = page_of(self.protocol, fs, self.options, path, span, fast=fast)
-            listed = page.entries
-            alone = len(listed) == 1 and listed[0]["name"].rstrip("/") == own
-            return Page(_beside_marker(fs, own), None) if alone and self._is_azure else page
+            return page_of(self.protocol, fs, self.options, path, span, fast=fast)
 
         try:
             listed, token = self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return Page([], None)
-        others = list(_once(each for each in listed if each["name"].rstrip("/") != own))
+        others = [each for each in listed if each["name"].rstrip("/") != own]
         if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
             others = [each for each in others if not re.search("[?#]", each["name"])]
         return Page(others, token)
 
     def sizes(self, name: str = "") -> dict[str, int]:
         def find_anew(path: str) -> dict[str, dict[str, Any]]:
+            if self._is_mistaken(name):
+                raise self._mistake(name, "list")
             self._fs.invalidate_cache()
             found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
             return found
@@ -340,6 +343,8 @@ class RemoteFolder:
 
     def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:
         """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass."""
+        if doing != "list" and self._is_mistaken(name):
+            raise self._mistake(name, doing)
         for attempt in retries.attempts():
             try:
                 return action(self._at(name))
@@ -355,6 +360,19 @@ class RemoteFolder:
                 self._say_again(attempt, self._error(error, name, doing), pause)
                 time.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _is_mistaken(self, name: str) -> bool:
+        """Whether adlfs would ask for another object: it looks for the parts of a URL."""
+        path = self._at(name)
+        if not self._is_azure or not re.search("[?#]", path):
+            return False
+        asked: str = self._fs._strip_protocol(path)
+        return not asked.endswith(path.partition("/")[2])
+
+    def _mistake(self, name: str, doing: str) -> StorageError:
+        which = f"the name {name!r}" if name else "its name"  # the root's may hold a secret
+        told = f"adlfs takes {which} for another; rename it"
+        return StorageError(f"cannot {doing} {self._url('')}: {told}")
 
     def _behind(self, error: Exception) -> Exception:
         """What went wrong: what a library raises may hide it."""
@@ -408,29 +426,6 @@ def _warn_of_whole_objects(server: str) -> None:
         "pull the store",
         server,
     )
-
-
-def _beside_marker(fs: Any, path: str) -> list[dict[str, Any]]:
-    """What lies directly below a path of which adlfs lists nothing but itself.
-
-    It does so of an object, but also where a tool left an empty one, `path/`, to mark a folder.
-    """
-    found = fs.find(path, detail=True, withdirs=True)
-    if isinstance(found, list):  # it is an object indeed
-        return []
-    depth = path.count("/") + 1
-    return [each for each in found.values() if each["name"].count("/") == depth]
-
-
-def _once(listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each folder once: Azure may list it both as a prefix and as an object of its own."""
-    folders = set()
-    for each in listed:
-        if each["type"] == "directory":
-            if each["name"] in folders:
-                continue
-            folders.add(each["name"])
-        yield each
 
 
 def _size(info: Mapping[str, Any]) -> int:

@@ -61,7 +61,22 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         help="try samples again that failed, also those that could not be fetched, and take over "
         "all others; a new version where some are mended, else the current one stays",
     )
-    run = build.add_argument_group("running")
+    return add_running_options(build, address, where, "default 1%%, at least 5")
+
+
+def add_running_options(
+    to: argparse.ArgumentParser, address: str | None, where: str, failures: str
+) -> Any:
+    """How a build or a refresh runs; returns the group.
+
+    Parameters
+    ----------
+    address, where
+        Default and help of ``--address``.
+    failures
+        How many holes are allowed by default.
+    """
+    run = to.add_argument_group("running")
     run.add_argument("--address", default=address, help=where)
     run.add_argument("--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all")
     run.add_argument(
@@ -70,9 +85,7 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         default="skip",
         help="what a sample that cannot be decoded does: leave a hole (default) or end the build",
     )
-    run.add_argument(
-        "--max-failures", type=int, metavar="N", help="holes allowed; default 1%%, at least 5"
-    )
+    run.add_argument("--max-failures", type=int, metavar="N", help=f"holes allowed; {failures}")
     run.add_argument(
         "--accept-missing", action="store_true", help="holes for samples that cannot be fetched"
     )
@@ -86,11 +99,24 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         metavar="PATH",
         help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
     )
-    add_placement(build.add_argument_group("on a cluster that is joined"))
+    run.add_argument("--storage-options-at", metavar="NAME", help=argparse.SUPPRESS)
+    add_placement(to.add_argument_group("on a cluster that is joined"))
     add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    run.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    run.add_argument("--json", action="store_true", help="JSON on stdout, an object a version")
     return run
+
+
+def add_code(to: Any) -> None:
+    """What goes with a job to a cluster, and whether it is followed."""
+    to.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="module, package, or folder of them, that the job can import; repeatable",
+    )
+    to.add_argument("--no-wait", action="store_true", help="print the job's id, do not follow it")
 
 
 def add_source(to: argparse.ArgumentParser) -> None:
@@ -225,26 +251,38 @@ def _storage_option(text: str) -> tuple[str, Any]:
 def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """What `precache.build` is given besides source, store and pipeline."""
     return {
-        "address": options.address,
         "labels": options.labels,
         "classes": options.classes,
         "keep_order": options.keep_order,
         "shard_samples": options.shard_samples,
+        "compact": options.compact,
+        "recompute": options.recompute,
+        "retry_failed": options.retry_failed,
+        **running_keywords(options),
+    }
+
+
+def running_keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_running_options` has read, as `precache.build` takes it."""
+    storage_options = dict(options.storage_options)
+    if options.storage_options_at is not None:
+        from workers.jobserver import receive_storage_options
+
+        storage_options |= receive_storage_options(options.storage_options_at)
+    return {
+        "address": options.address,
         "on_error": options.on_error,
         "max_failures": options.max_failures,
         "accept_missing": options.accept_missing,
         "check_space": not options.no_space_check,
         "cpus": options.cpus,
-        "compact": options.compact,
-        "recompute": options.recompute,
-        "retry_failed": options.retry_failed,
         "cpus_per_task": options.cpus_per_task,
         "memory_per_task": options.memory_per_task,
         "node_resources": dict(options.node_resources),
         "node_labels": dict(options.node_labels),
         "nice": options.nice,
         "progress": not options.quiet,
-        "storage_options": dict(options.storage_options),
+        "storage_options": storage_options,
         "report": options.report,
     }
 

@@ -160,7 +160,6 @@ def _add_build(commands: Any) -> None:
     run.add_argument(
         "--dry-run", action="store_true", help="only say what would be done, as precache plan does"
     )
-    run.add_argument("--storage-options-at", metavar="NAME", help=argparse.SUPPRESS)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -173,12 +172,9 @@ def _build(options: argparse.Namespace) -> int:
         show_plan(options, timing=True)
         return 0
     sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
-    keywords = build_keywords(options)
-    if options.storage_options_at is not None:
-        from workers.jobserver import receive_storage_options
-
-        keywords["storage_options"] |= receive_storage_options(options.storage_options_at)
-    result = precache.build(options.source, options.store, read_pipeline(options), **keywords)
+    result = precache.build(
+        options.source, options.store, read_pipeline(options), **build_keywords(options)
+    )
     show(options.json, build_json(result), lambda: print_build(result))
     return 0
 

@@ -17,7 +17,8 @@ from precache.ranges import RangedObjects
 from precache.sampler import ValidRows
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
-from precache.store import SMALL_ROW_NBYTES, Version, open_version
+from precache.store import open_version
+from precache.version import SMALL_ROW_NBYTES, Version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 

@@ -72,17 +72,31 @@ def source_of(log: Sequence[Commit], version: str) -> str | None:
 
 
 def append_entry(store: Folder, version: str, source: str | None = None) -> Commit:
-    """The next entry; of two committers one gets the number, the other the one after."""
+    """The next entry; of two committers one gets the number, the other the one after.
+
+    What is current already gets another one where it was built from elsewhere, which differs from
+    the last in that alone.
+    """
     while True:
         log = read_commits(store)
-        parent = log[-1].version if log else None
-        if parent == version:
-            return log[-1]
-        entry = CommitEntry(version=version, parent=parent, time=time.time(), source=source)
-        number = log[-1].number + 1 if log else 1
+        last = log[-1] if log else None
+        if last is not None and last.version == version:
+            if source in (None, source_of(log, version)):
+                return last
+            parent, began = last.parent, last.time
+        else:
+            parent, began = last.version if last else None, time.time()
+        entry = CommitEntry(version=version, parent=parent, time=began, source=source)
+        number = last.number + 1 if last else 1
         name, data = f"commits/{number:06d}.json", entry.to_json()
-        if store.create(name, data, scratch=f"{version}/{BUILD}/tmp"):
-            return Commit(number, version, parent, entry.time, source)
+        try:
+            created = store.create(name, data, scratch=f"{version}/{BUILD}/tmp")
+        except StorageError:
+            if last is None or last.version != version:
+                raise
+            return last  # a store that cannot be written to is current as it is
+        if created:
+            return Commit(number, version, parent, began, source)
 
 
 def append_commit(store: Folder, version: str, source: str | None = None) -> Commit:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from precache.columns import Columns, FieldNames
 from precache.storage import StorageOptions
-from precache.store import Keys, Version
+from precache.version import Keys, Version
 
 Sample = dict[str, torch.Tensor]
 

@@ -13,8 +13,9 @@ from precache.errors import StoreError, UsageError
 from precache.pipeline import Field, Pipeline, op_texts
 from precache.rowtable import REMOVED, RowTable, kept_contents
 from precache.storage import StorageOptions
-from precache.store import ROW_TABLE, Version, open_version
+from precache.store import open_version
 from precache.variants import variants_of
+from precache.version import ROW_TABLE, Version
 
 EXAMPLES = 5
 """Keys that are named of each kind of change."""

@@ -13,7 +13,7 @@ from precache.errors import UsageError
 from precache.jobs import build, request_of, submit
 from precache.pipeline import Pipeline
 from precache.storage import StorageOptions
-from precache.store import Version
+from precache.version import Version
 
 
 def ensure(
@@ -34,7 +34,9 @@ def ensure(
     Every rank of a training, on every node, may call this: one builds, and the others wait and
     open the same version, as long as the source stands still. If the one that builds is killed,
     another one goes on where it was. Where the version is there, nothing is written, and neither
-    Ray nor a decoder is loaded; the source is listed each time.
+    Ray nor a decoder is loaded; the source is listed each time. Once `torch.distributed` is
+    initialised with ``MASTER_ADDR`` and ``MASTER_PORT``, rank 0 lists it for all, and what it fails
+    with they all raise; else each process lists it.
 
     Parameters
     ----------
@@ -104,15 +106,16 @@ def ensure(
     from workers import ensuring
 
     wanted = ensuring.Wanted(request, progress)
-    if cluster:
-        job = functools.partial(
-            submit, source, store, request.pipeline, address=address, code=code, **options
-        )
+    with wanted.failing_for_all():
+        if cluster:
+            job = functools.partial(
+                submit, source, store, request.pipeline, address=address, code=code, **options
+            )
+            if follow:
+                return ensuring.follow(wanted, lambda: ensuring.JobMaking(job()))
+            return ensuring.ensure_by_job(wanted, job, seconds)
         if follow:
-            return ensuring.follow(wanted, lambda: ensuring.JobMaking(job()))
-        return ensuring.ensure_by_job(wanted, job, seconds)
-    if follow:
-        return ensuring.follow(wanted, lambda: ensuring.begin_apart(wanted))
-    if wait is True:
-        return ensuring.ensure_here(wanted)
-    return ensuring.ensure_apart(wanted, seconds)
+            return ensuring.follow(wanted, lambda: ensuring.begin_apart(wanted))
+        if wait is True:
+            return ensuring.ensure_here(wanted)
+        return ensuring.ensure_apart(wanted, seconds)

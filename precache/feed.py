@@ -20,8 +20,8 @@ from precache.errors import DamageError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
 from precache.objects import MappedObjects
 from precache.stallclock import Fetched
-from precache.store import Version
 from precache.variants import variants_of
+from precache.version import Version
 
 FETCHES = 4
 """Shards under way at a time."""

@@ -31,9 +31,7 @@ def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
     """fsspec's own instance for these options, which it keeps, one for each process."""
     try:
         made = _class_of(protocol, options)
-        if EXTRAS.get(protocol) == "gcs":
-            options = {**options, "session_kwargs": _waiting(options.get("session_kwargs", {}))}
-        fs = made(**{"use_listings_cache": False, **options})
+        fs = made(**{"use_listings_cache": False, **_patient(protocol, options)})
         if EXTRAS.get(protocol) == "azure":
             # adlfs lets nobody choose it, and Azure's own first pause is one of 15 seconds.
             fs.service_client._config.retry_policy.get_backoff_time = _pause_of_azure
@@ -71,10 +69,18 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
     return found
 
 
-def _waiting(session_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Of gcsfs, which tries again by itself, and does not look at when the server wishes it."""
-    traces = [*session_kwargs.get("trace_configs", []), _obedience()]
-    return {**session_kwargs, "trace_configs": traces}
+def _patient(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with which a library waits for a server as long as is right, and no longer."""
+    if protocol in WEB:
+        own = {"timeout": retries.patience(), **options.get("client_kwargs", {})}
+        return {**options, "client_kwargs": own}
+    if EXTRAS.get(protocol) != "gcs":
+        return {**options}
+    # gcsfs has no time-out, and when it tries again by itself, it does not look at when the server
+    # wishes it.
+    own = options.get("session_kwargs", {})
+    own = {**own, "trace_configs": [*own.get("trace_configs", []), _obedience()]}
+    return {"requests_timeout": retries.patience(), **options, "session_kwargs": own}
 
 
 @functools.cache  # fsspec knows its instances by what they are made with
@@ -96,7 +102,8 @@ async def _pause_of_s3(response: tuple[Any, Any] | None = None, **others: Any) -
 
 def _pause_of_azure(settings: Mapping[str, Any]) -> float:
     """Seconds, after what a retry policy of Azure's knows of a request's failures."""
-    answer = settings["history"][-1].http_response
+    history = settings["history"]  # without what broke off in mid-body
+    answer = history[-1].http_response if history else None
     return retries.pause_as_wished(settings["count"] - 1, answer.headers if answer else {})
 
 

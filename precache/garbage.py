@@ -128,10 +128,11 @@ def gc(
             if spared:
                 kept.append(Kept(each.version, spared))
             else:
-                if folder.exists(kept_name(each.version)):
-                    folder.remove(kept_name(each.version))
                 done.append(each)
         removed = done
+        if (trash := folder.local(TRASH)) is not None:
+            with contextlib.suppress(OSError):  # there is none, or another run has something in it
+                trash.rmdir()
     return Collected(str(folder), dry_run, tuple(removed), tuple(kept))
 
 
@@ -259,12 +260,14 @@ def _finish(store: Folder, left: str) -> bool:
     version = left.removeprefix(f"{TRASH}/").partition(".")[0]
     log, there = read_commits(store), store.exists(f"{version}/{ROOT}")
     wanted = bool(log) and log[-1].version == version and not there
-    trash = store.local(TRASH)
-    if trash is None:
+    begun = there or store.exists(f"{version}/{DESCRIPTION}")
+    if not (wanted or begun):
+        store.remove(kept_name(version))
+    if store.local(TRASH) is None:
         document = store.get(left)
         if wanted and document:
             store.put(f"{version}/{ROOT}", [document])
-        elif not there and not store.exists(f"{version}/{DESCRIPTION}"):
+        elif not begun:
             _remove_all(store, version)
         store.remove(left)
         return wanted
@@ -272,8 +275,6 @@ def _finish(store: Folder, left: str) -> bool:
         _remove_all(store, version)  # what a committer's temporary file left
         _move(store, left, version)
     _remove_all(store, left)
-    with contextlib.suppress(OSError):  # another run has something in it
-        trash.rmdir()
     return wanted
 
 

@@ -17,7 +17,8 @@ from precache.folder import Folder
 from precache.liveness import has_ended
 from precache.metadata import Array
 from precache.status import ALIVE_SECONDS, DESCRIPTION, HEARTBEAT
-from precache.store import Version, open_own
+from precache.store import open_own
+from precache.version import Version
 
 POLL_LOCAL, POLL_REMOTE = 0.1, 1.0
 """Seconds between two looks for the next entry of a log."""

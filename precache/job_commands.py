@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import precache
 from precache.build_options import (
     add_build_options,
+    add_code,
     add_storage_option,
     build_keywords,
     read_pipeline,
@@ -19,9 +20,10 @@ from precache.report import build_json, print_build, print_job, print_store_stat
 from precache.status import read_status
 
 if TYPE_CHECKING:
+    from workers.request import BuildResult
     from workers.submission import ClusterJob
 
-_WHERE = (
+WHERE = (
     "of the cluster's job server, http://head:8265; default as RAY_API_SERVER_ADDRESS or "
     "RAY_ADDRESS say, else of this machine"
 )
@@ -35,15 +37,7 @@ def add_job_commands(commands: Any) -> None:
         description=inspect.cleandoc(_submit.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run = add_build_options(submit, None, _WHERE)
-    run.add_argument(
-        "--code",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="module, package, or folder of them, that the job can import; repeatable",
-    )
-    run.add_argument("--no-wait", action="store_true", help="print the job's id, do not follow it")
+    add_code(add_build_options(submit, None, WHERE))
     status = commands.add_parser(
         "status", help="how far a job or a store is", description=_status.__doc__
     )
@@ -53,7 +47,7 @@ def add_job_commands(commands: Any) -> None:
     cancel.add_argument("job", metavar="JOB")
     for command in (status, cancel):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        command.add_argument("--address", help=_WHERE)
+        command.add_argument("--address", help=WHERE)
     for command, function in ((submit, _submit), (status, _status), (cancel, _cancel)):
         command.set_defaults(run=function)
 
@@ -72,18 +66,27 @@ def _submit(options: argparse.Namespace) -> int:
         code=options.code,
         **build_keywords(options),
     )
-    if options.no_wait:
-        show(options.json, _job_json(job), lambda: _write(sys.stdout, job.id))
+    return show_job(job, options.no_wait, options.json)
+
+
+def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
+    """Print a job, or follow it and print what it makes; the exit status."""
+    if no_wait:
+        show(as_json, _job_json(job), lambda: _write(sys.stdout, job.id))
         return 0
+
+    def made(result: BuildResult) -> None:
+        data = {**_job_json(job), "result": build_json(result)}
+        show(as_json, data, lambda: print_build(result))
+        sys.stdout.flush()
+
     was = "is under way already" if job.attached else "is submitted"
     _say(f"precache: job {job.id} {was}")
     try:
-        result = job.wait(_say)
+        job.wait(_say, made)
     except KeyboardInterrupt:
         _say(f"precache: the job goes on; to see how far it is: {job.how_to_go_on()}")
         return 130
-    data = {**_job_json(job), "result": build_json(result)}
-    show(options.json, data, lambda: print_build(result))
     return 0
 
 

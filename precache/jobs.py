@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +156,7 @@ def plan(
         The build would end so.
     """
     known = inspect.signature(build).parameters
-    _require_known("plan", options, known)
+    require_known("plan", options, known)
     defaults = {name: each.default for name, each in known.items()}
     given = {**defaults, "source": source, "store": store, "pipeline": pipeline, **options}
     request = request_of(**given)
@@ -167,75 +165,8 @@ def plan(
     return run_plan(request, timing, given["progress"])
 
 
-def refresh(
-    store: str | os.PathLike[str],
-    source: str | os.PathLike[str] | None = None,
-    *,
-    times: int = 1,
-    every: float | str | None = None,
-    **options: Any,
-) -> list[BuildResult]:
-    """Make fresh variants of a store's samples: child versions, each current when it is made.
-
-    Of every field with variants the oldest is dropped and a fresh one computed; all others are
-    linked. The rows are those of the current version. A `Loader` with ``refresh="epoch"`` reads
-    what is current; versions that were replaced stay until `gc` removes them.
-
-    Parameters
-    ----------
-    source
-        Where the samples are; by default what the current version was built from.
-    times
-        Child versions, one after another.
-    every
-        Seconds between the beginnings of two, or a time such as ``"30m"``.
-    options
-        Of `build`, as far as they tell where and how it runs.
-
-    Raises
-    ------
-    StoreError
-        There is no store, or its current version has no variants.
-    UsageError
-        The source is not known, or an option makes no sense.
-    BuildError
-        It is incomplete, and the same call continues it; or a sample is not what it was.
-    """
-    return list(refreshes(store, source, times=times, every=every, **options))
-
-
-def refreshes(
-    store: str | os.PathLike[str],
-    source: str | os.PathLike[str] | None = None,
-    *,
-    times: int | None = None,
-    every: float | str | None = None,
-    **options: Any,
-) -> Iterator[BuildResult]:
-    """As `refresh`, each result as it comes; by default one, with `every` without end."""
-    from precache.garbage import seconds_of
-
-    known = inspect.signature(build).parameters
-    fixed = ["pipeline", "labels", "classes", "keep_order", "shard_samples"]
-    fixed += ["compact", "recompute", "retry_failed"]
-    _require_known("refresh", options, {n: each for n, each in known.items() if n not in fixed})
-    if times is not None and times < 1:
-        raise UsageError(f"times is {times}; give a whole number from 1 up")
-    seconds = 0.0 if every is None else seconds_of(every)
-    defaults = {name: each.default for name, each in known.items()}
-    given = {**defaults, "source": source or "", "store": store, "pipeline": None, **options}
-    request = request_of(**given)
-    from workers.refreshing import refresh_once
-
-    for number in itertools.count(1):
-        began = time.monotonic()
-        yield refresh_once(request, given["progress"])
-        if number == (times or (1 if every is None else None)):
-            return
-        time.sleep(max(0.0, began + seconds - time.monotonic()))
-
-
-def _require_known(function: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def require_known(function: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for keyword arguments that a function does not take."""
     unknown = options.keys() - known.keys()
     if unknown:
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
@@ -328,15 +259,15 @@ def submit(
         The cluster cannot be reached.
     """
     from workers.parcel import pack
-    from workers.submission import submit_build
+    from workers.submission import submit_parcel
 
     known = inspect.signature(build).parameters
-    _require_known("submit", options, known)
+    require_known("submit", options, known)
     defaults = {name: known[name].default for name in options} | {"progress": True}
     given = {name: value for name, value in options.items() if value != defaults[name]}
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
     parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
-    return submit_build(parcel, address, storage_options or {})
+    return submit_parcel(parcel, address, storage_options or {})
 
 
 def doctor(

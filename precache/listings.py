@@ -17,6 +17,9 @@ GOOGLES_PAGE = 5000
 GOOGLES_FIELDS = "nextPageToken,prefixes,items(name,size,updated,generation)"
 """Of some twenty that it knows of an object."""
 
+AZURES_PAGE = 5000
+"""Blobs and folders that Azure gives in a page at most."""
+
 Entry = dict[str, Any]
 """One thing below a prefix, with keys as fsspec has them: name, type, size and what else."""
 
@@ -86,6 +89,13 @@ def _fraction(name: str, count: int) -> int:
     return value
 
 
+def stripped(fs: Any, path: str) -> str:
+    """A folder's path, as it begins the names that the file system gives."""
+    # Of a name that ends in ? or #, adlfs would take that off, were no slash behind it.
+    own: str = fs._strip_protocol(f"{path}/")
+    return own.rstrip("/")
+
+
 def splits(protocol: str, fs: Any, path: str) -> bool:
     """Whether a listing of a path can begin anywhere, and comes in order."""
     kind, bucket = EXTRAS.get(protocol), fs._strip_protocol(path).partition("/")[0]
@@ -105,10 +115,12 @@ def page_of(
         Whether S3 is asked past s3fs, which takes twenty times the CPU time to read an answer.
     """
     kind = EXTRAS.get(protocol)
-    if kind not in ("s3", "gcs") or "/" not in f"{path}/".lstrip("/"):
+    if kind is None:
         return Page(fs.ls(path, detail=True), None)
-    bucket, _, key = fs._strip_protocol(path).rstrip("/").partition("/")
+    bucket, _, key = stripped(fs, path).partition("/")
     prefix = f"{key}/" if key else ""
+    if kind == "azure":
+        return _page_of_azure(fs, bucket, prefix, span.token)
     start = f"{prefix}{span.after}" if span.after and not span.token else None
     if kind == "gcs":
         return _page_of_google(fs, bucket, prefix, start, span.token)
@@ -141,6 +153,38 @@ def _page_of_google(
         for each in found.get("items", ())
     ]
     return Page(folders + files, found.get("nextPageToken"))
+
+
+def _page_of_azure(fs: Any, bucket: str, prefix: str, token: str | None) -> Page:
+    """By Azure's own library: adlfs lists all at once, and what begins alike besides."""
+    from fsspec.asyn import sync
+
+    async def ask() -> Page:
+        async with fs.service_client.get_container_client(bucket) as container:
+            found = container.walk_blobs(
+                name_starts_with=prefix, include=["metadata"], results_per_page=AZURES_PAGE
+            )
+            pages = found.by_page(token)
+            listed = [each async for each in await anext(pages)]
+        entries = [_entry_of_azure(bucket, each) for each in listed]
+        return Page([each for each in entries if each], pages.continuation_token)
+
+    page: Page = sync(fs.loop, ask)
+    return page
+
+
+def _entry_of_azure(bucket: str, listed: Any) -> Entry | None:
+    """None of a blob that marks a folder: what lies in that is listed as a folder besides."""
+    name = f"{bucket}/{listed.name}"
+    if not listed.has_key("size"):
+        return _folder(name)
+    marks = listed.metadata or {}
+    hierarchical = "true" in (marks.get("hdi_isfolder"), marks.get("Hdi_isfolder"))
+    told = marks.get("is_directory")
+    if told == "true" or (hierarchical and told != "false"):
+        return None
+    known = {"last_modified": listed.last_modified, "etag": listed.etag}
+    return {"name": name, "type": "file", "size": listed.size, **known}
 
 
 def _page_of_s3(bucket: str, answer: bytes) -> Page:

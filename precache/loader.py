@@ -27,10 +27,10 @@ from precache.slots import Batch
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
-from precache.store import Version
 from precache.stream import BatchStream, ResidentStream
 from precache.succession import Refresh
 from precache.transforms import Compose, Draw, Transform, run
+from precache.version import Version
 
 STATE_FORMAT = 1
 
@@ -371,7 +371,10 @@ class Loader:
         other = Loader(uri, **{**given, **rank, "refresh": None})
         if other._columns.shapes != shapes:
             other.close()
-            raise UsageError(f"{uri} has {other._columns.shapes}, and this loader reads {shapes}")
+            raise UsageError(
+                f"{other.version.folder} has {other._columns.shapes}, and this loader reads "
+                f"{shapes}"
+            )
         return other
 
     def _adopt(self, other: Loader) -> None:

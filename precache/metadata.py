@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from precache.codecs import Decoder, decoder, index_codecs
 from precache.errors import StoreError
-from precache.pipeline import DTYPES
+from precache.operations import DTYPES
 
 Json = dict[str, Any]
 

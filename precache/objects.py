@@ -14,7 +14,7 @@ import torch
 
 from precache.errors import DamageError, StorageError, StoreError
 from precache.layout import MISSING, decode_index
-from precache.store import Version
+from precache.version import Version
 
 _NOTHING = memoryview(b"")
 

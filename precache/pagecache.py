@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from precache.dataset import CachedDataset
 from precache.loader import Loader
-from precache.store import Version
+from precache.version import Version
 
 LISTS = ("samples", "imgs", "files", "paths", "filenames", "image_paths", "images")
 """Attributes in which datasets keep paths, or tuples that begin with one."""

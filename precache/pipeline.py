@@ -1,4 +1,4 @@
-"""The declared recipe of a cached dataset: fields, ops and their parameters, and its fingerprint.
+"""The declared recipe of a cached dataset: fields, their ops and codecs, and its fingerprint.
 
 A pipeline is plain data. It comes from Python, from a TOML file or from flags, and has one
 canonical JSON, so that the same meaning has the same fingerprint wherever it was written down.
@@ -7,283 +7,54 @@ canonical JSON, so that the same meaning has the same fingerprint wherever it wa
 from __future__ import annotations
 
 import hashlib
-import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     NonNegativeInt,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic import Field as Attribute
 
+from precache.declared import Declared, Grown, canonical_json, refuse
 from precache.errors import PipelineError
+from precache.operations import (
+    OPS,
+    OPS_REVISION,
+    CenterCrop,
+    Decode,
+    Function,
+    Interpolation,
+    Op,
+    RandomResizedCrop,
+    Resize,
+    ToDType,
+    is_random,
+)
 from precache.variants import arrays_of
 
-OPS_REVISION = 1
-"""Raised when an op of ours computes other pixels than before."""
-
-DType = Literal[
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "uint64",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-]
-DTYPES: tuple[str, ...] = get_args(DType)
-
-
-def _describe(error: Mapping[str, Any]) -> str:
-    where = ""
-    for part in error["loc"]:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
-    context = error.get("ctx", {})
-    match error["type"]:
-        case "union_tag_invalid":
-            tags = context["expected_tags"]
-            what = f"unknown {context['discriminator']} '{context['tag']}'; choose one of {tags}"
-        case "union_tag_not_found":
-            what = f"{error['input']!r} names no {context['discriminator']}"
-        case "extra_forbidden":
-            what = "unknown parameter"
-        case "value_error":
-            what = str(context["error"])
-        case _:
-            what = f"{error['msg']} (got {error['input']!r})"
-    return f"{where}: {what}" if where else what
-
-
-def _refuse(model: type[BaseModel], error: ValidationError) -> NoReturn:
-    lines = [_describe(each) for each in error.errors()]
-    for each in error.errors():
-        if each["type"] == "extra_forbidden":
-            names = [n for n in _owner(model, each["loc"]).model_fields if n not in ("op", "name")]
-            lines.append(f"allowed here: {', '.join(names) or 'no parameter'}")
-    raise PipelineError("the pipeline does not hold: " + "; ".join(lines)) from None
-
-
-def _owner(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
-    if model is Pipeline and len(loc) > 2:
-        model, loc = Field, loc[2:]
-    if model is Field and len(loc) > 1:
-        return OPS[loc[2]] if loc[0] == "ops" else CODECS[loc[1]]
-    return model
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def __init__(self, /, **data: Any) -> None:
-        try:
-            super().__init__(**data)
-        except ValidationError as error:
-            _refuse(type(self), error)
-
-    # Nested models are validated without a call of __init__, so that errors keep their place.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark
-
-
-class _Grown(_Model):
-    """Parameters of `ADDED` are written only where they are not the default.
-
-    So the canonical JSON, and with it the fingerprint, of a recipe that does without them stays.
-    """
-
-    ADDED: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written: dict[str, Any] = write(self)
-        for name in self.ADDED:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                written.pop(name, None)
-        return written
-
-
-def _pair(value: Any) -> Any:
-    return (value, value) if isinstance(value, int) else value
-
-
-def _ascending(value: tuple[float, float]) -> tuple[float, float]:
-    if not 0 < value[0] <= value[1]:
-        raise ValueError(f"{list(value)} is not an ascending pair of positive numbers")
-    return value
-
-
-HeightWidth = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_pair)]
-Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
-Interpolation = Literal["bilinear", "bicubic"]
 MOST_VARIANTS = 1024
 
 
-class Decode(_Model):
-    """Encoded image file -> (H, W, C) uint8, EXIF orientation applied.
-
-    Parameters
-    ----------
-    mode
-        Pillow's name of the colours wanted: ``RGB`` (C = 3), ``L`` (grey, C = 1) or ``RGBA``.
-    max_pixels
-        A larger image becomes a hole instead of filling the memory.
-    scaled
-        Let libjpeg decode at 1/2, 1/4 or 1/8 where the resize that follows still shrinks the
-        result. Faster on large photographs; pixels differ by a few levels from a full decode.
-    """
-
-    op: Literal["decode"] = "decode"
-    mode: Literal["RGB", "L", "RGBA"] = "RGB"
-    max_pixels: PositiveInt = 178_956_970
-    scaled: bool = False
-
-
-class Resize(_Model):
-    """Resize with antialiasing; an integer `size` is the shorter side, the other is rounded down.
-
-    A pair is the exact (height, width).
-    """
-
-    op: Literal["resize"] = "resize"
-    size: PositiveInt | tuple[PositiveInt, PositiveInt]
-    interpolation: Interpolation = "bilinear"
-
-
-class CenterCrop(_Model):
-    """The middle (height, width) of an image; a smaller image becomes a hole."""
-
-    op: Literal["center_crop"] = "center_crop"
-    size: HeightWidth
-
-
-class RandomResizedCrop(_Model):
-    """A random area and aspect ratio of the image, resized to `size`.
-
-    Drawn as torchvision draws it, from a generator seeded by (pipeline seed, key, variant).
-    """
-
-    op: Literal["random_resized_crop"] = "random_resized_crop"
-    size: HeightWidth
-    scale: Bounds = (0.08, 1.0)
-    ratio: Bounds = (3 / 4, 4 / 3)
-    interpolation: Interpolation = "bilinear"
-
-
-class HorizontalFlip(_Model):
-    """Mirror left and right with probability `p`, seeded by (pipeline seed, key, variant)."""
-
-    op: Literal["horizontal_flip"] = "horizontal_flip"
-    p: Annotated[float, Attribute(ge=0, le=1)] = 0.5
-
-
-class ToDType(_Model):
-    """Convert to `dtype`; with `scale`, integers first become floats in [0, 1]."""
-
-    op: Literal["to_dtype"] = "to_dtype"
-    dtype: DType
-    scale: bool = False
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.scale and not self.dtype.startswith("float"):
-            raise ValueError(f"scale maps to [0, 1] and needs a float dtype, not {self.dtype}")
-        return self
-
-
-class Function(_Grown):
-    """A function of the user's own, ``package.module:function``, called as ``f(array, **params)``.
-
-    Parameters
-    ----------
-    version
-        Changes whenever the function computes something else. Without it, a hash of the syntax
-        tree of the function's module stands in, in which comments do not count.
-    dtype, shape
-        Of the stored row, where the function changes them: (C, H, W) for images, though it sees
-        and returns (H, W, C).
-    random
-        It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
-        (pipeline seed, key, variant).
-    """
-
-    ADDED = ("random",)
-
-    op: Literal["function"] = "function"
-    function: Annotated[str, Attribute(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-    version: str | None = None
-    params: dict[str, Any] = {}
-    dtype: DType | None = None
-    shape: tuple[PositiveInt, ...] | None = None
-    random: bool = False
-
-    @field_validator("params")
-    @classmethod
-    def _check(cls, params: dict[str, Any]) -> dict[str, Any]:
-        try:
-            canonical_json(params)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"params must be what JSON can hold: {error}") from None
-        return params
-
-    @model_validator(mode="after")
-    def _check_random(self) -> Self:
-        if self.random and "random" in self.params:
-            raise ValueError("params has 'random', by which the generator is given; rename it")
-        return self
-
-
-Op = Annotated[
-    Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function,
-    Attribute(discriminator="op"),
-]
-OPS: dict[Any, type[BaseModel]] = {
-    "decode": Decode,
-    "resize": Resize,
-    "center_crop": CenterCrop,
-    "random_resized_crop": RandomResizedCrop,
-    "horizontal_flip": HorizontalFlip,
-    "to_dtype": ToDType,
-    "function": Function,
-}
-
-
-def is_random(op: Op) -> bool:
-    """Whether an op draws random numbers."""
-    if isinstance(op, Function):
-        return op.random
-    return isinstance(op, RandomResizedCrop | HorizontalFlip)
-
-
-class RawCodec(_Model):
+class RawCodec(Declared):
     """Plain bytes with a CRC32C each chunk: the fastest to read, the largest on disk."""
 
     name: Literal["raw"] = "raw"
 
 
-class ZstdCodec(_Model):
+class ZstdCodec(Declared):
     """zstd, byte-shuffled for dtypes of several bytes: read by any Zarr v3 software."""
 
     name: Literal["zstd"] = "zstd"
     level: Annotated[int, Attribute(ge=-7, le=22)] = 1
 
 
-class ImageCodec(_Model):
+class ImageCodec(Declared):
     """Lossless for (C, H, W) uint8 images: colour and vertical differences, then zstd."""
 
     name: Literal["image"] = "image"
@@ -301,7 +72,7 @@ Codec = Annotated[
 ]
 
 
-class Field(_Grown):
+class Field(Grown):
     """One cached tensor of every sample: the ops that make it and the codec that stores it.
 
     Parameters
@@ -350,6 +121,12 @@ class Field(_Grown):
         if isinstance(self.codec, ImageCodec) and len(self.shape or (0, 0, 0)) != 3:
             raise ValueError(f"codec 'image' stores (C, H, W) rows, not {self.shape}; use zstd")
         return self
+
+    @classmethod
+    def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
+        if len(place) > 1:
+            return OPS[place[2]] if place[0] == "ops" else CODECS[place[1]]
+        return cls
 
     def _check_crops(self) -> None:
         size: tuple[int, int] | None = None
@@ -419,7 +196,7 @@ class Field(_Grown):
         return shape
 
 
-class Pipeline(_Model):
+class Pipeline(Declared):
     """The whole recipe: named fields, and the seed of their random ops.
 
     Examples
@@ -440,6 +217,10 @@ class Pipeline(_Model):
                     "underscore, other than " + ", ".join(sorted(RESERVED))
                 )
         return self
+
+    @classmethod
+    def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
+        return Field.declared_at(place[2:]) if len(place) > 2 else cls
 
     @classmethod
     def image(
@@ -489,7 +270,7 @@ class Pipeline(_Model):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            _refuse(cls, error)
+            refuse(cls, error)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Pipeline:
@@ -548,13 +329,6 @@ class Pipeline(_Model):
 
 
 RESERVED = frozenset({"label", "row", "key", "valid", "shards", "rows", "holes"})
-
-
-def canonical_json(value: Any) -> bytes:
-    """UTF-8 JSON with sorted keys and no spaces."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
 
 
 def op_texts(field: Field) -> list[str]:

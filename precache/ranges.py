@@ -14,7 +14,7 @@ from precache.errors import DamageError, StorageError
 from precache.fetchers import asked
 from precache.folder import Range
 from precache.objects import Objects, StoredObject
-from precache.store import Version
+from precache.version import Version
 
 GAP = 32 << 10
 """Chunks no further apart are read together: sooner than another request is made."""

@@ -18,10 +18,31 @@ from precache.stalls import RankStalls
 log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(seconds=5)
-"""For one request to the store; it is asked by a thread that no step waits for."""
+"""For one request to the store, which no step waits for."""
 
 PATIENCE = 1.0
 """Seconds that rank 0 waits for others' figures of the window that it reports."""
+
+
+def job_store(world_size: int) -> Any | None:
+    """A connection to the key-value store of a job with several ranks; None where it has none."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return None
+    if not address or not port.isdecimal():
+        return None
+    try:
+        # torch exports it where it has distributed training.
+        make = dist.TCPStore  # type: ignore[attr-defined]  # c10d's
+        return make(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
+    except RuntimeError as error:
+        log.info("ranks go on one by one, for they have no store to share: %s", error)
+        return None
+
+
+def own_prefix(name: str) -> str:
+    """Of keys that ranks share: a job that torchrun restarts keeps its store."""
+    return f"precache/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 class RankStore:
@@ -32,9 +53,7 @@ class RankStore:
     """
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
-        # A job that torchrun restarts keeps its store.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._keys = [f"precache/{name}/{attempt}/{each}" for each in range(world_size)]
+        self._keys = [f"{own_prefix(name)}/{each}" for each in range(world_size)]
         self._store = store
         self._rank = rank
         self._known: set[int] = set()
@@ -43,19 +62,8 @@ class RankStore:
     @classmethod
     def connect(cls, name: str, rank: int, world_size: int) -> RankStore | None:
         """A connection, or None where there is nobody to talk to, or no store to do it over."""
-        address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-        if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
-            return None
-        if not address or not port.isdecimal():
-            return None
-        try:
-            # torch exports it where it has distributed training.
-            make = dist.TCPStore  # type: ignore[attr-defined]  # c10d's
-            store = make(address, int(port), timeout=TIMEOUT, wait_for_workers=False)
-        except RuntimeError as error:
-            log.info("ranks report one by one, for there is no store to share: %s", error)
-            return None
-        return cls(store, name, rank, world_size)
+        store = job_store(world_size)
+        return None if store is None else cls(store, name, rank, world_size)
 
     def put(self, stalls: RankStalls) -> None:
         """Tell the others."""

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import precache
-from precache.build_options import add_placement, add_storage_option
-from precache.jobs import refreshes
+from precache.build_options import add_code, add_running_options, running_keywords
+from precache.errors import UsageError
+from precache.job_commands import WHERE, show_job
+from precache.refreshed import refreshes
 from precache.report import build_json, print_refreshed, show
 
 
@@ -37,23 +39,17 @@ def add_refresh(commands: Any) -> None:
     command.add_argument(
         "--every", metavar="TIME", help="between the beginnings of two, such as 30m; default 0"
     )
-    run = command.add_argument_group("running")
-    where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
-    run.add_argument("--address", default="local", help=where)
-    run.add_argument("--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all")
-    run.add_argument(
-        "--max-failures",
-        type=int,
-        metavar="N",
-        help="holes allowed; default 1%%, at least 5, and as many as there were",
+    where = (
+        "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port; with "
+        f"--submit {WHERE}"
     )
-    run.add_argument(
-        "--no-space-check", action="store_true", help="begin though the disk seems too small"
+    failures = "default 1%%, at least 5, and as many as there were"
+    add_running_options(command, None, where, failures)
+    job = command.add_argument_group("as a job of a cluster")
+    job.add_argument(
+        "--submit", action="store_true", help="have a cluster do it, as precache submit does"
     )
-    add_placement(command.add_argument_group("on a cluster that is joined"))
-    add_storage_option(run)
-    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    run.add_argument("--json", action="store_true", help="one JSON object a line for each version")
+    add_code(job)
     command.set_defaults(run=_refresh)
 
 
@@ -65,25 +61,20 @@ def _refresh(options: argparse.Namespace) -> int:
     same command continues. A Loader with refresh="epoch" reads what is current; versions that
     were replaced stay until precache gc removes them.
     """
+    what = {
+        "source": options.source or None,
+        "times": options.times,
+        "every": options.every,
+        **running_keywords(options),
+    }
+    if options.submit:
+        job = precache.submit_refresh(options.store, code=options.code, **what)
+        return show_job(job, options.no_wait, options.json)
+    if options.code or options.no_wait:
+        raise UsageError("--code and --no-wait are for a job of a cluster; give --submit with them")
     sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
-    for result in refreshes(
-        options.store,
-        options.source or None,
-        times=options.times,
-        every=options.every,
-        address=options.address,
-        cpus=options.cpus,
-        max_failures=options.max_failures,
-        check_space=not options.no_space_check,
-        cpus_per_task=options.cpus_per_task,
-        memory_per_task=options.memory_per_task,
-        node_resources=dict(options.node_resources),
-        node_labels=dict(options.node_labels),
-        nice=options.nice,
-        progress=not options.quiet,
-        storage_options=dict(options.storage_options),
-    ):
-        fields = precache.open(result.path, None, dict(options.storage_options)).fields
+    for result in refreshes(options.store, **{**what, "address": options.address or "local"}):
+        fields = precache.open(result.path, None, what["storage_options"]).fields
         several = {name: field for name, field in fields.items() if field.variants > 1}
         data = {**build_json(result), "fields": {n: asdict(each) for n, each in several.items()}}
         show(options.json, data, functools.partial(print_refreshed, result, several))

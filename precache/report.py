@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from precache.pipeline import op_texts
-from precache.store import FieldInfo, Version
 from precache.variants import variants_text
+from precache.version import FieldInfo, Version
 
 if TYPE_CHECKING:
     from precache.bench import BenchResult, Cost

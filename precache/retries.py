@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 ATTEMPTS = 6
 RETRY_SECONDS = 60.0
@@ -17,6 +18,10 @@ RETRY_SECONDS = 60.0
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
 """Seconds between attempts: doubled each time, give or take half, unless the server wishes."""
+
+CONNECT_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+"""After which a connection that brings no byte counts as lost; Azure's library has the same."""
 
 TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 TRANSIENT_ERRNO = frozenset(
@@ -51,6 +56,14 @@ def attempts() -> Iterator[Attempt]:
         yield Attempt(number, late or number + 1 == ATTEMPTS)
         if late:
             return
+
+
+def patience() -> Any:
+    """Time-outs for aiohttp, which else gives up in the middle of whatever takes five minutes."""
+    import aiohttp
+
+    seconds = {"sock_connect": CONNECT_SECONDS, "sock_read": SILENT_SECONDS}
+    return aiohttp.ClientTimeout(total=None, **seconds)
 
 
 def status_of(error: BaseException) -> int | None:

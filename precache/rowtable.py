@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -70,6 +71,7 @@ class RowTable:
             gone,
         )
 
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over keys, identities, labels and class names."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())

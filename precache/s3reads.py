@@ -39,10 +39,6 @@ TRUST = 3
 
 SIGNED_FOR = timedelta(hours=1)
 
-CONNECT_SECONDS = 10.0
-SILENT_SECONDS = 60.0
-"""After which a connection that brings no byte counts as lost."""
-
 BUFFER = 1 << 20
 """Bytes of an answer that arrive before anybody asks for them."""
 
@@ -246,12 +242,10 @@ class S3Reads:
 
 def _web() -> Any:
     """fsspec's file system of the web, which keeps a session of aiohttp's, and closes it."""
-    import aiohttp
     from fsspec import filesystem
 
-    seconds = {"sock_connect": CONNECT_SECONDS, "sock_read": SILENT_SECONDS}
     session = {
-        "timeout": aiohttp.ClientTimeout(total=None, **seconds),
+        "timeout": retries.patience(),
         "read_bufsize": BUFFER,
         "auto_decompress": False,
         "trust_env": bool(getproxies()),  # to look for proxies takes as long as a request

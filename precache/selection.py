@@ -12,7 +12,7 @@ import xxhash
 from precache.columns import Columns, read_whole
 from precache.errors import UsageError
 from precache.sampler import ChosenRows, ValidRows
-from precache.store import SMALL_ROW_NBYTES, Version
+from precache.version import SMALL_ROW_NBYTES, Version
 
 
 @dataclass(frozen=True)

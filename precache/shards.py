@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
-from precache.store import Version
+from precache.version import Version
 
 UNDO_ROWS = 64
 """Rows whose image filter is undone together: enough to amortise a call for each line."""
@@ -122,17 +123,18 @@ class ArrayReader:
         if not self.plain:
             return False
         tail = self._pieces[0].object_tail
-        present, first = np.unique(numbers, return_index=True)
-        views = {}
-        for number, position in zip(present.tolist(), first.tolist(), strict=True):
-            found = self._objects.get(number, tail, int(rows[position]))
-            if found is None or found.rows is None:
-                return False
-            views[number] = found.rows
+        shards = numbers.tolist()
+        views: dict[int, np.ndarray] = {}
+        for at, shard in enumerate(shards):
+            if shard not in views:
+                found = self._objects.get(shard, tail, int(rows[at]))
+                if found is None or found.rows is None:
+                    return False
+                views[shard] = found.rows
         chunks, within = np.divmod(inside, self.array.chunk_shape[0])
         if chunks.max() >= min(map(len, views.values())) and any(
             chunk >= len(views[number])
-            for number, chunk in zip(numbers.tolist(), chunks.tolist(), strict=True)
+            for number, chunk in zip(shards, chunks.tolist(), strict=True)
         ):
             return False
         flat = out.reshape(len(out), -1).view(np.uint8)
@@ -144,16 +146,17 @@ class ArrayReader:
                 here = np.flatnonzero(numbers == number)
                 flat[here] = view[chunks[here], within[here]]
             return True
-        places = zip(numbers.tolist(), chunks.tolist(), within.tolist(), strict=True)
-        sources = [views[number][chunk, row] for number, chunk, row in places]
+        # No loop of Python's own: by the side of copying, it would show.
+        places = zip(chunks.tolist(), within.tolist(), strict=True)
+        sources = list(map(operator.getitem, map(views.__getitem__, shards), places))
         if not checks.any():
             np.concatenate(sources, out=flat.reshape(-1))
             return True
-        for position, source in enumerate(sources):
+        for at, source in enumerate(sources):
             # Right before its copy: the row is then read from memory once for both.
-            if checks[position]:
-                self._check_plain(rows[position], numbers[position], chunks[position])
-            flat[position] = source
+            if checks[at]:
+                self._check_plain(rows[at], numbers[at], chunks[at])
+            flat[at] = source
         return True
 
     @property

@@ -51,6 +51,16 @@ class ShardWriter:
         if self._filled == len(self._chunk):
             self._flush()
 
+    def extend(self, rows: np.ndarray) -> None:
+        """The next rows, one or more."""
+        while len(rows):
+            part = rows[: len(self._chunk) - self._filled]
+            self._chunk[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            if self._filled == len(self._chunk):
+                self._flush()
+            rows = rows[len(part) :]
+
     def encode_chunk(self, chunk: np.ndarray) -> None:
         """A whole chunk of rows, where the next one begins."""
         encoded = self._encode(chunk)

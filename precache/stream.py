@@ -32,7 +32,7 @@ from precache.slots import (
     undo_image_tensor,
 )
 from precache.stallclock import ThreadTime
-from precache.store import SMALL_ROW_NBYTES
+from precache.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
 

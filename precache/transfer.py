@@ -15,7 +15,8 @@ from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.folder import Folder
 from precache.prefetch import prefetch
 from precache.storage import StorageOptions, open_folder
-from precache.store import Version, open_version, split_uri
+from precache.store import open_version, split_uri
+from precache.version import Version
 
 THREADS = 4
 """Objects under way at a time; each is in memory whole."""

@@ -13,7 +13,8 @@ from precache.errors import PrecacheError, StorageError
 from precache.objects import map_file
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
-from precache.store import Version, open_version
+from precache.store import open_version
+from precache.version import Version
 
 PIECE = 8 << 20
 """Bytes checked between two reports of progress."""

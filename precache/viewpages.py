@@ -11,8 +11,9 @@ import numpy as np
 
 from precache.catalogue import Catalogue, Found, Query
 from precache.errors import PrecacheError, UsageError
+from precache.operations import Function
 from precache.originals import Originals, Step, Trace, media_type, parameters
-from precache.pipeline import Field, Function
+from precache.pipeline import Field
 from precache.png import as_picture, encode_png, in_words
 from precache.report import size
 from precache.storage import StorageOptions

@@ -22,6 +22,7 @@ from PIL import Image
 
 import precache
 from precache import retries
+from precache.localdisk import LocalFolder
 from tests.servers import Azurite, FaultProxy, S3Server
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
@@ -237,3 +238,9 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]
     yield proxy
     proxy.stop()
     fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> LocalFolder:
+    """A folder in which a store may be begun."""
+    return LocalFolder(tmp_path / "store")

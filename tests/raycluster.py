@@ -26,6 +26,7 @@ SETTINGS = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_grpc_client_keepalive_time_ms": "5000",
     "RAY_grpc_client_keepalive_timeout_ms": "3000",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 
 
@@ -39,11 +40,13 @@ class Cluster:
 
     Parameters
     ----------
+    head
+        More of Ray's arguments for the head.
     more
         Variables of its workers.
     """
 
-    def __init__(self, folder: Path, **more: str) -> None:
+    def __init__(self, folder: Path, head: Mapping[str, Any] | None = None, **more: str) -> None:
         # A process keeps the first token that Ray reads in it.
         token = write(folder / "token", _token().encode())
         token.chmod(0o600)
@@ -59,6 +62,7 @@ class Cluster:
                     "include_dashboard": False,
                     "node_ip_address": HEAD,
                     "object_store_memory": 80 << 20,
+                    **(head or {}),
                 },
             )
         self.env = environment(**self.settings, RAY_ADDRESS=self._processes.address)

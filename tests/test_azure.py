@@ -16,20 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import precache
-from precache import retries
+from precache import listings, retries
 from precache.blobs import RemoteFolder
 from precache.commits import append_entry, read_commits
 from precache.errors import DamageError, StorageError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
 from tests.building import assert_whole_road, contents, put_photos
+from tests.listing_server import AzureListingServer
 from tests.servers import Azurite, Fault, FaultProxy, reset, status, truncated, wrong_bytes
 
 adlfs = pytest.importorskip("adlfs", reason="az:// needs adlfs")
 
 RECIPE = precache.Pipeline.image(resize=64, crop=56)
+NAMES = st.sets(
+    st.lists(st.text("ab0é +%&<", min_size=1, max_size=3), min_size=1, max_size=3).map("/".join),
+    max_size=40,
+)
 WRONG_KEY = base64.b64encode(b"another key, which opens nothing").decode()
 
 
@@ -83,34 +90,82 @@ def test_names_are_those_of_the_blobs(folder: Folder) -> None:
     assert folder.names() == ["Kätzchen", "a%b", "grand chat", "q?a"]
 
 
-@pytest.mark.parametrize("name", ["cat?", "cat#", "cat "])
-def test_a_folder_that_adlfs_cannot_list_is_named(
+@pytest.mark.parametrize("name", ["cat?", "cat#", "cat ", " cat"])
+def test_folders_whose_names_end_oddly_are_listed(
     name: str, azurite: Azurite, folder: Folder
 ) -> None:
-    folder.put("dog/1.jpg", [b"1"])
+    for each in ("cat/1.jpg", f"{name}/2.jpg", f"{name}/deep/3.jpg"):
+        folder.put(each, [each.encode()])
+    names = sorted(info.name for info in folder.walk())
+    assert names == sorted(["cat/1.jpg", f"{name}/2.jpg", f"{name}/deep/3.jpg"])
+    assert folder.read_many(names, [-1] * 3) == [each.encode() for each in names]
+    assert folder.names(name) == ["2.jpg", "deep"]
+
+
+@pytest.mark.parametrize("name", ["cat?", "cat#", "c?a#t"])
+def test_no_blob_is_taken_for_another(name: str, azurite: Azurite, folder: Folder) -> None:
+    """adlfs takes what it is asked for as a URL."""
+    folder.put("cat", [b"another"])
     with azurite.container("bucket") as bucket:
-        bucket.upload_blob(f"{folder.name}/{name}/2.jpg", b"1")
-    with pytest.raises(
-        StorageError, match=r"cannot list az://.*: adlfs takes .*'cat.' for another"
-    ):
-        list(folder.walk())
+        bucket.upload_blob(f"{folder.name}/{name}", b"1")
+        bucket.upload_blob(f"{folder.name}/deep/c?a#t/1.jpg", b"1")
+    assert folder.names() == sorted(["cat", "deep", name])
+    said = r"cannot {} az://.*: adlfs takes the name '.*' for another; rename it"
+    for doing, action in {
+        "read": lambda: folder.read(name),
+        "look at": lambda: folder.size(name),
+        "write": lambda: folder.put(name, [b"2"]),
+        "list": lambda: folder.sizes(name),
+        "remove": lambda: folder.remove(name),
+    }.items():
+        with pytest.raises(StorageError, match=said.format(doing)):
+            action()
+    [found, refused] = folder.read_many(["cat", name], [7, 1])
+    assert found == b"another"
+    assert isinstance(refused, StorageError)
+    with pytest.raises(StorageError, match=said.format("list")):
+        list(folder.folder("deep").walk())
 
 
 @pytest.mark.parametrize(
-    ("marker", "metadata"), [("cat", {"hdi_isfolder": "true"}), ("cat/", {}), ("deep/cat/", {})]
+    ("marker", "metadata"),
+    [
+        ("cat", {"hdi_isfolder": "true"}),
+        ("cat", {"Hdi_isfolder": "true"}),
+        ("cat", {"is_directory": "true"}),
+        ("cat/", {}),
+        ("deep/cat/", {}),
+    ],
 )
+@pytest.mark.parametrize("page", [1, 5000])
 def test_folders_that_are_blobs_too_are_folders(
-    marker: str, metadata: dict[str, str], azurite: Azurite, folder: Folder
+    page: int,
+    marker: str,
+    metadata: dict[str, str],
+    azurite: Azurite,
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = [f"{marker.rstrip('/')}/{name}" for name in ("1.jpg", "small/2.jpg")]
+    """Also where other names stand between a folder's two, and a page ends there."""
+    monkeypatch.setattr(listings, "AZURES_PAGE", page)
+    place = marker.rstrip("/")
+    names = [f"{place}-0.jpg", f"{place}/1.jpg", f"{place}/small/2.jpg"]
     for name in names:
         folder.put(name, [b"1"])
     with azurite.container("bucket") as bucket:
         bucket.upload_blob(f"{folder.name}/{marker}", b"", metadata=metadata)
     assert sorted(info.name for info in folder.walk()) == names
-    below = folder.folder(marker.rstrip("/"))
+    below = folder.folder(place)
     assert (below.kind(), below.names()) == ("folder", ["1.jpg", "small"])
-    assert folder.names() == [marker.split("/", maxsplit=1)[0]]
+    beside = folder.folder(place.rpartition("/")[0])
+    assert beside.names() == ["cat", "cat-0.jpg"]
+
+
+def test_a_blob_that_is_said_to_be_no_folder_is_a_file(azurite: Azurite, folder: Folder) -> None:
+    with azurite.container("bucket") as bucket:
+        marks = {"hdi_isfolder": "true", "is_directory": "false"}
+        bucket.upload_blob(f"{folder.name}/a.jpg", b"1", metadata=marks)
+    assert [info.name for info in folder.walk()] == ["a.jpg"]
 
 
 def test_a_blob_that_grew_is_read_whole(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +185,69 @@ def test_large_blobs_come_and_go_in_parts(faulty: Folder, proxy: FaultProxy) -> 
     [found] = faulty.read_many(["large"], [len(data)])
     assert found == data
     assert proxy.requests("GET", "/large") == 4
+
+
+# --- listings -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def names_alone() -> Iterator[AzureListingServer]:
+    server = AzureListingServer([])
+    yield server
+    server.stop()
+
+
+def test_pages_hold_what_adlfs_lists(
+    folder: Folder, faulty: Folder, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number:02d}.jpg" for number in range(30)] + ["a b", "é&<", "cat/1.jpg", "dog/2.jpg"]
+    for name in names:
+        faulty.put(name, [name.encode()])
+    assert isinstance(faulty, RemoteFolder)
+    fs = faulty._fs
+    listed = {
+        (each["name"], each["size"], each["etag"].strip('"'), each["last_modified"])
+        for each in fs.ls(faulty.root, detail=True)
+        if each["type"] == "file"
+    }
+    assert len(listed) == 32
+    proxy.seen.clear()
+    monkeypatch.setattr(listings, "AZURES_PAGE", 5)
+    pages = list(faulty._pages(fs, ""))
+    assert proxy.requests("GET", "/bucket") == len(pages) == 7
+    assert max(map(len, pages)) == 5
+    files = [each for page in pages for each in page if each["type"] == "file"]
+    assert len(files) == 32
+    known = ("name", "size", "etag", "last_modified")
+    assert {tuple(each[name] for name in known) for each in files} == listed
+    found = {info.name: info for info in faulty.walk()}
+    assert sorted(found) == sorted(names)
+    assert all(info.size == len(name.encode()) for name, info in found.items())
+
+
+@settings(max_examples=20)
+@given(names=NAMES, page=st.integers(1, 7))
+def test_no_name_is_lost_or_comes_twice(
+    names: set[str], page: int, names_alone: AzureListingServer
+) -> None:
+    names_alone.names, names_alone.page = sorted(names), page
+    folder = open_folder("az://bucket", names_alone.options())
+    assert sorted(info.name for info in folder.walk()) == names_alone.names
+    assert set(folder.names()) == {name.partition("/")[0] for name in names}
+
+
+def test_no_more_pages_are_asked_for_than_are_walked(names_alone: AzureListingServer) -> None:
+    names_alone.names, names_alone.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
+    folder = open_folder("az://bucket", names_alone.options())
+    before = names_alone.pages
+    walk = folder.walk()
+    for _ in range(100):
+        next(walk)
+    walk.close()
+    assert names_alone.pages - before <= 13
+    before = names_alone.pages
+    assert folder.exists("x")
+    assert names_alone.pages - before <= 3  # of which adlfs looks at some, for a blob too
 
 
 # --- credentials --------------------------------------------------------------------------------
@@ -203,12 +321,13 @@ def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: Fa
 # --- the whole road -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("address", ["serial", "local"])
 def test_from_container_to_container_to_training(
-    photos: str, azurite: Azurite, tmp_path: Path
+    address: str, photos: str, azurite: Azurite, tmp_path: Path
 ) -> None:
     options = azurite.options()
     store = f"az://bucket/store-{next(_numbers)}"
-    assert_whole_road(photos, store, options, tmp_path)
+    assert_whole_road(photos, store, options, tmp_path, address)
     stored = open_folder(store, options)
     assert not any(Azurite.KEY.encode() in stored.read(info.name) for info in stored.walk())
 
@@ -232,24 +351,12 @@ def test_a_version_goes_there_and_back_and_is_the_same(
 # --- faults -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [status(503), status(500), status(429, retry_after=0)],
-        [status(503)] * 7,
-        [reset, reset],
-        [truncated, truncated],
-        [status(503), reset, truncated],
-    ],
-)
-def test_faults_that_pass_are_waited_for(
-    faults: list[Fault], faulty: Folder, proxy: FaultProxy
+def test_a_service_that_is_busy_for_longer_than_its_library_waits(
+    faulty: Folder, proxy: FaultProxy
 ) -> None:
-    data = {name: name.encode() * 1000 for name in "abc"}
-    for name, content in data.items():
-        faulty.put(name, [content])
-    waiting = proxy.faults.setdefault(("GET", "/b"), list(faults))
-    assert faulty.read_many(list("abc"), [1000] * 3) == list(data.values())
+    faulty.put("a", [b"1"])
+    waiting = proxy.faults["GET", "/a"] = [status(503)] * 7
+    assert faulty.read("a") == b"1"
     assert waiting == []
 
 
@@ -277,6 +384,21 @@ def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultPr
         proxy.faults["GET", "/bucket"] = waiting
         assert sorted(found()) == names
         assert waiting == []
+
+
+def test_whatever_breaks_off_is_asked_for_again(faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("a/1.jpg", [b"1"])
+    faulty.put("b/1.jpg", [b"1"])
+    for ending, action in [
+        ("/bucket", lambda: faulty.names() == ["a", "b"]),
+        ("/bucket", lambda: faulty.sizes("a") == {"a/1.jpg": 1}),
+        ("/a/1.jpg", lambda: faulty.read("a/1.jpg") == b"1"),
+        ("/bucket", lambda: faulty.remove("b") is None),
+    ]:
+        waiting = proxy.faults["GET", ending] = [reset, reset]
+        assert action()
+        assert waiting == []
+    assert faulty.names() == ["a"]
 
 
 @pytest.mark.parametrize("code", [401, 403])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import precache
-from tests.building import cli, write, write_jpegs
+from tests.building import cli, cut, encoded, write, write_jpegs
 from tests.test_recache import CHANGES, CROP, FLIP, MEAN, PIPELINES, build, recipe, some_added
 from workers.sources import FolderSource
 
@@ -251,7 +251,10 @@ def test_libraries_that_differ_are_told(source: Path, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("what", ["all of it", "nothing before", "another codec", "two fields"])
+@pytest.mark.parametrize(
+    "what",
+    ["all of it", "nothing before", "another codec", "two fields", "several rows a chunk"],
+)
 def test_what_it_takes_is_estimated(what: str, source: Path, tmp_path: Path) -> None:
     store, pipeline = tmp_path / "store", PIPELINES["image"]
     if what != "nothing before":
@@ -262,6 +265,10 @@ def test_what_it_takes_is_estimated(what: str, source: Path, tmp_path: Path) -> 
         pipeline = PIPELINES["raw"]
     elif what == "two fields":
         pipeline = PIPELINES["two fields"]
+    elif what == "several rows a chunk":
+        pipeline = PIPELINES[what]
+        build(source, store, pipeline)
+        write(source / "cat/0004.jpg", encoded(cut(700)))
     planned = plan(source, store, pipeline, timing=True)
     found = planned.estimate
     assert 0 < found.seconds < math.inf

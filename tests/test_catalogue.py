@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache import catalogue, store
+from precache import catalogue, version
 from precache.catalogue import Catalogue, Query
 from precache.errors import UsageError
 from precache.smallarrays import KEYS_PER_CHUNK, small_array, string_array
@@ -68,13 +68,13 @@ def large(stores: dict[str, BuiltStore], tmp_path_factory: pytest.TempPathFactor
 def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The chunks of keys that were read, in order."""
     read: list[str] = []
-    decode = store.decode_strings
+    decode = version.decode_strings
 
     def spy(data: bytes, where: str) -> Any:
         read.append(where.rpartition("/")[2])
         return decode(data, where)
 
-    monkeypatch.setattr(store, "decode_strings", spy)
+    monkeypatch.setattr(version, "decode_strings", spy)
     return read
 
 

@@ -28,7 +28,8 @@ from precache.codecs import (
     undo_image,
 )
 from precache.errors import DamageError, PrecacheError, StoreError
-from precache.pipeline import DTYPES, ImageCodec, RawCodec, ZstdCodec
+from precache.operations import DTYPES
+from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
 from tests.conftest import photo
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -61,7 +61,7 @@ def test_an_unchanged_source_has_its_table_again(now: Files) -> None:
     table = order_rows(listing(now), keep_order=False)
     child = descend(table, listing(now), keep_order=False)
     assert child is not None
-    assert child.digest() == table.digest()
+    assert child.digest == table.digest
 
 
 def test_what_changed_is_counted() -> None:
@@ -75,7 +75,7 @@ def test_what_changed_is_counted() -> None:
     again = descend(child, listing(before), keep_order=False)
     assert again is not None
     assert str(changes(child, again)) == "17 same, 1 changed, 2 added, 1 removed"
-    assert RowTable.from_parquet(child.to_parquet(), "here").digest() == child.digest()
+    assert RowTable.from_parquet(child.to_parquet(), "here").digest == child.digest
 
 
 def test_without_a_time_or_an_etag_no_sample_is_known_to_be_the_same() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from precache.errors import BuildError, CrashError
 from workers.dispatch import (
     FEWEST_SUBMITTED,
+    MOST_ITEMS,
     SUBMITTED_PER_SLOT,
+    TASK_SECONDS,
     Done,
     Lost,
     Patience,
@@ -34,11 +36,14 @@ class Work:
         return replace(self, again=True)
 
 
+End = tuple[float | None, Done | Lost]
+"""How long a copy runs, None where it never ends, and how it ends."""
+
+
 @dataclass
 class Copy:
-    work: Work
+    items: Sequence[Work]
     left: float | None
-    """Seconds of running that it needs; None where it never ends."""
     end: Done | Lost
 
 
@@ -46,12 +51,14 @@ class Copy:
 class Machines:
     """Slots that work on copies in the order of their coming, in a time of their own."""
 
-    fate: Callable[[Work, int], tuple[float | None, Done | Lost]]
-    """(item, copies of it before) -> how long it runs, and how it ends."""
+    fate: Callable[[Work, int], End]
+    """(item, copies of it before) -> what happens to it alone."""
     free: int = 2
     now: float = 0.0
     copies: dict[int, Copy] = field(default_factory=dict)
     begun: list[Work] = field(default_factory=list)
+    tasks: list[int] = field(default_factory=list)
+    """Items of each task that was begun."""
     cancelled: list[Work] = field(default_factory=list)
     most: int = 0
 
@@ -61,12 +68,16 @@ class Machines:
     def slots(self) -> int:
         return self.free
 
-    def submit(self, function: Callable[[Any], Any], item: Work) -> Hashable:
-        before = sum(each.number == item.number for each in self.begun)
-        self.begun.append(item)
-        self.copies[len(self.begun)] = Copy(item, *self.fate(item, before))
+    def submit(self, function: Callable[[Any], Any], items: Sequence[Work]) -> Hashable:
+        fates = []
+        for item in items:
+            before = sum(each.number == item.number for each in self.begun)
+            self.begun.append(item)
+            fates.append(self.fate(item, before))
+        self.tasks.append(len(items))
+        self.copies[len(self.tasks)] = Copy(items, *together(fates))
         self.most = max(self.most, len(self.copies))
-        return len(self.begun)
+        return len(self.tasks)
 
     def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         running = dict(list(self.copies.items())[: self.free])
@@ -84,17 +95,38 @@ class Machines:
 
     def cancel(self, copy: Any) -> None:
         if copy in self.copies:
-            self.cancelled.append(self.copies.pop(copy).work)
+            self.cancelled += self.copies.pop(copy).items
 
 
-def run(machines: Machines, count: int, patience: Patience | None = None) -> list[tuple[int, Any]]:
+def together(fates: Sequence[End]) -> End:
+    """What happens to a task of several items, run one after another."""
+    took, values = 0.0, []
+    for left, end in fates:
+        if left is None:
+            return None, end
+        took += left
+        if isinstance(end, Lost):
+            return took, end
+        values += end.values
+        if took >= 2 * TASK_SECONDS:
+            break
+    return took, Done(values, took)
+
+
+def run(
+    machines: Machines, count: int, patience: Patience | None = None, shared: bool = False
+) -> list[tuple[int, Any]]:
     items = (Work(number) for number in range(count))
-    outcomes = dispatch(machines, str, items, patience, machines.clock)
+    outcomes = dispatch(machines, str, items, patience, count * shared, machines.clock)
     return [(work.number, outcome) for work, outcome in outcomes]
 
 
+def done(seconds: float, value: Any) -> tuple[float, Done]:
+    return seconds, Done([value], seconds)
+
+
 def good(work: Work, before: int) -> tuple[float, Done]:
-    return 1.0, Done(work.number * 10)
+    return done(1.0, work.number * 10)
 
 
 def test_every_item_ends_once_with_its_value() -> None:
@@ -120,7 +152,7 @@ def test_items_are_taken_only_when_there_is_room() -> None:
             yield Work(number)
 
     machines = Machines(good, 2)
-    outcomes = dispatch(machines, str, items(), None, machines.clock)
+    outcomes = dispatch(machines, str, items(), None, 0, machines.clock)
     next(outcomes)
     assert len(taken) == 4
     outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
@@ -129,7 +161,7 @@ def test_items_are_taken_only_when_there_is_room() -> None:
 
 def test_nodes_come_and_go() -> None:
     machines = Machines(good, 0)
-    outcomes = dispatch(machines, str, map(Work, range(60)), None, machines.clock)
+    outcomes = dispatch(machines, str, map(Work, range(60)), None, 0, machines.clock)
     seen: list[int] = []
 
     def grow(work: Work, before: int) -> tuple[float, Done]:
@@ -174,7 +206,7 @@ def test_a_copy_of_which_nothing_is_heard_gets_another() -> None:
     """Also while there is other work to do, and though it takes a slot's place."""
 
     def fate(work: Work, before: int) -> tuple[float | None, Done]:
-        return (None if work.number < 2 and not before else 1.0), Done(work.number)
+        return (None if work.number < 2 and not before else 1.0), Done([work.number], 1.0)
 
     machines = Machines(fate, 4)
     assert sorted(run(machines, 400)) == [(n, n) for n in range(400)]
@@ -189,7 +221,7 @@ def test_work_that_never_ends_does_not_keep_the_rest_from_being_done() -> None:
     def fate(work: Work, before: int) -> tuple[float | None, Done]:
         cut = 10 <= len(machines.begun) <= 13 and not before
         machines.free = 6 if cut else machines.free
-        return (None if cut else 1.0), Done(work.number)
+        return (None if cut else 1.0), Done([work.number], 1.0)
 
     machines.fate = fate
     assert len(run(machines, 40)) == 40
@@ -198,18 +230,18 @@ def test_work_that_never_ends_does_not_keep_the_rest_from_being_done() -> None:
 
 def test_copies_of_one_task_are_bounded() -> None:
     def fate(work: Work, before: int) -> tuple[float | None, Done]:
-        return (500.0 if work.number else None), Done(work.number)
+        return (500.0 if work.number else None), Done([work.number], 500.0)
 
     machines = Machines(fate, 10)
     patience = Patience(first_late=10, copies=3)
-    outcomes = dispatch(machines, str, [Work(0), Work(1)], patience, machines.clock)
+    outcomes = dispatch(machines, str, [Work(0), Work(1)], patience, 0, machines.clock)
     assert next(outcomes) == (Work(1), 1)
     assert [work.number for work in machines.begun].count(0) == 3
 
 
 def test_a_straggler_gets_a_second_copy_where_a_slot_is_free() -> None:
     def fate(work: Work, before: int) -> tuple[float, Done]:
-        return (500.0 if work.number == 5 and not before else 4.0), Done(before)
+        return done(500.0 if work.number == 5 and not before else 4.0, before)
 
     machines = Machines(fate, 3)
     outcomes = dict(run(machines, 12))
@@ -219,20 +251,72 @@ def test_a_straggler_gets_a_second_copy_where_a_slot_is_free() -> None:
 
 
 def test_no_second_copies_where_none_lags() -> None:
-    machines = Machines(lambda work, before: (4.0 + work.number % 2, Done(0)), 8)
+    machines = Machines(lambda work, before: done(4.0 + work.number % 2, 0), 8)
     run(machines, 60)
     assert len(machines.begun) == 60
 
 
+# --- several items in a task --------------------------------------------------------------------
+
+
+def test_short_items_share_tasks_until_few_are_left() -> None:
+    machines = Machines(lambda work, before: done(0.01, work.number))
+    assert sorted(run(machines, 1000, None, shared=True)) == [(n, n) for n in range(1000)]
+    assert len(machines.tasks) < 100
+    assert max(machines.tasks) == MOST_ITEMS
+    assert machines.tasks[-8:] == [1] * 8, "the last ones go to whoever is free first"
+    assert machines.now < 1.05 * 1000 * 0.01 / 2
+
+
+def test_long_items_have_a_task_each() -> None:
+    machines = Machines(lambda work, before: done(2.0, work.number))
+    run(machines, 100, None, shared=True)
+    assert machines.tasks == [1] * 100
+
+
+def test_items_of_a_task_that_takes_long_are_done_by_others() -> None:
+    """The first are linked, say, in no time, and those that follow have to be made."""
+    machines = Machines(lambda work, before: done(0.01 if work.number < 500 else 8.0, work.number))
+    assert len(run(machines, 600, None, shared=True)) == 600
+    assert not machines.cancelled
+    assert machines.now < 1.05 * (500 * 0.01 + 100 * 8.0) / 2
+
+
+def test_one_that_kills_its_worker_is_found_among_those_of_its_task() -> None:
+    def fate(work: Work, before: int) -> End:
+        return (0.01, Lost("cramp", crashed=True)) if work.number == 400 else done(0.01, before)
+
+    machines = Machines(fate)
+    outcomes = dict(run(machines, 1000, None, shared=True))
+    assert str(outcomes.pop(400)) == "its worker died 3 times: cramp"
+    assert all(isinstance(outcome, int) for outcome in outcomes.values())
+    assert max(outcomes.values()) == 1, "the others run once more at most"
+    again = [work.number for work in machines.begun if work.again]
+    assert 400 in again
+    assert len(set(again)) <= MOST_ITEMS, "and may be found done"
+
+
+def test_what_a_lost_task_leaves_is_under_the_same_bound() -> None:
+    def fate(work: Work, before: int) -> End:
+        lost = 300 <= work.number < 500 and not before
+        return (0.01, Lost("gone", crashed=False)) if lost else done(0.01, before)
+
+    machines = Machines(fate, 3)
+    assert len(run(machines, 1000, None, shared=True)) == 1000
+    assert machines.most == 3 * SUBMITTED_PER_SLOT
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    count=st.integers(0, 60),
+    count=st.integers(0, 200),
     slots=st.integers(1, 9),
     seed=st.integers(0, 10_000),
     bad=st.floats(0, 0.6),
+    span=st.sampled_from(((0.5, 3.0), (0.001, 0.01), (0.001, 3.0))),
+    shared=st.booleans(),
 )
 def test_whatever_happens_every_item_ends_once(
-    count: int, slots: int, seed: int, bad: float
+    count: int, slots: int, seed: int, bad: float, span: tuple[float, float], shared: bool
 ) -> None:
     draw = random.Random(seed)
 
@@ -240,12 +324,12 @@ def test_whatever_happens_every_item_ends_once(
         machines.free = max(1, machines.free + draw.choice((-1, 0, 0, 1)))
         if draw.random() < bad:
             return draw.choice(
-                ((1.0, Lost("a", True)), (2.0, Lost("b", False)), (400.0, Done(work.number)))
+                ((1.0, Lost("a", True)), (2.0, Lost("b", False)), done(400.0, work.number))
             )
-        return draw.uniform(0.5, 3), Done(work.number)
+        return done(draw.uniform(*span), work.number)
 
     machines = Machines(fate, slots)
-    found = run(machines, count)
+    found = run(machines, count, None, shared)
     assert sorted(number for number, _ in found) == list(range(count))
     assert all(value == n or isinstance(value, CrashError) for n, value in found)
     assert not machines.copies

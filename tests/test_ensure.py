@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,14 @@ from precache.errors import BuildError, UsageError
 from tests.building import (
     build_here,
     contents,
-    environment,
     pixels,
     poll,
     remains,
-    running,
     start,
     write,
     write_jpegs,
 )
+from tests.holding import Held
 from tests.jobhead import JobHead
 from tests.servers import S3Server
 
@@ -48,61 +46,24 @@ Path(answer).write_text(json.dumps(told))
 SHARDS = {"address": "serial", "shard_samples": 4}
 
 
-class Asking:
-    """Processes that ask for one version, whose samples they hold until they may go on."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.source = write_jpegs(folder / "in", 12)
-        self.store = folder / "store"
-        self.answers = folder / "answers"
-        for name in ("answers", "held", "tmp"):
-            (folder / name).mkdir()
-
-    def recipe(self, after: int = 0) -> precache.Pipeline:
-        params = {"folder": str(self.folder / "held"), "store": str(self.store), "after": after}
-        hold = {"op": "function", "function": "tests.building:hold", "params": params}
-        resize = {"op": "resize", "size": [150, 150]}
-        ops = [{"op": "decode"}, resize, hold]
-        return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+class Asking(Held):
+    """Processes that ask for one version."""
 
     def ask(self, name: str, store: str = "", after: int = 0, **options: Any) -> Any:
         """A process that asks, as a context."""
         cluster = "code" in options
         asked = precache.Pipeline.image(resize=150, crop=150) if cluster else self.recipe(after)
-        recipe = json.dumps(asked.to_dict())
-        answer = self.answers / name
-        line = [sys.executable, "-c", ASK, str(self.source), store or str(self.store), recipe]
-        given = json.dumps({**SHARDS, **options})
-        # What it says goes into a file: nobody reads a pipe meanwhile.
-        shell = ["sh", "-c", f'exec "$@" 2> "{self.said(name)}"', "sh"]
-        env = environment(HOLD="1", TMPDIR=str(self.folder / "tmp"))
-        return running([*shell, *line, given, str(answer)], env)
-
-    def said(self, name: str) -> Path:
-        return self.folder / f"{name}.said"
+        recipe, given = json.dumps(asked.to_dict()), json.dumps({**SHARDS, **options})
+        return self.process(name, ASK, self.source, store or self.store, recipe, given)
 
     def says(self, name: str, text: str) -> None:
         path = self.said(name)
         poll(lambda: path.exists() and text in path.read_text(), f"{name} says {text!r}")
 
-    def builders(self) -> list[int]:
-        return [int(path.name) for path in (self.folder / "held").iterdir() if path.name != "go"]
-
-    def go(self) -> None:
-        (self.folder / "held" / "go").touch()
-
-    def answer(self, name: str) -> Any:
-        path = self.answers / name
-        return json.loads(poll(lambda: path.exists() and path.read_text(), f"{name} answers"))
-
-    def claims(self) -> list[Path]:
-        return list(self.store.glob("_claims/*"))
-
 
 @pytest.fixture
 def asking(tmp_path: Path) -> Asking:
-    return Asking(tmp_path)
+    return Asking(tmp_path, 12)
 
 
 def test_two_at_once_make_one_build(asking: Asking) -> None:
@@ -137,7 +98,7 @@ def test_of_one_that_is_killed_another_takes_over(asking: Asking) -> None:
             poll(lambda: len(asking.builders()) == 2, "the other one builds")
             asking.go()
             assert asking.answer("two")["version"] == precache.open(asking.store).id
-    assert not (asking.answers / "one").exists()
+    assert not (asking.folder / "one").exists()
     assert (done.stat().st_ino, done.stat().st_mtime_ns) == before
     assert len(pixels(asking.store)) == 12
     assert asking.claims() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,14 +26,13 @@ from precache.growing import GrowingVersion
 from tests.building import (
     build_here,
     contents,
-    environment,
     pixels,
     poll,
     remains,
-    running,
     write,
     write_jpegs,
 )
+from tests.holding import Held
 from tests.servers import S3Server
 
 # --- the order ----------------------------------------------------------------------------------
@@ -161,73 +159,40 @@ Path(answer).write_text(json.dumps(told))
 """
 
 
-class Training:
-    """Processes that follow one build; it holds its samples from one on until it may go on."""
+class Training(Held):
+    """Processes that follow one build, which holds after its first shard."""
 
-    def __init__(self, folder: Path, count: int = 22, bad: int = 0) -> None:
-        self.folder = folder
-        self.source = write_jpegs(folder / "in", count)
+    def __init__(self, folder: Path, bad: int = 0) -> None:
+        super().__init__(folder, 22)
         for number in range(bad):
             write(self.source / f"cat/broken{number}.jpg", b"none")
-        self.store = folder / "store"
+        self.pipeline = self.recipe(after=5)
         self.options: dict[str, Any] = {
             "address": "serial",
             "shard_samples": 4,
             "max_failures": 9,
         }
-        for name in ("held", "tmp"):
-            (folder / name).mkdir()
-
-    def recipe(self, after: int = 5) -> precache.Pipeline:
-        params = {"folder": str(self.folder / "held"), "store": str(self.store), "after": after}
-        hold = {"op": "function", "function": "tests.building:hold", "params": params}
-        resize = {"op": "resize", "size": [150, 150]}
-        ops = [{"op": "decode"}, resize, hold]
-        return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
 
     def train(self, name: str, **loading: Any) -> Any:
         """A process that trains, as a context."""
-        recipe = json.dumps(self.recipe().to_dict())
-        line = [sys.executable, "-c", TRAIN, str(self.source), str(self.store), recipe]
-        given = [json.dumps(self.options), json.dumps(loading), str(self.folder / name)]
-        shell = ["sh", "-c", f'exec "$@" 2> "{self.folder / name}.said"', "sh"]
-        env = environment(HOLD="1", TMPDIR=str(self.folder / "tmp"))
-        return running([*shell, *line, *given], env)
+        recipe = json.dumps(self.pipeline.to_dict())
+        given = json.dumps(self.options), json.dumps(loading)
+        return self.process(name, TRAIN, self.source, self.store, recipe, *given)
 
     def ensure(self) -> precache.Version:
         version = precache.ensure(
-            self.recipe(), self.source, self.store, follow=True, progress=False, **self.options
+            self.pipeline, self.source, self.store, follow=True, progress=False, **self.options
         )
         assert version is not None
         return version
 
     def builder(self) -> int:
         """The process that builds, once it holds a sample."""
-
-        def found() -> int:
-            held = [path.name for path in (self.folder / "held").iterdir() if path.name != "go"]
-            return int(held[0]) if held else 0
-
-        return int(poll(found, "the build holds a sample"))
-
-    def claims(self) -> list[Path]:
-        return list(self.store.glob("_claims/*"))
-
-    def go(self) -> None:
-        (self.folder / "held" / "go").touch()
+        return int(poll(self.builders, "the build holds a sample")[0])
 
     def has(self, name: str, batches: int) -> None:
         path = self.folder / f"{name}.part"
         poll(lambda: path.exists() and path.read_text() == str(batches), f"{name} has {batches}")
-
-    def answer(self, name: str) -> Any:
-        path, said = self.folder / name, self.folder / f"{name}.said"
-
-        def read() -> str:
-            assert "Traceback" not in said.read_text(), said.read_text()
-            return path.read_text() if path.exists() else ""
-
-        return json.loads(poll(read, f"{name} ends"))
 
 
 @pytest.mark.parametrize("bad", [0, 3])
@@ -252,7 +217,7 @@ def test_two_ranks_follow_a_build(tmp_path: Path, bad: int) -> None:
         assert list(map(len, parts[0])) == list(map(len, parts[1]))
         assert sorted({row for part in parts for batch in part for row in batch}) == valid
     assert sum(each["repeated"][0] for each in told) == bad
-    said = "".join((tmp_path / f"{r}.said").read_text() for r in range(2))
+    said = "".join(training.said(str(r)).read_text() for r in range(2))
     assert said.count("samples of") == (bad > 0)
     right = pixels(training.store)
     seen = {**told[0]["seen"], **told[1]["seen"]}
@@ -354,8 +319,7 @@ def test_closing_ends_the_wait(held: Training) -> None:
 
 def test_nobody_followed_so_it_is_opened(held: Training) -> None:
     held.go()
-    recipe = held.recipe()
-    precache.ensure(recipe, held.source, held.store, progress=False, **held.options)
+    precache.ensure(held.pipeline, held.source, held.store, progress=False, **held.options)
     assert type(held.ensure()) is precache.Version
     assert not (held.store / "_followed").exists()
 

@@ -24,7 +24,7 @@ from precache.commits import ROOT, Commit, append_commit, append_entry, read_com
 from precache.errors import BuildError, StorageError, StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
-from precache.garbage import ALIVE_SECONDS, Collected, plan_gc, seconds_of
+from precache.garbage import ALIVE_SECONDS, TRASH, Collected, plan_gc, seconds_of
 from precache.places import Place, StoredObject
 from precache.status import HEARTBEAT, BuildStatus
 from precache.storage import open_folder
@@ -444,6 +444,21 @@ def test_the_log_that_was_followed_goes_with_its_version(
     assert not (path / second).exists()
 
 
+def test_the_log_goes_where_a_run_was_killed_in_between(
+    built: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    original, (first, _, third) = built
+    path = tmp_path / "store"
+    shutil.copytree(original, path)
+    write(path / kept_name(first), b"[]")
+    (path / TRASH).mkdir()
+    (path / first).rename(path / TRASH / f"{first}.killed")
+    precache.gc(path, keep=1, older_than=0)
+    assert not (path / kept_name(first)).exists()
+    assert not (path / TRASH).exists()
+    assert precache.open(path).id == third
+
+
 # --- killed -------------------------------------------------------------------------------------
 
 
@@ -467,6 +482,13 @@ def test_killed_anywhere_and_run_again_the_end_is_the_same(
             assert change > 40
             return
         assert status == -signal.SIGKILL
+
+
+def test_an_empty_folder_that_a_killed_run_left_goes(store: tuple[Path, list[str]]) -> None:
+    path, _ = store
+    (path / TRASH).mkdir()
+    precache.gc(path)
+    assert not (path / TRASH).exists()
 
 
 # --- readers ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def recipe_of(count: int, seed: int = 0) -> Recipe:
     keys = [f"{number}.jpg" for number in range(count)]
     table = RowTable(keys, unknown, unknown, [""] * count, unknown, ())
     pipeline = Pipeline.image(seed=seed)
-    return Recipe(pipeline, pipeline.fingerprint({}), table, table.digest())
+    return Recipe(pipeline, pipeline.fingerprint({}), table, table.digest)
 
 
 def goal_of(store: Path, count: int = 10, per_shard: int = 4, seed: int = 0) -> Goal:
@@ -91,7 +91,7 @@ def test_the_frozen_row_table_reads_back(tmp_path: Path) -> None:
     goal.begin()
     [path] = tmp_path.rglob("rows/c/0")
     found = RowTable.from_parquet(path.read_bytes(), str(path))
-    assert found.digest() == goal.recipe.rows_digest
+    assert found.digest == goal.recipe.rows_digest
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}"])

@@ -18,7 +18,8 @@ from precache import metadata
 from precache.codecs import codec_metadata
 from precache.errors import StoreError
 from precache.metadata import Array, Json, array_document, parse_array, parse_json, sharding
-from precache.pipeline import DTYPES, ImageCodec, RawCodec, ZstdCodec
+from precache.operations import DTYPES
+from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
 from tests.conftest import BuiltStore
 
 WHERE = "group/image/zarr.json"

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import re
 import socket
 import subprocess
 import sys
+import urllib.request
+import warnings
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.building import environment, write, write_jpegs
+from tests.building import cli, command, environment, gone, poll, running, write, write_jpegs
+from tests.raycluster import HEAD, Cluster
+
+WHOLE = r"^ray_precache_build_shard_seconds_count{.*} 6"
+"""Of a scrape in which all six shards of a build are counted."""
 
 BUILD = """
 import json, re, sys, time, urllib.request
 import precache
 import ray
 
-port, photos, store, out = int(sys.argv[1]), *sys.argv[2:]
+port, whole, photos, store, out = int(sys.argv[1]), *sys.argv[2:]
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False,
          logging_level="ERROR", _metrics_export_port=port)
 result = precache.build(photos, store, precache.Pipeline.image(resize=150, crop=150),
                         shard_samples=4, max_failures=5)
 scraped, limit = "", time.monotonic() + 60
-whole = re.compile(r"^ray_precache_build_shard_seconds_count{.*} 6", re.MULTILINE)
-while not whole.search(scraped) and time.monotonic() < limit:
+while not re.search(whole, scraped, re.MULTILINE) and time.monotonic() < limit:
     time.sleep(0.2)  # Ray answers with what it was told last, some seconds ago
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -45,28 +55,21 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.skipif(
+needs_exporter = pytest.mark.skipif(
     importlib.util.find_spec("prometheus_client") is None,
     reason="Ray exports metrics where ray[default] is installed: pip install '.[cluster]'",
 )
-@pytest.mark.heavy
-def test_a_builds_figures_can_be_scraped(tmp_path: Path) -> None:
-    from prometheus_client.parser import text_string_to_metric_families
 
-    write_jpegs(tmp_path / "in", 21)
-    write(tmp_path / "in/cat/broken.jpg", b"none")
-    env = environment(
-        HOME=str(tmp_path),
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_AUTH_MODE="disabled",
-        RAY_metrics_report_interval_ms="1000",
-    )
-    env.pop("RAY_ADDRESS", None)
-    arguments = [tmp_path / "in", tmp_path / "photos.store", tmp_path / "scraped"]
-    line = [sys.executable, "-c", BUILD, str(free_port()), *map(str, arguments)]
-    ran = subprocess.run(line, check=False, env=env, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    scraped, stored, cpu_seconds = json.loads((tmp_path / "scraped").read_text())
+
+def make_source(folder: Path) -> Path:
+    """22 files, one of them no image."""
+    write(write_jpegs(folder, 21) / "cat/broken.jpg", b"none")
+    return folder
+
+
+def check(scraped: str, source: Path, stored: int, cpu_seconds: float) -> None:
+    """Assert that what was scraped is what the build of a source told in the end."""
+    from prometheus_client.parser import text_string_to_metric_families
 
     sums: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(scraped):
@@ -78,15 +81,119 @@ def test_a_builds_figures_can_be_scraped(tmp_path: Path) -> None:
                 assert sample.labels["store"] == "photos.store"
                 assert len(sample.labels["version"]) == 8
                 assert ("node" in sample.labels) == (name != "planned_shards_total")
-                assert str(tmp_path) not in str(sample.labels)
+                assert str(source.parent) not in str(sample.labels)
     assert sums["shards_total"] == sums["shard_seconds_count"] == 6
     assert sums["images_total"] == 22
     assert sums["failed_images_total"] == 1
-    assert sums["fetched_bytes_total"] == sum(p.stat().st_size for p in tmp_path.glob("in/*/*"))
+    assert sums["fetched_bytes_total"] == sum(p.stat().st_size for p in source.glob("*/*"))
     assert sums["stored_bytes_total"] == stored
     assert sums["cpu_seconds_total"] == pytest.approx(cpu_seconds)
     assert sums["stage_seconds_totalops"] > 0
     assert sums["planned_shards_total"] == 6
+
+
+@needs_exporter
+@pytest.mark.heavy
+def test_a_builds_figures_can_be_scraped(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in")
+    env = environment(
+        HOME=str(tmp_path),
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_AUTH_MODE="disabled",
+        RAY_metrics_report_interval_ms="1000",
+    )
+    env.pop("RAY_ADDRESS", None)
+    arguments = [source, tmp_path / "photos.store", tmp_path / "scraped"]
+    line = [sys.executable, "-c", BUILD, str(free_port()), WHOLE, *map(str, arguments)]
+    ran = subprocess.run(line, check=False, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    scraped, stored, cpu_seconds = json.loads((tmp_path / "scraped").read_text())
+    check(scraped, source, stored, cpu_seconds)
+
+
+# --- from a driver that is a client -------------------------------------------------------------
+
+FLAGS = ("--resize", "150", "--crop", "150", "--shard-samples", "4")
+HELD = """
+    [[fields.image.ops]]
+    op = "decode"
+
+    [[fields.image.ops]]
+    op = "resize"
+    size = [150, 150]
+
+    [[fields.image.ops]]
+    op = "function"
+    function = "tests.building:hold"
+    version = "1"
+    params = {{ folder = "{folder}", store = "{store}" }}
+"""
+
+
+@dataclass(frozen=True)
+class Open:
+    """A cluster that takes clients, where its metrics are, and how its clients run."""
+
+    cluster: Cluster
+    address: str
+    metrics: str
+    env: dict[str, str]
+
+    def exporters(self) -> list[psutil.Process]:
+        """Actors that tell Ray of builds."""
+        found = psutil.Process().children(recursive=True)
+        return [each for each in found if not gone(each) and "Exporter" in each.name()]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    client, metrics = free_port(), free_port()
+    ports = {"ray_client_server_port": client, "metrics_export_port": metrics}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray closes not all that it opens
+        cluster = Cluster(tmp_path_factory.mktemp("ray"), ports, HOLD="1")
+    try:
+        cluster.add()
+        env = {name: value for name, value in cluster.env.items() if name != "RAY_ADDRESS"}
+        yield Open(cluster, f"ray://{HEAD}:{client}", f"http://{HEAD}:{metrics}/metrics", env)
+    finally:
+        cluster.close()
+
+
+@needs_exporter
+@pytest.mark.heavy
+def test_a_clients_figures_can_be_scraped_at_the_head(opened: Open, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in")
+    line = ("build", source, tmp_path / "photos.store", *FLAGS, "--max-failures", "5", "--json")
+    ran = cli(*line, "--address", opened.address, env=opened.env)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+
+    def scraped() -> str:
+        with contextlib.suppress(OSError), urllib.request.urlopen(opened.metrics) as answer:
+            text: str = answer.read().decode()
+            return text if re.search(WHOLE, text, re.MULTILINE) else ""
+        return ""
+
+    found = poll(scraped, "all is told")
+    check(found, source, told["stored_bytes"], told["cpu_seconds"])
+    poll(lambda: not opened.exporters(), "nothing of the build is left on the cluster")
+
+
+@pytest.mark.heavy
+def test_a_client_builds_on_when_its_metrics_are_lost(opened: Open, tmp_path: Path) -> None:
+    source, store = write_jpegs(tmp_path / "in", 40), tmp_path / "store"
+    write(tmp_path / "recipe.toml", HELD.format(folder=tmp_path, store=store).encode())
+    line = ("build", source, store, "--pipeline", tmp_path / "recipe.toml", *FLAGS[4:], "--json")
+    with running(command(*line, "--address", opened.address), opened.env) as build:
+        [exporter] = poll(opened.exporters, "the build tells of itself")
+        poll(lambda: list(store.glob("*/_build/build.json")), "it has begun")
+        exporter.kill()
+        poll(lambda: gone(exporter), "nobody tells")
+        (tmp_path / "go").touch()
+        out, err = build.communicate()
+    assert build.returncode == 0, err
+    assert json.loads(out)["samples"] == 40
 
 
 def test_a_process_that_joined_no_ray_has_no_metrics() -> None:

@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 import precache
-from precache.build_options import add_build_options, build_keywords, read_pipeline
+from precache.build_options import (
+    add_build_options,
+    build_keywords,
+    read_pipeline,
+    running_keywords,
+)
 from precache.errors import UsageError
+from precache.garbage import seconds_of
 from precache.jobs import build
+from precache.refresh_command import add_refresh
 from tests.building import write
 from workers import parcel
-from workers.parcel import Parcel, pack
+from workers.parcel import Parcel, pack, pack_refresh
 
 RECIPE = precache.Pipeline.image(resize=(20, 24), crop=16)
 
@@ -61,6 +68,21 @@ def test_every_option_of_a_build_travels() -> None:
     keywords = build_keywords(options)
     assert {name: keywords[name] for name in OTHERWISE} == OTHERWISE
     assert keywords["storage_options"] == {}
+
+
+def test_every_option_of_a_refresh_travels() -> None:
+    rows = {"labels", "classes", "keep_order", "shard_samples", "compact", "recompute"}
+    given = {n: each for n, each in OTHERWISE.items() if n not in {*rows, "retry_failed"}}
+    sent = pack_refresh("/in", "/out", [], {**given, "times": 3, "every": "60.000000s"})
+    parser = argparse.ArgumentParser()
+    add_refresh(parser.add_subparsers())
+    options = parser.parse_args(sent.arguments)
+    assert (options.store, options.source, options.address) == ("/out", "/in", "auto")
+    assert (options.times, seconds_of(options.every)) == (3, 60)
+    keywords = running_keywords(options)
+    assert {name: keywords[name] for name in given} == given
+    alone = pack_refresh(None, "/out", [], {}).arguments
+    assert alone == ("refresh", "/out", "--address=auto", "--json")
 
 
 @pytest.mark.parametrize(

@@ -15,23 +15,20 @@ from hypothesis import strategies as st
 
 import precache
 from precache.cli import main
+from precache.declared import canonical_json
 from precache.errors import PipelineError, PrecacheError
-from precache.pipeline import (
+from precache.operations import (
     DTYPES,
     OPS,
     CenterCrop,
     Decode,
-    Field,
     Function,
     HorizontalFlip,
-    ImageCodec,
-    Pipeline,
     RandomResizedCrop,
     Resize,
     ToDType,
-    ZstdCodec,
-    canonical_json,
 )
+from precache.pipeline import Field, ImageCodec, Pipeline, ZstdCodec
 from tests.conftest import BuiltStore
 
 VERSIONS = {"pillow": "12.0", "torch": "2.9"}

@@ -97,7 +97,7 @@ def test_a_store_that_is_not_there_is_said_once(
             assert RankStore.connect("train", 0, 2) is None
     finally:
         dist.destroy_process_group()
-    assert caplog.messages[0].startswith("ranks report one by one, for there is no store to share")
+    assert caplog.messages[0].startswith("ranks go on one by one, for they have no store to share")
 
 
 _TRAIN = """

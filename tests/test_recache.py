@@ -226,10 +226,14 @@ def test_another_codec_fetches_nothing(
 
 
 CROP = {"op": "center_crop", "size": [100, 110]}
+SMALLER = {"op": "center_crop", "size": [17, 19]}
 FLIP = {"op": "horizontal_flip"}
 
 
-@pytest.mark.parametrize("after", [(CROP,), (CROP, FLIP), (FLIP, CROP, HALVE), (HALVE,)])
+@pytest.mark.parametrize(
+    "after",
+    [(CROP,), (CROP, SMALLER), (CROP, FLIP), (FLIP, CROP, HALVE), (HALVE,)],
+)
 @pytest.mark.parametrize("size", [150, 40])
 def test_ops_after_those_of_a_base_start_from_its_rows(
     after: tuple[dict[str, Any], ...], size: int, source: Path, tmp_path: Path

@@ -211,6 +211,40 @@ def test_the_source_is_known_or_asked_for(
     assert "variant 5 of image is new; there are variants 3 to 5" in capsys.readouterr().out
 
 
+def test_a_source_that_was_moved_is_known_once_it_was_built_from(
+    source: Path, store: Path, tmp_path: Path
+) -> None:
+    before = precache.versions(store).versions
+    moved = source.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=r"was built from .*/in, which is not there any more"):
+        precache.refresh(store, **SERIAL)
+    built = build_here(moved, store, precache.open(store).pipeline)
+    assert built.version == before[0].version
+    assert precache.versions(store).versions == before  # current since then, as it was
+    [refreshed] = precache.refresh(store, **SERIAL)
+    assert refreshed.version != built.version
+    build_here(moved, store, precache.open(store).pipeline)
+    assert len(read_commits(LocalFolder(store))) == 3
+
+
+def test_samples_that_are_missing_become_holes_if_that_is_accepted(
+    source: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source / "cat/0003.jpg").unlink()
+    line = ["refresh", str(store), "--address", "serial", "--quiet"]
+    assert main(line) == 1
+    assert "or with --accept-missing" in capsys.readouterr().err
+    assert main([*line, "--accept-missing"]) == 0
+    out = capsys.readouterr().out
+    assert "hole: cat/0003.jpg: " in out
+    assert "No such file" in out
+
+
+def test_flags_of_a_job_without_one(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["refresh", str(store), "--no-wait"]) == 2
+    assert "give --submit with them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [

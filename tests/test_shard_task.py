@@ -217,8 +217,19 @@ def test_sums_of_bytes_are_exact(shape: tuple[int, int, int], level: int | None)
     assert sums.result().total == wide.sum((0, 2, 3)).tolist()
     assert sums.result().squares == (wide**2).sum((0, 2, 3)).tolist()
     for row in rows:
-        sums.add(row, -1)
+        sums.subtract(row)
     assert (sums.result().count, sums.result().total) == (0, [0] * shape[0])
+
+
+def test_sums_of_many_rows_are_those_of_each() -> None:
+    """As many at a time as there are, of a larger array, and again with fewer."""
+    rows = np.random.default_rng(0).integers(0, 256, (40, 3, 70, 71), np.uint8)[..., 2:, 3:]
+    one_by_one, together = Sums(rows.shape[1:]), Sums(rows.shape[1:])
+    for row in rows:
+        one_by_one.add(row)
+    for part in (rows[:31], rows[31:32], rows[32:]):
+        together.extend(part)
+    assert together.result() == one_by_one.result()
 
 
 # --- holes --------------------------------------------------------------------------------------

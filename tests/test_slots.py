@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 import precache
 from precache.codecs import filter_image, undo_image
-from precache.pipeline import DTYPES
+from precache.operations import DTYPES
 from precache.slots import STEPS_AHEAD, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
 from tests.conftest import BuiltStore
 

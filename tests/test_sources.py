@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -673,6 +674,28 @@ def test_a_dataset_is_asked_by_one_thread_at_a_time(
     assert result.failed == 0, result.holes[:2]
 
 
+IMPORTED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import imported_before
+from workers.usercode import load_object
+
+first = imported_before.number
+assert load_object("imported_before:number") is first
+path = Path(imported_before.__file__)
+path.write_text("def number(): return 22")
+assert load_object("imported_before:number")() == 22
+"""
+
+
+def test_a_module_imported_before_runs_again_only_where_it_changed(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "imported_before.py").write_text("def number(): return 1")  # a moment ago
+    run_python(IMPORTED, tmp_path)
+
+
 def test_a_factory_is_called_once_in_a_process(module: Callable[[str], str]) -> None:
     code = """
         import threading
@@ -697,12 +720,12 @@ def test_the_dataset_counts_as_changed_with_its_module(
     module: Callable[[str], str], tmp_path: Path
 ) -> None:
     name = module(DATASET)
-    before = listed(f"python:{name}:Bare").table.digest()
+    before = listed(f"python:{name}:Bare").table.digest
     path = tmp_path / f"{name}.py"
     path.write_text(path.read_text() + "\n# a comment\n")
-    assert listed(f"python:{name}:Bare").table.digest() == before
+    assert listed(f"python:{name}:Bare").table.digest == before
     path.write_text(path.read_text().replace("i + 3", "i + 4"))
-    assert listed(f"python:{name}:Bare").table.digest() != before
+    assert listed(f"python:{name}:Bare").table.digest != before
 
 
 def test_a_torch_dataset_is_split_like_any_other(
@@ -794,5 +817,5 @@ def test_json_of_a_listing_is_stable(tmp_path: Path) -> None:
     for key in ("b/1.jpg", "a/2.jpg"):
         write(tmp_path / key, key.encode())
     first, second = listed(tmp_path).table, listed(f"{tmp_path}/").table
-    assert first.digest() == second.digest()
+    assert first.digest == second.digest
     assert json.dumps(list(first.keys)) == json.dumps(list(second.keys))

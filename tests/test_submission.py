@@ -242,6 +242,67 @@ def test_jobs_that_are_none(head: JobHead, tmp_path: Path) -> None:
         assert f"the cluster at {head.address} knows no job precache-0123456789ab-1" in ran.stderr
 
 
+# --- fresh variants -----------------------------------------------------------------------------
+
+SHAKY = """
+import numpy as np
+
+def shaky(array, random):
+    return np.roll(array, int(random.integers(0, 9)), 0)
+"""
+
+
+def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
+    work = Work(tmp_path, head)
+    source, code = write_jpegs(tmp_path / "in", 6), tmp_path / "code"
+    write(code / "shaking.py", SHAKY.encode())
+    op = {"op": "function", "function": "shaking:shaky", "version": "1", "random": True}
+    image = {"ops": [{"op": "decode"}, {"op": "resize", "size": [20, 20]}, op], "variants": 2}
+    recipe = json.dumps({"fields": {"image": image}})
+    line: list[object] = ["build", source, work.store, "--pipeline", recipe, "--address", "serial"]
+    first = cli(*line, cwd=code)
+    assert first.returncode == 0, first.stderr
+
+    refresh = ["refresh", work.store, "--submit", "--times", "2"]
+    here = cli(*refresh, env=head.env, cwd=code)
+    assert here.returncode == 2
+    assert "shaking:shaky is here and not on the cluster; send it: --code shaking.py" in here.stderr
+    ran = work.run(*refresh, "--code", code, "--storage-option", f"secret={SECRET}", "--json")
+    assert ran.returncode == 0, ran.stderr
+    made = [json.loads(each) for each in ran.stdout.splitlines()]
+    versions = [each["result"]["version"] for each in made]
+    assert precache.open(work.store).id == versions[1] != versions[0]
+    assert precache.open(work.store).fields["image"].first_variant == 2
+    [job] = {each["job"] for each in made}
+    assert f"job {job} is submitted" in ran.stderr
+    assert work.json("status", job)["state"] == "SUCCEEDED"
+    assert head.files_with(SECRET) == []
+    failed = work.run("refresh", tmp_path / "nowhere", "--submit")
+    assert failed.returncode == 2
+    assert f"failed: there is no store at {tmp_path}/nowhere" in failed.stderr
+
+
+@pytest.mark.heavy
+def test_a_refresh_without_end_is_joined_and_cancelled(head: JobHead, tmp_path: Path) -> None:
+    work = Work(tmp_path, head)
+    source, store = write_jpegs(tmp_path / "in", 6), work.store
+    recipe = precache.Pipeline.image(random_resized_crop=24, variants=2)
+    build_here(source, store, recipe)
+    address = head.address
+    env = {"RAY_AUTH_MODE": "disabled", "RAY_API_SERVER_ADDRESS": address}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        job = precache.submit_refresh(store, every="1h", address=address)
+        poll(lambda: precache.open(store).fields["image"].first_variant == 1, "a fresh variant")
+        again = precache.submit_refresh(store, every=3600, address=address)
+        assert (again.id, again.attached) == (job.id, True)
+        with pytest.raises(UsageError, match=f"job {job.id} builds into"):
+            precache.submit(source, store, recipe, address=address)
+        assert job.cancel().state == "STOPPED"
+    assert precache.verify(store).ok
+
+
 # --- stopping and going on ----------------------------------------------------------------------
 
 

@@ -265,6 +265,17 @@ def test_variants_begin_at_a_cached_base(source: Path, tmp_path: Path) -> None:
     assert contents(Path(built.path)) == contents(Path(fresh.path))
 
 
+def test_a_plan_does_once_what_variants_have_in_common(source: Path, tmp_path: Path) -> None:
+    base = precache.Pipeline.from_dict(
+        {"fields": {"image": {"ops": [{"op": "decode"}, {"op": "resize", "size": [40, 48]}]}}}
+    )
+    build_here(source, tmp_path / "s", base)
+    CALLS.clear()
+    found = precache.plan(source, tmp_path / "s", recipe(), address="serial")
+    assert (found.rows_reused, found.rows_computed) == (12, 0)
+    assert len(CALLS) == 12 + 8  # 12 samples are probed, and a shard of 8 rows is timed
+
+
 def test_holes_are_holes_in_all_variants(source: Path, tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 6)
     write(tmp_path / "in/cat/broken.jpg", b"no photo")

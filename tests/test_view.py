@@ -372,7 +372,8 @@ def test_without_decoders_raw_files_are_shown_and_what_is_missing(
     built: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    monkeypatch.delitem(sys.modules, "workers.ops", raising=False)
+    for module in ("workers.ops", "workers.decoding"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     with served(str(built.path), str(built.source)) as server:
         read = page(server)
         assert "applying the ops needs simplejpeg: pip install 'precache[workers]'" in read.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from tests.building import (
     contents,
     cut,
     encoded,
+    end,
     pixels,
     remains,
+    start,
     write,
     write_jpegs,
 )
@@ -33,6 +36,8 @@ def moody(array: np.ndarray, folder: str) -> np.ndarray:
     """The array as it is, unless there is a file that is named as it is wide."""
     if Path(folder, str(array.shape[1])).exists():
         raise ValueError("not today")
+    if Path(folder, f"deadly{array.shape[1]}").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
     return array
 
 
@@ -123,6 +128,33 @@ def test_samples_are_tried_again_beside_what_changed(source: Path, tmp_path: Pat
     second = build(source, store, recipe(tmp_path / "moods"), retry_failed=True)
     assert (second.samples, second.failed, second.mended) == (31, 1, 1)
     assert second.rows_reused == 28
+
+
+def test_a_retry_that_was_killed_says_what_is_left_to_try(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline, store, moods = recipe(tmp_path / "moods"), tmp_path / "store", tmp_path / "moods"
+    options = {"keep_order": True, "shard_samples": 15}  # each of the two in a shard of its own
+    first = build(source, store, pipeline, **options)
+    retry: dict[str, Any] = {**OPTIONS, **options, "retry_failed": True}
+    (moods / "62").rename(moods / "deadly62")
+    assert end(start(build_here, source, store, pipeline, retry)) == -signal.SIGKILL
+    (moods / "deadly62").rename(moods / "62")
+
+    still = build(source, store, pipeline, **retry, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 samples that failed before are tried again; 1 more are in shards that" in said
+    assert (still.version, still.mended, still.failed) == (first.version, 0, 2)
+    assert still.cpu_seconds > 0
+
+    (moods / "61").unlink()
+    (moods / "62").rename(moods / "deadly62")
+    assert end(start(build_here, source, store, pipeline, retry)) == -signal.SIGKILL
+    (moods / "deadly62").unlink()
+    second = build(source, store, pipeline, **retry)
+    assert (second.mended, second.failed) == (2, 0)
+    assert (second.shards, second.shards_skipped) == (2, 1)
+    assert precache.verify(store).ok
 
 
 def test_a_file_mended_in_place_is_seen(source: Path, tmp_path: Path) -> None:

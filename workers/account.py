@@ -95,7 +95,7 @@ class Account:
             self._heartbeat.end()
         try:
             if self._metrics is not None:
-                self._metrics.tell()
+                self._metrics.tell(last=True)
         finally:
             if self._finished is not None:
                 self._finished.end()

@@ -16,6 +16,7 @@ from precache.claims import Claim
 from precache.errors import BuildError, PrecacheError, UsageError
 from precache.liveness import process_of
 from precache.storage import open_folder
+from workers.listed import Listed
 from workers.request import Request
 
 log = logging.getLogger(__name__)
@@ -74,13 +75,15 @@ def new_log(store: str) -> Path:
     return Path(path)
 
 
-def begin_build(request: Request, claim: Claim, lines: Path) -> Background:
+def begin_build(request: Request, listed: Listed | None, claim: Claim, lines: Path) -> Background:
     """Have another process build under a claim that this one took and did not enter.
 
     It gets what it is to do by a pipe, for storage options may hold credentials.
 
     Parameters
     ----------
+    listed
+        The source, where it was listed a moment ago.
     lines
         Its log.
     """
@@ -98,7 +101,7 @@ def begin_build(request: Request, claim: Claim, lines: Path) -> Background:
     claim.give_to(process_of(process.pid), str(lines))
     assert process.stdin is not None  # it is a pipe
     with process.stdin as pipe:
-        pickle.dump((request, claim.name, str(lines)), pipe)
+        pickle.dump((request, listed, claim.name, str(lines)), pipe)
     return Background(process, lines)
 
 
@@ -106,11 +109,11 @@ def main(job: Any) -> int:
     """Build; the exit status."""
     from workers.build import run_build
 
-    request, name, lines = job
+    request, listed, name, lines = job
     store = open_folder(request.store, request.storage_options)
     try:
         with Claim(store, name, lines):
-            run_build(request, shown=True)
+            run_build(request, True, listed)
     except PrecacheError as error:
         sys.stderr.write(f"precache: {error}\n")
         return error.exit_status

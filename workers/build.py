@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precache.commits import source_to_keep
+from precache.commits import BUILD, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -23,7 +23,7 @@ from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
 from precache.storage import open_folder
-from precache.store import BUILD, append_commit, open_own
+from precache.store import open_own
 from workers import sources
 from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports
@@ -200,8 +200,8 @@ class _Build:
             left = remaining(goal, origin, recompute=self.request.recompute)
             work = replace(left, failed=work.failed)
         self.again = _tried_again(work)
-        if tried := len(self.again):
-            self.progress.say(f"{tried:,} samples that failed before are tried again")
+        if self.again:
+            self.progress.say(_retry_line(work, self.again))
         receipts = dict(work.receipts)
         skipped = len(receipts)
         done = sum(len(goal.rows_of(shard)) for shard in receipts)
@@ -218,18 +218,19 @@ class _Build:
             )
         mended = len(self.again - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
-            return self._nothing_mended(goal, work.failed)
+            return self._nothing_mended(goal, work.failed, made)
         self.progress.phase("Committing")
         keep_followed(self.store, goal, receipts)
         commit(self.store, goal, receipts, source_to_keep(self.request.source))
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
 
-    def _nothing_mended(self, goal: Goal, before: Goal) -> BuildResult:
+    def _nothing_mended(self, goal: Goal, before: Goal, made: Sequence[Receipt]) -> BuildResult:
         self.store.remove(goal.version)
-        append_commit(self.store, before.version)
+        append_commit(self.store, before.version, source_to_keep(self.request.source))
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
-        return committed_result(before, self.listed.ignored)
+        result = committed_result(before, self.listed.ignored)
+        return replace(result, cpu_seconds=sum(receipt.cpu_seconds for receipt in made))
 
     def _repair(self, run: Run, work: Work) -> BuildResult:
         """Have missing objects of a committed version again, in all versions that share them.
@@ -280,7 +281,7 @@ class _Build:
             crashed: list[ShardTask] = []
             accept = self.request.accept_missing and attempt == ATTEMPTS
             tasks = (task_of(shard, accept) for shard in todo)
-            for task, outcome in run(make_shard, tasks):
+            for task, outcome in run(make_shard, tasks, None, len(todo)):
                 if isinstance(outcome, FetchError | CrashError):
                     errors[task.shard] = outcome
                     crashed += [task] * isinstance(outcome, CrashError)
@@ -332,9 +333,9 @@ class _Build:
             {name: lost[name, shard] for name in names} if lost else {},
             self._offer(goal, shard, origin),
             {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
-            frozenset(row - rows.start for row in goal.table.removed if row in rows),
+            frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
             permit,
-            may_fail=frozenset(row - rows.start for row in self.again if row in rows),
+            may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
         )
 
     def _offer(self, goal: Goal, shard: int, origin: Origin | None) -> Offer | None:
@@ -374,6 +375,13 @@ def _tried_again(work: Work) -> set[int]:
     if origin is None or not origin.retries:
         return set()
     return {row for row, why in origin.holes.items() if why != REMOVED} - work.goal.table.removed
+
+
+def _retry_line(work: Work, again: Collection[int]) -> str:
+    """How many samples that had failed are tried in this run, and how many are not."""
+    done = sum(row // work.goal.rows_per_shard in work.receipts for row in again)
+    more = f"; {done:,} more are in shards that were done before this run" if done else ""
+    return f"{len(again) - done:,} samples that failed before are tried again{more}"
 
 
 def _failed(goal: Goal, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:

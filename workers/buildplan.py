@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from precache.commits import read_commits
 from precache.errors import (
     DamageError,
     PrecacheError,
@@ -24,7 +25,7 @@ from precache.layout import RowShape
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.storage import open_folder
-from precache.store import ROW_TABLE, read_commits
+from precache.version import ROW_TABLE
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate
@@ -238,7 +239,7 @@ class _Trials:
             [table.keys[row] for row in rows],
             [int(table.sizes[row]) for row in rows],
             old.offer if old else None,
-            old.taken[:TIMED].tolist() if old else [],
+            _some_taken(work, old).tolist() if old else [],
         )
         [(_, rates)] = self._run(measure_rates, [task])
         if isinstance(rates, PrecacheError):
@@ -261,6 +262,15 @@ def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
     spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
     chosen: np.ndarray = rows[np.unique(spread)[: len(rows)]]
     return chosen
+
+
+def _some_taken(work: Work, shard: ShardPlan) -> np.ndarray:
+    """Places of rows that are taken over, all of those that share a chunk."""
+    goal = work.goal
+    step = max(shape.chunk_rows(goal.rows_per_shard) for shape in goal.shapes.values())
+    last: int = shard.taken[:TIMED][-1]
+    places: np.ndarray = shard.taken[shard.taken < (last // step + 1) * step]
+    return places
 
 
 def _plan(

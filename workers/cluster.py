@@ -12,21 +12,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from precache.errors import BuildError, PrecacheError, UsageError
 from precache.report import size
-from workers.dispatch import Done, Item, Lost, Outcome, Patience, dispatch
+from workers.dispatch import TASK_SECONDS, Done, Item, Lost, Outcome, Patience, dispatch
 from workers.placement import Placement
 from workers.timing import NODE
 
 logger = logging.getLogger(__name__)
 
 Run = Callable[..., Iterator[Outcome]]
-"""(function, items, patience) -> (item, outcome) as they come; an outcome may be an error."""
+"""(function, items, patience, count), as `dispatch` has them, to (item, outcome) as they come."""
 
 SLOTS_SECONDS = 1.0
 """Between two looks at the nodes of a cluster."""
@@ -39,6 +39,9 @@ MANY = 64
 
 MEMORY_STEP = 64 << 20
 """What a task may need is rounded up to: Ray gives a worker on to tasks that ask for the same."""
+
+HEARD_SECONDS = 5.0
+"""For an actor to hear the last that it is told: it may have only just been started."""
 
 RESULT_SECONDS = 60.0
 """To bring a result that is there: its node may just be going away."""
@@ -54,7 +57,10 @@ KEEPALIVE = {
 
 
 def run_serial(
-    function: Callable[[Any], Any], items: Iterable[Any], patience: Patience | None = None
+    function: Callable[[Any], Any],
+    items: Iterable[Any],
+    patience: Patience | None = None,
+    count: int = 0,
 ) -> Iterator[Outcome]:
     """The same tasks, one after another in this process: what a cluster's results must equal."""
     for item in items:
@@ -163,7 +169,7 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
     already = ray.is_initialized()
     try:
         if not already:
-            ray.init(**quiet)
+            _init(quiet)
     except (ConnectionError, TimeoutError) as error:
         raise BuildError(
             f"cannot reach the Ray cluster at {address}: {error}; start one with `ray start "
@@ -179,6 +185,19 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
         if not already:
             ray.shutdown()
         printing._worker_logs_enabled = speaks  # a shutdown prints what was held back
+
+
+def _init(options: Mapping[str, Any]) -> None:
+    """Start or join a Ray; a head's server for a client may die as it is forked."""
+    import ray
+
+    for left in (2, 1, 0):
+        try:
+            ray.init(**options)
+            return
+        except ConnectionAbortedError as error:
+            if "Starting Ray client server failed" not in str(error) or not left:
+                raise
 
 
 def _require_listening(address: str) -> None:
@@ -230,8 +249,9 @@ def _run_on_ray(
     function: Callable[[Any], Any],
     items: Iterable[Item],
     patience: Patience | None = None,
+    count: int = 0,
 ) -> Iterator[Outcome]:
-    return dispatch(_Ray(placement, notice), function, items, patience)
+    return dispatch(_Ray(placement, notice), function, items, patience, count)
 
 
 class _Ray:
@@ -263,24 +283,32 @@ class _Ray:
                 )
         return self._slots
 
-    def submit(self, function: Callable[[Any], Any], item: Any) -> Hashable:
-        given = self._placement.memory
-        self._memory = -(-item.memory // MEMORY_STEP) * MEMORY_STEP if given is None else given
-        which = function, id(item.job), self._memory
+    def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
+        given, job = self._placement.memory, items[0].job
+        most = max(item.memory for item in items)
+        self._memory = -(-most // MEMORY_STEP) * MEMORY_STEP if given is None else given
+        which = function, id(job), self._memory
         remote = self._remotes.get(which) or self._remotes.setdefault(
-            which, self._remote_of(function, item.job, self._memory)
+            which, self._remote_of(function, job, self._memory)
         )
-        reference: Hashable = remote.remote(pickle.dumps(replace(item, job=None)))
+        reference: Hashable = remote.remote(pickle.dumps([replace(i, job=None) for i in items]))
         self._under_way[reference] = None
         return reference
 
     def _remote_of(self, function: Callable[[Any], Any], job: Any, memory: int) -> Any:
-        """What Ray calls on a worker: it has the job, and a task's only argument is the rest."""
+        """What Ray calls on a worker: it has the job, and a task's only argument is the rest.
+
+        It answers with the values that `Done` has, and their seconds.
+        """
         placement, nice = self._placement, self._placement.nice
 
-        def on_worker(item: bytes) -> bytes:
-            whole = replace(pickle.loads(item), job=job)
-            return pickle.dumps(_on_worker(function, whole, nice))
+        def on_worker(items: bytes) -> bytes:
+            began, seconds, values = time.monotonic(), 0.0, []
+            for item in pickle.loads(items):
+                if seconds < 2 * TASK_SECONDS:
+                    values.append(_on_worker(function, replace(item, job=job), nice))
+                    seconds = time.monotonic() - began
+            return pickle.dumps((values, seconds))
 
         made: Any = self._ray.remote(on_worker)
         return made.options(
@@ -309,15 +337,15 @@ class _Ray:
     def _end(self, reference: Any) -> Done | Lost:
         errors = self._ray.exceptions
         try:
-            return Done(pickle.loads(self._ray.get(reference, timeout=RESULT_SECONDS)))
+            return Done(*pickle.loads(self._ray.get(reference, timeout=RESULT_SECONDS)))
         except errors.RayTaskError as error:
-            return Done(BuildError(f"a task failed: {error.cause!r}"))
+            return Done([BuildError(f"a task failed: {error.cause!r}")], 0.0)
         except errors.OutOfMemoryError:
             return Lost("it ran out of memory", crashed=True)
         except errors.WorkerCrashedError:
             return Lost("its process ended by itself, or was killed", crashed=True)
         except (errors.RuntimeEnvSetupError, errors.TaskUnschedulableError) as error:
-            return Done(BuildError(f"a task cannot be run: {error}"))
+            return Done([BuildError(f"a task cannot be run: {error}")], 0.0)
         except errors.RayError as error:
             return Lost(str(error).partition("\n")[0], crashed=False)
 
@@ -329,10 +357,41 @@ def _nodes() -> list[dict[str, Any]]:
     return found
 
 
+def is_connected() -> bool:
+    """Whether this process has joined a Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def is_client() -> bool:
+    """Whether it did so at ``ray://``."""
+    import ray
+
+    return bool(ray.util.client.ray.is_connected())  # type: ignore[no-untyped-call]  # Ray's own
+
+
+def actor_on_head(kind: type, *given: Any) -> Any:
+    """An actor that takes no CPU, where no spare node is kept for it or lost with it.
+
+    It ends with this process's connection. What it is told when it is gone is lost without a word.
+    """
+    import ray
+
+    remote: Any = ray.remote(kind)
+    on_head = {"node:__internal_head__": 0.001}
+    return remote.options(num_cpus=0, resources=on_head).remote(*given)
+
+
+def wait_for(call: Any) -> None:
+    """Wait until an actor has done what it was told, for a few seconds at most."""
+    import ray
+
+    ray.wait([call], timeout=HEARD_SECONDS)
+
+
 def node_cpus() -> dict[str, int]:
     """CPUs of each live node of the cluster that is joined, by address; none without a cluster."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if not is_connected():
         return {}
     found: Counter[str] = Counter()
     for node in _nodes():

@@ -15,14 +15,14 @@ import xxhash
 from precache import metadata
 from precache.attributes import format_of
 from precache.codecs import codec_metadata
-from precache.commits import ROOT, append_commit
+from precache.commits import BUILD, ROOT, append_commit
 from precache.errors import BuildError
 from precache.folder import Folder
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
-from precache.store import BUILD, HOLES, ROW_TABLE, SUMS
+from precache.version import HOLES, ROW_TABLE, SUMS
 from workers.goal import SCRATCH, Goal
 from workers.plan import ops_digest
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from precache.attributes import Attributes
 from precache.errors import PipelineError
-from precache.pipeline import Function, Pipeline
+from precache.operations import Function
+from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from workers.commit import LIBRARIES
 from workers.goal import Recipe

@@ -1,15 +1,18 @@
 """Which task runs when, and how often: a bound on what is under way, retries, second copies.
 
+A task runs an item, or several short ones, as what a task costs its driver is the same for both.
+
 It knows no engine: Ray's is in `cluster`, and whatever keeps to `Engine` will do.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from precache.errors import BuildError, CrashError, PrecacheError
@@ -26,6 +29,12 @@ FEWEST_SUBMITTED = 8
 STRAGGLER_SECONDS = 5.0
 STRAGGLER_FACTOR = 1.5
 """Age of a task, at least and in medians, from which a free slot gets a second copy of it."""
+
+TASK_SECONDS = 1.0
+"""Of items that take less, a task is given more than one, so that they take as long together."""
+
+MOST_ITEMS = 32
+"""Of a task."""
 
 
 class Item(Protocol):
@@ -45,9 +54,19 @@ class Item(Protocol):
 
 @dataclass(frozen=True)
 class Done:
-    """A copy that ended with a value."""
+    """A copy that ended with values.
 
-    value: Any
+    Attributes
+    ----------
+    values
+        Of its first items, in order: one at least. A task that took twice `TASK_SECONDS` leaves
+        the others undone.
+    seconds
+        From its beginning on a worker to its end.
+    """
+
+    values: Sequence[Any]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -64,8 +83,8 @@ class Engine(Protocol):
     def slots(self) -> int:
         """Tasks that can run at a time on the nodes that there are."""
 
-    def submit(self, function: Callable[[Any], Any], item: Any) -> Hashable:
-        """Begin one; what it returns names the copy."""
+    def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
+        """Begin one, of one job's items; what it returns names the copy."""
 
     def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
         """Copies that ended, at least one unless the time runs out."""
@@ -101,14 +120,20 @@ def dispatch(
     function: Callable[[Any], Any],
     items: Iterable[Item],
     patience: Patience | None = None,
+    count: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
-    """Run a task for every item, and give (item, outcome) as they end, each once.
+    """Run every item in a task, and give (item, outcome) as they end, each once.
 
-    Tasks must be idempotent: one may run several times, also at once. What is under way is bounded
+    Items must be idempotent: one may run several times, also at once. What is under way is bounded
     by the engine's slots as they come and go, and cancelled when the iterator is closed.
+
+    Parameters
+    ----------
+    count
+        How many items there are, all of one job: then short ones share a task while many are left.
     """
-    run = _Run(engine, function, iter(items), patience or Patience(), clock)
+    run = _Run(engine, function, iter(items), patience or Patience(), count, clock)
     try:
         while run.fill():
             yield from run.collect()
@@ -118,11 +143,17 @@ def dispatch(
 
 @dataclass(eq=False)
 class _Task:
-    item: Item
+    items: Sequence[Item]
     since: dict[Hashable, float] = field(default_factory=dict)
     """Copy -> when it was submitted."""
+    again: bool = False
     crashes: int = 0
     losses: int = 0
+
+    def alone(self) -> Iterator[_Task]:
+        """A task for each of its items."""
+        for item in self.items:
+            yield _Task([item], {}, self.again, self.crashes, self.losses)
 
 
 @dataclass
@@ -131,9 +162,15 @@ class _Run:
     function: Callable[[Any], Any]
     items: Iterator[Item]
     patience: Patience
+    left: int
+    """Items that no task has had yet, as far as that is known."""
     clock: Callable[[], float]
     copies: dict[Hashable, _Task] = field(default_factory=dict)
+    waiting: deque[_Task] = field(default_factory=deque)
+    """Tasks that come before any other item."""
     exhausted: bool = False
+    fitting: float = 1.0
+    """Items that take `TASK_SECONDS`, as the last task tells."""
     took: deque[float] = field(default_factory=lambda: deque(maxlen=256))
     looked: float = float("-inf")
     stale: int = 0
@@ -145,12 +182,8 @@ class _Run:
         bound = slots * SUBMITTED_PER_SLOT or FEWEST_SUBMITTED
         if self.copies and self.clock() - self.looked >= 1:
             self._look(slots)
-        while len(self.copies) - self.stale < bound and not self.exhausted:
-            item = next(self.items, None)
-            if item is None:
-                self.exhausted = True
-            else:
-                self._start(_Task(item))
+        while len(self.copies) - self.stale < bound and (task := self._next(slots)):
+            self._start(task)
         return bool(self.copies)
 
     def collect(self) -> Iterator[Outcome]:
@@ -160,38 +193,52 @@ class _Run:
             if task is None:
                 continue
             age = self.clock() - task.since.pop(copy)
-            outcome: Any
             if isinstance(end, Lost):
-                outcome = self._bear(task, end)
-                if outcome is None:
-                    continue
+                error = self._bear(task, end)
+                values: Sequence[Any] = [] if error is None else [error]
             else:
-                outcome = end.value
+                values = end.values
                 self.took.append(age)
-            self.cancel(list(task.since))
-            yield task.item, outcome
+                self.fitting = TASK_SECONDS * len(values) / max(end.seconds, 1e-6)
+            if values:
+                self.cancel(list(task.since))
+                self.waiting.extend(replace(task, items=task.items[len(values) :]).alone())
+                yield from zip(task.items, values, strict=False)
 
     def cancel(self, copies: list[Hashable]) -> None:
         for copy in copies:
             del self.copies[copy]
             self.engine.cancel(copy)
 
+    def _next(self, slots: int) -> _Task | None:
+        """A task to be started, if there is one; the fewer items are left, the smaller it is."""
+        if self.waiting:
+            return self.waiting.popleft()
+        fair = self.left // (2 * SUBMITTED_PER_SLOT * slots) if slots else 1
+        many = max(1, min(MOST_ITEMS, fair, int(self.fitting)))
+        items = list(itertools.islice(self.items, many))
+        self.left -= len(items)
+        self.exhausted = not items
+        return _Task(items) if items else None
+
     def _start(self, task: _Task) -> None:
-        first = not (task.since or task.crashes or task.losses)
-        copy = self.engine.submit(self.function, task.item if first else task.item.retried())
+        items = [item.retried() for item in task.items] if task.again else task.items
+        task.again = True
+        copy = self.engine.submit(self.function, items)
         task.since[copy] = self.clock()
         self.copies[copy] = task
 
     def _bear(self, task: _Task, end: Lost) -> PrecacheError | None:
-        """Begin a lost task again; the error where it was lost too often."""
+        """Have a lost task begin again, its items alone; the error where it was lost too often."""
         task.crashes += end.crashed
         task.losses += not end.crashed
-        if task.crashes >= self.patience.crashes:
+        alone = len(task.items) == 1
+        if alone and task.crashes >= self.patience.crashes:
             return CrashError(f"its worker died {task.crashes} times: {end.why}")
-        if task.losses >= self.patience.losses:
+        if alone and task.losses >= self.patience.losses:
             return BuildError(f"a task was lost {task.losses} times with its node: {end.why}")
         if not task.since:
-            self._start(task)
+            self.waiting.extend(task.alone())
         return None
 
     def _look(self, slots: int) -> None:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 from rich.console import Console
 
 from precache.attributes import FORMAT, Attributes
-from precache.claims import Claims
-from precache.errors import BuildError
+from precache.claims import Claim, Claims
+from precache.commits import ROOT
+from precache.errors import BuildError, PrecacheError
 from precache.finished import FATE, follow_log, kept_name
 from precache.growing import GrowingVersion
 from precache.metadata import parse_array
+from precache.pipeline import Pipeline
+from precache.rowtable import RowTable
 from precache.smallarrays import small_array
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
-from precache.store import ROOT, Version, open_own
+from precache.store import open_own
+from precache.version import ROW_TABLE, Version
 from workers import sources
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build
 from workers.commit import field_document
-from workers.goal import Goal, find_goal
-from workers.listed import list_rows
+from workers.goal import Goal, Recipe, find_goal
+from workers.listed import Listed, list_rows
 from workers.request import Request, check_request
 from workers.standing import is_whole
+from workers.told import told_by_rank_0
 
 if TYPE_CHECKING:
     from workers.submission import ClusterJob
@@ -42,12 +50,26 @@ LIFE_SECONDS = 5.0
 ASK_EVERY = 5.0
 """Seconds between two questions to a cluster about a job, each of which fetches its log."""
 
+GRACE = 10.0
+"""Seconds after which a rank other than 0 makes what nobody is at work on."""
+
 LINE_EVERY = 30.0
 """Seconds between two lines that say what is awaited."""
 
 
+def _unread(rows: int) -> RowTable:
+    """A row table of which only the length is known; the version's own has the rest."""
+    unknown = np.full(rows, -1, np.int64)
+    return RowTable([""] * rows, unknown, unknown, [""] * rows, unknown, ())
+
+
 class Wanted:
     """A version that is wanted, and whoever makes it.
+
+    Attributes
+    ----------
+    listed
+        The source, where this process listed it: other ranks of a job have it from rank 0.
 
     Parameters
     ----------
@@ -65,24 +87,63 @@ class Wanted:
         self.request = request
         self.shown = shown
         self.store = open_folder(request.store, request.storage_options)
-        source = sources.open_source(request.source, request.storage_options)
-        self.listed = list_rows(request, self.store, source, lambda found: None)
+        self.told = told_by_rank_0(request)
+        self.listed: Listed | None = None
+        self.recipe = self._find_out()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
         self.claims = Claims(self.store, self._digest())
+        self._idle_since = time.monotonic()
         self._goal: Goal | None = None
         self._looked, self._lives = -math.inf, False
         self.said = -math.inf
 
+    def _find_out(self) -> Recipe:
+        """What the version is made of: rank 0 of a job lists the source, for all."""
+        told = self.told
+        if told is not None and not told.leads:
+            found = told.hear()
+            if found is not None:
+                pipeline = Pipeline.from_dict(found["pipeline"])
+                table = _unread(found["rows"])
+                return Recipe(pipeline, found["fingerprint"], table, found["rows_digest"])
+        if told is not None and told.leads:
+            told.begin()
+        with self.failing_for_all():
+            request = self.request
+            source = sources.open_source(request.source, request.storage_options)
+            self.listed = list_rows(request, self.store, source, lambda found: None)
+        recipe = self.listed.recipe
+        if told is not None and told.leads:
+            told.tell(
+                {
+                    "pipeline": recipe.declared.to_dict(),
+                    "rows": len(recipe.table),
+                    "fingerprint": recipe.fingerprint,
+                    "rows_digest": recipe.rows_digest,
+                }
+            )
+        return recipe
+
+    @contextlib.contextmanager
+    def failing_for_all(self) -> Iterator[None]:
+        """What rank 0 raises here, the others raise as well."""
+        try:
+            yield
+        except PrecacheError as error:
+            if self.told is not None and self.told.leads:
+                self.told.fail(error)
+            raise
+
     def _digest(self) -> str:
         """Of what makes a build the same, before its row shapes are known."""
-        recipe = self.listed.recipe
+        recipe = self.recipe
         parts = [recipe.fingerprint, recipe.rows_digest, self.request.shard_samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def goal(self) -> Goal | None:
         """The version, where somebody began it."""
         if self._goal is None:
-            self._goal = find_goal(self.store, self.listed.recipe, self.request.shard_samples)
+            self._goal = find_goal(self.store, self.recipe, self.request.shard_samples)
         return self._goal
 
     def version(self) -> Version | None:
@@ -106,6 +167,19 @@ class Wanted:
         """Whether anybody is making it."""
         return self.claims.holder() is not None or self.is_made()
 
+    def claim(self) -> Claim | None:
+        """A claim to make it, to be entered; None where somebody else is at it.
+
+        A rank that has the source's listing from rank 0 leaves the build to that, unless nobody is
+        at it for a while.
+        """
+        now = time.monotonic()
+        if self.listed is None and self.is_at_work():
+            self._idle_since = now
+        if self.listed is None and now - self._idle_since < GRACE:
+            return None
+        return None if self.is_made() else self.claims.take()
+
     def how_far(self) -> str:
         """What is known of its build, for people."""
         goal = self.goal()
@@ -122,7 +196,9 @@ class Wanted:
             )
 
     def say_waiting(self) -> None:
-        """What is awaited, now and then."""
+        """What is awaited, now and then; raises what rank 0 has failed with."""
+        if self.told is not None and not self.told.leads:
+            self.told.heed()
         if time.monotonic() - self.said >= LINE_EVERY:
             self.said = time.monotonic()
             holder = self.claims.holder()
@@ -140,7 +216,7 @@ def ensure_here(wanted: Wanted) -> Version:
         version = wanted.version()
         if version is not None:
             return version
-        claim = None if wanted.is_made() else wanted.claims.take()
+        claim = wanted.claim()
         if claim is None:
             wanted.say_waiting()
             time.sleep(wanted.poll)
@@ -155,6 +231,10 @@ def ensure_here(wanted: Wanted) -> Version:
 
 def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
     """A version that was begun, to be read while it is made, or in the order in which it was."""
+    if wanted.listed is None:
+        where = goal.folder.path(ROW_TABLE)
+        frozen = RowTable.from_parquet(goal.folder.read(ROW_TABLE), where)
+        goal = replace(goal, recipe=replace(goal.recipe, table=frozen))
     own, table = goal.describe(), goal.table
     for name, described in own["fields"].items():
         codec = goal.recipe.pipeline.fields[name].stored_as.name
@@ -235,13 +315,11 @@ def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
 
 def begin_apart(wanted: Wanted) -> Background | None:
     """Have a process of its own make the version; None where somebody else is at it."""
-    if wanted.is_made():
-        return None
-    claim = wanted.claims.take()
+    claim = wanted.claim()
     if claim is None:
         return None
     lines = new_log(wanted.request.store)
-    begun = begin_build(wanted.request, claim, lines)
+    begun = begin_build(wanted.request, wanted.listed, claim, lines)
     wanted.say(f"building {wanted.store} in the background; its log: {lines}")
     wanted.said = time.monotonic()
     return begun

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precache.attributes import Attributes, Identity
+from precache.commits import BUILD, ROOT
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
 from precache.layout import RowShape, rows_per_shard
@@ -18,7 +19,8 @@ from precache.liveness import process_of
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
-from precache.store import BUILD, ROOT, ROW_TABLE, read_attributes
+from precache.store import read_attributes
+from precache.version import ROW_TABLE
 from workers.plan import version_id
 
 SCRATCH = f"{BUILD}/tmp"

@@ -68,7 +68,7 @@ def list_rows(
     pipeline = _numbered_on(request.pipeline, store)
     code = function_hashes(pipeline)
     fingerprint = pipeline.fingerprint(deciding_versions(pipeline))
-    recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest())
+    recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest)
     relabelled = request.labels is not None or request.classes is not None
     fetches_labels = source.labels_with_samples and not relabelled
     seconds = time.perf_counter() - began

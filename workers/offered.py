@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xxhash
@@ -14,7 +14,7 @@ from precache.codecs import undo_image
 from precache.errors import DamageError, StorageError
 from precache.folder import Folder
 from precache.layout import decode_index
-from precache.store import read_array_documents
+from precache.version import read_array_documents
 from workers.reuse import Offer, OfferedField
 
 DECODE_BYTES = 4 << 20
@@ -39,6 +39,8 @@ class OfferedRows:
     ----------
     count
         Its rows.
+    chunk_rows, row_shape
+        Rows of a chunk; shape of a row.
 
     Raises
     ------
@@ -56,7 +58,8 @@ class OfferedRows:
             raise StorageError(f"{self._folder.path(self.offered.object_name)} is not what it was")
         documents = read_array_documents(self._folder, [self.offered.made.array])
         self._array = array = documents.popitem()[1]
-        self.chunk_rows = array.chunk_shape[0]
+        self.chunk_rows, *shape = array.chunk_shape
+        self.row_shape = tuple(shape)
         self._chunks = -(-self.count // self.chunk_rows)
         nbytes = math.prod(array.chunk_shape) * np.dtype(array.dtype).itemsize
         self._together = max(1, DECODE_BYTES // max(1, nbytes))
@@ -106,6 +109,20 @@ class OfferedRows:
             self._decode(number)
         chunk: np.ndarray = self._decoded[self._held.index(number)]
         return chunk
+
+    def blocks(self, rows: range) -> Iterator[np.ndarray]:
+        """Rows that follow each other, decoded, some at a time; valid until the next."""
+        while rows:
+            number, place = divmod(rows.start, self.chunk_rows)
+            self.decoded(number)
+            at = self._held.index(number)
+            count = 1
+            while self._held[at + count : at + count + 1] == [number + count]:
+                count += 1
+            block = self._decoded[at : at + count].reshape(-1, *self.row_shape)
+            block = block[place : place + len(rows)]
+            yield block
+            rows = rows[len(block) :]
 
     @functools.cached_property
     def _decoded(self) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import Literal, Self
 import numpy as np
 
 from precache.errors import SampleError
-from precache.pipeline import Field, HorizontalFlip, Op, RandomResizedCrop, ToDType
+from precache.operations import HorizontalFlip, Op, RandomResizedCrop, ToDType
+from precache.pipeline import Field
 from workers.shard_task import BASE_MEMORY, Job
 from workers.stagetimes import Passed, take_through
 

@@ -1,24 +1,18 @@
-"""Ops: bytes -> arrays. Named pure functions, and their composition for one field."""
+"""Ops: named pure functions of arrays, and their composition for one field."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from precache.errors import SampleError
-from precache.pipeline import (
+from precache.operations import (
     CenterCrop,
     Decode,
-    Field,
     Function,
     HorizontalFlip,
     Op,
@@ -26,200 +20,15 @@ from precache.pipeline import (
     Resize,
     ToDType,
 )
+from precache.pipeline import Field
 from precache.variants import field_of
+from workers.decoding import Scratch, decode
 from workers.plan import shrink_to
 from workers.sources import Sample
 from workers.usercode import load_object
 
-STRIP_PIXELS = 4 << 20
-"""Of Pillow's images that are converted at a time: each step makes a copy."""
-
 _SUPPORT = {"bilinear": 1, "bicubic": 2}
 """Pixels from a filter's centre to its end, of the input or the output, whichever are larger."""
-
-_APP1 = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
-
-# --- decoding -----------------------------------------------------------------------------------
-
-
-class Scratch:
-    """Memory to decode into again and again, since fresh memory costs a page fault each 4 KiB."""
-
-    LIMIT = 64 << 20
-
-    def __init__(self) -> None:
-        self._held = np.empty(0, np.uint8)
-
-    def take(self, nbytes: int) -> np.ndarray:
-        """A uint8 buffer of `nbytes` or more; up to the limit the one given before, if it does."""
-        if nbytes > self.LIMIT:
-            return np.empty(nbytes, np.uint8)
-        if len(self._held) < nbytes:
-            self._held = np.empty(nbytes, np.uint8)
-        return self._held
-
-
-def decode(
-    data: Any, op: Decode, shrink_to: int | None = None, scratch: Scratch | None = None
-) -> np.ndarray:
-    """An image file, a Pillow image or a uint8 array -> (H, W, C) uint8.
-
-    Parameters
-    ----------
-    shrink_to
-        Shorter side below which DCT-scaled decoding must not go; None for a full decode.
-    scratch
-        Where the result may lie, valid until the next one is decoded; None for memory of its own.
-
-    Raises
-    ------
-    SampleError
-        It cannot be decoded, or has more pixels than allowed.
-    """
-    if isinstance(data, bytes | bytearray | memoryview):
-        jpeg = bytes(data[:2]) == b"\xff\xd8"
-        fast = _decode_jpeg(bytes(data), op, shrink_to, scratch or Scratch()) if jpeg else None
-        return _decode_pillow(bytes(data), op) if fast is None else fast
-    if isinstance(data, Image.Image):
-        return _to_array(data, op.mode)
-    import torch
-
-    if isinstance(data, torch.Tensor) and data.ndim == 3:
-        data = data.permute(1, 2, 0).numpy()
-    array = np.asarray(data)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise SampleError(
-            f"decode was given {array.dtype} {array.shape}; it takes bytes, a Pillow image, "
-            "(H, W, C) uint8 or a (C, H, W) uint8 tensor: leave decode out for other arrays"
-        )
-    image = Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
-    return _to_array(image, op.mode)
-
-
-def _decode_jpeg(
-    data: bytes, op: Decode, shrink_to: int | None, scratch: Scratch
-) -> np.ndarray | None:
-    """By libjpeg-turbo, bit for bit as Pillow; None for what Pillow must see to."""
-    if op.mode == "RGBA":
-        return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        _check_pixels(width, height, op)
-        if colours not in ("YCbCr", "Gray") or (op.mode == "L" and colours != "Gray"):
-            return None
-        limits = {}
-        if shrink_to is not None and min(height, width) >= 2 * shrink_to:
-            limits = {"min_height": shrink_to, "min_width": shrink_to}
-        wanted, channels = ("GRAY", 1) if op.mode == "L" else ("RGB", 3)
-        array: np.ndarray = simplejpeg.decode_jpeg(
-            data,
-            wanted,
-            fastdct=False,
-            fastupsample=False,
-            strict=True,
-            buffer=scratch.take(height * width * channels),
-            **limits,
-        )
-    except ValueError:
-        return None
-    return _oriented(array, data) if _has_exif(data) else array
-
-
-def _has_exif(data: bytes) -> bool:
-    """Whether a segment before the picture may tell an orientation, as EXIF or XMP.
-
-    Source: ITU-T T.81, B.1 (segments, after any number of fill bytes); JEITA CP-3451, 4.5.4.
-    """
-    at = 2
-    while data.startswith(b"\xff", at):
-        while data.startswith(b"\xff\xff", at):
-            at += 1
-        if data.startswith(b"\xda", at + 1):
-            return False
-        if data.startswith(b"\xe1", at + 1) and data.startswith(_APP1, at + 4):
-            return True
-        at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
-    return False
-
-
-def _oriented(array: np.ndarray, data: bytes) -> np.ndarray:
-    orientation = _orientation(data)
-    turned = {
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        4: lambda a: a[::-1],
-        5: lambda a: a.transpose(1, 0, 2),
-        6: lambda a: a[::-1].transpose(1, 0, 2),
-        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
-        8: lambda a: a[:, ::-1].transpose(1, 0, 2),
-    }.get(orientation)
-    return array if turned is None else np.ascontiguousarray(turned(array))
-
-
-def _orientation(data: bytes) -> int:
-    """EXIF's orientation, 1 where it is broken: a photograph is worth more than its tags."""
-    with warnings.catch_warnings(), _without_pillow_limit():
-        warnings.simplefilter("ignore")
-        try:
-            return int(Image.open(io.BytesIO(data)).getexif().get(0x0112, 1))
-        except Exception:
-            return 1
-
-
-def _check_pixels(width: int, height: int, op: Decode) -> None:
-    if width * height > op.max_pixels:
-        raise SampleError(
-            f"{width} x {height} px is over the limit of {op.max_pixels} (decode's max_pixels)"
-        )
-
-
-@contextlib.contextmanager
-def _without_pillow_limit() -> Iterator[None]:
-    """`max_pixels` is the limit; Pillow's own would stand in the way of a higher one."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
-
-
-def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
-    with warnings.catch_warnings(), _without_pillow_limit():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                _check_pixels(image.width, image.height, op)
-                ImageOps.exif_transpose(image, in_place=True)  # else it copies what is upright
-                return _to_array(image, op.mode)
-        except UnidentifiedImageError:
-            raise SampleError("not an image that Pillow knows, whatever its name") from None
-        except (SampleError, MemoryError):
-            raise
-        except Exception as error:  # Pillow's decoders raise many kinds on broken files
-            raise SampleError(f"cannot be decoded: {type(error).__name__}: {error}") from None
-
-
-def _to_array(image: Image.Image, mode: str) -> np.ndarray:
-    """(H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, an alpha channel is dropped."""
-    rows = max(1, STRIP_PIXELS // image.width)
-    if image.height <= rows:
-        return _strip(image, mode)
-    array = np.empty((image.height, image.width, len(mode)), np.uint8)
-    for top in range(0, image.height, rows):
-        box = (0, top, image.width, min(top + rows, image.height))
-        array[top : top + rows] = _strip(image.crop(box), mode)
-    return array
-
-
-def _strip(image: Image.Image, mode: str) -> np.ndarray:
-    if image.mode.startswith("I;16") or image.mode == "I":
-        wide = np.asarray(image).astype(np.int64)
-        image = Image.fromarray(np.clip(wide >> 8, 0, 255).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    array = np.asarray(image.convert(mode))
-    return array if array.ndim == 3 else array[..., None]
-
 
 # --- geometry -----------------------------------------------------------------------------------
 
@@ -467,6 +276,24 @@ class FieldRecipe:
             row = center_crop(row, op.size)
             applied += 1
         return self._finish(row, applied, key)
+
+    def cut_of(self, shape: tuple[int, ...], applied: int) -> tuple[slice, slice] | None:
+        """Lines and columns that `resume` leaves of a stored row, where it does nothing else.
+
+        Parameters
+        ----------
+        shape
+            (C, H, W) of the stored row.
+        """
+        if not self._field.decodes or len(shape) != 3:
+            return None
+        top, left, size = 0, 0, shape[1:]
+        for op in self._field.ops[applied:]:
+            if not isinstance(op, CenterCrop) or op.size[0] > size[0] or op.size[1] > size[1]:
+                return None
+            corner = _crop_corner(size, op.size)
+            top, left, size = top + corner[0], left + corner[1], op.size
+        return slice(top, top + size[0]), slice(left, left + size[1])
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
         return self.row(self._apply_to(value, applied, len(self._field.ops), key))

@@ -15,6 +15,9 @@ from workers.offered import OfferedRows
 from workers.ops import FieldRecipe
 from workers.sources import Sample
 
+SUMMED = 50_000
+"""Pixels of a channel, or a row's, that are summed at a time: what the caches hold is dear."""
+
 
 class Sums:
     """Channel sums of one image field; exact for uint8, so that their order does not matter."""
@@ -24,25 +27,55 @@ class Sums:
         self.count = 0 if start is None else start.count
         self.total = np.zeros(channels) if start is None else np.array(start.total)
         self.squares = np.zeros(channels) if start is None else np.array(start.squares)
-        # 256 squares of a byte are the most that float32 adds up without rounding. One channel at a
-        # time, since what the caches hold of the row, and of the code around, is dear.
-        self._blocks = np.zeros((-(-self._pixels // 256), 256), np.float32)
-        self._values = self._blocks.reshape(-1)[: self._pixels]
+        self._together = max(1, SUMMED // self._pixels)
+        # 256 squares of a byte are the most that float32 adds up without rounding.
+        self._blocks = np.zeros((-(-self._together * self._pixels // 256), 256), np.float32)
+        self._values = self._blocks.reshape(-1)
         self._ones = np.ones(256, np.float32)
+        self._waiting = np.empty((self._together, *shape), np.uint8)
+        self._count = 0
 
-    def add(self, row: np.ndarray, sign: int = 1) -> None:
-        """Add a row, or take one away that was added."""
-        self.count += sign * self._pixels
-        for channel, values in enumerate(row.reshape(len(row), -1)):
-            self._values[:] = values
-            self.total[channel] += sign * self._summed(self._ones)
-            self.squares[channel] += sign * self._summed(self._blocks)
+    def add(self, row: np.ndarray) -> None:
+        """Add a row."""
+        if self._together == 1 or row.dtype != np.uint8:
+            self._add(row[None], 1)
+            return
+        self._waiting[self._count] = row
+        self._count += 1
+        if self._count == self._together:
+            self._add_waiting()
 
-    def _summed(self, factors: np.ndarray) -> float:
-        return float(np.vecdot(self._blocks, factors).sum(dtype=np.float64))
+    def subtract(self, row: np.ndarray) -> None:
+        """Take a row away that was added."""
+        self._add(row[None], -1)
+
+    def _add_waiting(self) -> None:
+        self._add(self._waiting[: self._count], 1)
+        self._count = 0
+
+    def extend(self, rows: np.ndarray) -> None:
+        """Add rows of uint8."""
+        for first in range(0, len(rows), self._together):
+            self._add(rows[first : first + self._together], 1)
+
+    def _add(self, rows: np.ndarray, sign: int) -> None:
+        pixels = len(rows) * self._pixels
+        self.count += sign * pixels
+        filled, blocks = self._values[:pixels], self._blocks[: -(-pixels // 256)]
+        blocks[-1] = 0
+        for channel in range(len(self.total)):
+            filled.reshape(len(rows), *rows.shape[2:])[...] = rows[:, channel]
+            self.total[channel] += sign * _summed(blocks, self._ones)
+            self.squares[channel] += sign * _summed(blocks, blocks)
 
     def result(self) -> ChannelSums:
+        if self._count:
+            self._add_waiting()
         return ChannelSums(self.count, self.total.tolist(), self.squares.tolist())
+
+
+def _summed(blocks: np.ndarray, factors: np.ndarray) -> float:
+    return float(np.add.reduce(np.vecdot(blocks, factors), dtype=np.float64))
 
 
 class FieldOutput:
@@ -78,13 +111,22 @@ class FieldOutput:
         self._sums = Sums(shape.shape, start) if summed else None
         self._finished = known is not None
         self._copies = known is not None and known.made.encoded
+        self._cut = self._cut_of_old(shape.dtype == "uint8" or not summed)
         self._taken = False
         self._untouched = 0 if self._copies else -1
         self._waiting: list[int] = []
 
+    def _cut_of_old(self, exact: bool) -> tuple[slice, slice] | None:
+        """What is left of the earlier version's rows, if the ops that these lack are crops."""
+        if self.old is None or self._finished or not exact:
+            return None
+        return self.recipe.cut_of(self.old.row_shape, self.old.offered.made.applied)
+
     @property
     def carries(self) -> bool:
-        """Whether rows that stay what they are go over in runs, none of them being looked at."""
+        """Whether rows whose samples are what they were go over in runs, unseen one by one."""
+        if self._cut is not None:
+            return True
         return self._finished and (self._sums is None or self._by_difference)
 
     def expect(self, plain: np.ndarray) -> None:
@@ -169,7 +211,9 @@ class FieldOutput:
 
     def carry(self, rows: range) -> None:
         """The next rows, where the earlier version has them; read only if not all of it stays."""
-        if self._untouched == rows.start:
+        if self._cut is not None:
+            self._carry_cut(rows, self._cut)
+        elif self._untouched == rows.start:
             self._untouched = rows.stop
         else:
             self._carry(rows)
@@ -198,6 +242,14 @@ class FieldOutput:
             elif len(self._waiting) == step:
                 self._put_chunks(self._waiting[0], 1)
                 self._waiting.clear()
+
+    def _carry_cut(self, rows: range, cut: tuple[slice, slice]) -> None:
+        assert self.old is not None
+        for block in self.old.blocks(rows):
+            part = block[:, :, *cut]
+            self.writer.extend(part)
+            if self._sums is not None:
+                self._sums.extend(part)
 
     def _put_chunks(self, row: int, count: int) -> None:
         """Chunks of the earlier version from a row's on, in the codec of the field."""
@@ -231,4 +283,4 @@ class FieldOutput:
         """Take what the earlier version had there out of the sums."""
         counted = row < len(self._counted) and self._counted[row]
         if counted and self._sums is not None and self.old is not None:
-            self._sums.add(self.old.row(row), -1)
+            self._sums.subtract(self.old.row(row))

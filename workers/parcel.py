@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from precache.errors import UsageError
-from precache.pipeline import Function, Pipeline
+from precache.operations import Function
+from precache.pipeline import Pipeline
 from precache.report import size
 
 SENT = "precache_sent"
@@ -90,9 +91,60 @@ def pack(
     UsageError
         Something cannot be sent, or would stand in the way of what the cluster has.
     """
+    # In its own order, which is that of a batch's fields.
+    data = pipeline.to_dict()
+    for name, each in pipeline.fields.items():
+        if "first_variant" in each.model_fields_set:  # written, it counts, though it be the default
+            data["fields"][name]["first_variant"] = each.first_variant
+    recipe = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    line = ["build", _as_there(source), there := _as_there(store), f"--pipeline={recipe}"]
+    parcel = _pack(there, line, _imports(source, functions_of(pipeline)), options, code)
+    if len(os.fsencode(" ".join(parcel.arguments))) > MOST_COMMAND_NBYTES:
+        raise UsageError(
+            f"the recipe takes {size(len(recipe))} as text, too much for a command line; put what "
+            "is large into a file that the cluster can read, and name it in the params"
+        )
+    return parcel
+
+
+def pack_refresh(
+    source: str | None,
+    store: str,
+    functions: Sequence[str],
+    options: Mapping[str, Any],
+    code: Sequence[str | os.PathLike[str]] = (),
+) -> Parcel:
+    """The same for a refresh.
+
+    Parameters
+    ----------
+    functions
+        That the store's recipe names, as far as they are known here.
+    options
+        Keyword arguments of `precache.refresh` that differ from its defaults.
+    """
+    line = ["refresh", there := _as_there(store)]
+    line += [f"--source={_as_there(source)}"] if source else []
+    return _pack(there, line, _imports(source or "", functions), options, code)
+
+
+def _pack(
+    store: str,
+    line: Sequence[str],
+    imports: Sequence[str],
+    options: Mapping[str, Any],
+    code: Sequence[str | os.PathLike[str]],
+) -> Parcel:
+    """A command with its options and what travels along.
+
+    Parameters
+    ----------
+    imports
+        What the job imports by name, as ``package.module:name``.
+    """
     files = _code_files(code)
     _check_names(files)
-    _check_functions(source, pipeline, files)
+    _check_imports(imports, files)
     given = dict(options)
     for name in FILE_OPTIONS:
         if given.get(name) is not None:
@@ -105,21 +157,7 @@ def pack(
     listed = [reports] if isinstance(reports, str | os.PathLike) else reports
     given["report"] = [_as_there(os.fspath(path)) for path in listed]
     _check_size(files)
-    source, store = _as_there(source), _as_there(store)
-    # In its own order, which is that of a batch's fields.
-    data = pipeline.to_dict()
-    for name, each in pipeline.fields.items():
-        if "first_variant" in each.model_fields_set:  # written, it counts, though it be the default
-            data["fields"][name]["first_variant"] = each.first_variant
-    recipe = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    flags = [f"--pipeline={recipe}", *_flags(given)]
-    arguments = ("build", source, store, "--address=auto", "--json", *flags)
-    if len(os.fsencode(" ".join(arguments))) > MOST_COMMAND_NBYTES:
-        raise UsageError(
-            f"the recipe takes {size(len(recipe))} as text, too much for a command line; put what "
-            "is large into a file that the cluster can read, and name it in the params"
-        )
-    return Parcel(store, arguments, files)
+    return Parcel(store, (*line, "--address=auto", "--json", *_flags(given)), files)
 
 
 def _as_there(name: str) -> str:
@@ -240,14 +278,22 @@ def _needed_modules() -> set[str]:
     return {"precache", "workers", *found}
 
 
-def _check_functions(source: str, pipeline: Pipeline, files: Mapping[str, Path]) -> None:
-    """Raise where code in the current folder is named, and would be missing there."""
+def functions_of(pipeline: Pipeline) -> list[str]:
+    """Functions of the user's own that a recipe names."""
     ops = [op for field in pipeline.fields.values() for op in field.ops]
-    named = [op.function for op in ops if isinstance(op, Function)]
-    if source.startswith("python:"):
-        named.append(source.removeprefix("python:"))
+    return [op.function for op in ops if isinstance(op, Function)]
+
+
+def _imports(source: str, functions: Sequence[str]) -> list[str]:
+    """What a job imports by name."""
+    factories = [source.removeprefix("python:")] if source.startswith("python:") else []
+    return [*functions, *factories]
+
+
+def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
+    """Raise where code in the current folder is named, and would be missing there."""
     tops = {name.split("/")[0].removesuffix(".py") for name in files}
-    for name in named:
+    for name in imports:
         top = name.partition(":")[0].partition(".")[0]
         here = [path for path in (f"{top}.py", top) if Path(path).exists()]
         if here and top not in tops:

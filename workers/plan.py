@@ -9,17 +9,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from precache.pipeline import (
-    OPS_REVISION,
-    Decode,
-    Field,
-    Function,
-    Pipeline,
-    RandomResizedCrop,
-    Resize,
-    canonical_json,
-    is_random,
-)
+from precache.declared import canonical_json
+from precache.operations import OPS_REVISION, Decode, Function, RandomResizedCrop, Resize, is_random
+from precache.pipeline import Field, Pipeline
 from precache.receipts import Receipt
 from precache.rowtable import RowTable
 from precache.sampler import Permutation

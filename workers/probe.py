@@ -11,7 +11,8 @@ import numpy as np
 from precache.codecs import encoder
 from precache.errors import FetchError, PipelineError, SampleError
 from precache.layout import RowShape, rows_per_chunk
-from precache.pipeline import DTYPES, ImageCodec, Pipeline
+from precache.operations import DTYPES
+from precache.pipeline import ImageCodec, Pipeline
 from precache.rowtable import RowTable
 from workers.plan import sample_for_probe
 from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -147,38 +147,73 @@ def _compute(
 def _take(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
 ) -> tuple[Cost, dict[str, tuple[Cost, float]]]:
-    """What a byte of the earlier version's objects costs to open, and each field's row."""
+    """What a byte of the earlier version's objects costs to open, and each array's row.
+
+    Variants that go on from one base share what they have in common, as in `_compute`.
+    """
     offer, clock = task.offer, _Clock()
     if offer is None:
         return Cost(), {}
     old = open_offered(offer, check=True)
     opened = clock.lap().over(max(1, offer.nbytes_of(old)))
-    costs = {}
-    for name, rows in old.items():
-        output = _output(task, recipes[name], rows)
-        output.touch()
+    finished = [[name] for name, rows in old.items() if rows.offered.made.finished]
+    begun = variants_of(name for name, rows in old.items() if not rows.offered.made.finished)
+    costs: dict[str, tuple[Cost, float]] = {}
+    for arrays in [*finished, *begun.values()]:
+        outputs = [_output(task, recipes[array], old[array]) for array in arrays]
+        for output in outputs:
+            output.expect(np.isin(np.arange(len(offer.same)), task.places))
+            output.touch()
         clock = _Clock()
-        for place in task.places:
+        step = old[arrays[0]].chunk_rows if arrays in finished else 1
+        for run, taken in _runs(np.array(task.places), step):
+            _take_run(outputs, run, taken)
+        stored = [_stored(output, len(task.places)) for output in outputs]
+        cost = clock.lap().over(max(1, len(task.places)) * len(arrays))
+        costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
+    return opened, costs
+
+
+def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
+    """Rows of the chunks that hold any of these places, in runs; whether they are among them."""
+    rows = (np.unique(places // step)[:, None] * step + np.arange(step)).ravel()
+    taken = np.isin(rows, places)
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (taken[1:] != taken[:-1])) + 1
+    for part, among in zip(np.split(rows, breaks), np.split(taken, breaks), strict=True):
+        yield range(int(part[0]), int(part[-1]) + 1), bool(among[0])
+
+
+def _take_run(outputs: Sequence[FieldOutput], run: range, taken: bool) -> None:
+    """Rows that are taken over, or others of their chunks, which are encoded with them."""
+    if taken and all(output.carries for output in outputs):
+        for output in outputs:
+            output.carry(run)
+        return
+    for place in run:
+        key = str(place)
+        for output in outputs:
+            if not taken:
+                output.leave_hole(place)
+                continue
             try:
-                output.take(place, str(place))
+                output.take(place, key)
                 output.keep(place, output.unchanged)
             except SampleError:  # a hole of the build's
                 output.leave_hole(place)
-        nbytes = _stored(output, len(task.places))
-        costs[name] = clock.lap().over(max(1, len(task.places))), nbytes
-    return opened, costs
 
 
 def _output(task: RatesTask, recipe: FieldRecipe, old: OfferedRows | None) -> FieldOutput:
     """For as many rows as are timed, in chunks as large as the build's."""
-    shape, timed = task.shapes[recipe.name], max(len(task.keys), len(task.places))
+    shape = task.shapes[recipe.name]
     step = shape.chunk_rows(task.rows_per_shard)
-    rows = step * (-(-timed // step) | 1)  # a power of two times an odd number
-    return field_output(task.job.pipeline, recipe, shape, rows, old, np.zeros(rows, np.bool_))
+    chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
+    rows = step * (chunks | 1)  # a power of two times an odd number
+    counted = np.ones(task.rows_per_shard, np.bool_)
+    return field_output(task.job.pipeline, recipe, shape, rows, old, counted)
 
 
 def _stored(output: FieldOutput, rows: int) -> float:
     """Bytes of a row in a shard that is finished herewith."""
-    parts, _ = output.writer.finish()
+    parts, _ = output.finish()
     stored = sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)
     return stored / max(1, rows)

@@ -11,14 +11,16 @@ from precache.commits import read_commits, source_of
 from precache.errors import PipelineError, StoreError, UsageError
 from precache.rowtable import REMOVED, RowTable
 from precache.storage import open_folder
-from precache.store import ROW_TABLE, Version, open_version
+from precache.store import open_version
+from precache.version import ROW_TABLE, Version
 from workers.build import run_build
+from workers.cluster import is_joined
 from workers.goal import Recipe
 from workers.listed import Listed
 from workers.plan import deciding_versions, default_max_failures, function_hashes
 from workers.request import BuildResult, Request, check_request
 from workers.reuse import Placed
-from workers.sources import open_source
+from workers.sources import FolderSource, open_source
 from workers.suspects import KILLS
 
 
@@ -66,6 +68,13 @@ def _source(version: Version, request: Request) -> str:
         raise UsageError(
             f"{request.store} does not say what version {version.id[:8]} was built from; give "
             "--source SOURCE"
+        )
+    source = open_source(found, request.storage_options)
+    seen_here = not is_joined(request.address)
+    if seen_here and isinstance(source, FolderSource) and source.folder.kind() is None:
+        raise UsageError(
+            f"{request.store} was built from {found}, which is not there any more; give --source "
+            "SOURCE"
         )
     return found
 

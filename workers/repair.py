@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import xxhash
 
+from precache.commits import BUILD
 from precache.errors import DamageError, StorageError, StoreError
 from precache.folder import Folder
-from precache.store import BUILD, open_own
+from precache.store import open_own
 from workers.goal import SCRATCH, Goal
 from workers.reuse import committed
 

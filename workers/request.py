@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from precache.commits import ROOT
 from precache.errors import UsageError
 from precache.pipeline import Pipeline
 from precache.storage import StorageOptions, open_folder
-from precache.store import ROOT, split_uri
+from precache.store import split_uri
 from workers.cluster import check_address, is_joined
 from workers.placement import Placement
 

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from precache.attributes import Attributes
+from precache.commits import ROOT, read_commits
 from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Field, Pipeline
 from precache.receipts import ChannelSums, ShardObject
 from precache.rowtable import RowTable, kept_contents
-from precache.store import HOLES, ROOT, ROW_TABLE, Version, open_own, read_attributes, read_commits
+from precache.store import open_own, read_attributes
 from precache.variants import field_of
+from precache.version import HOLES, ROW_TABLE, Version
 from workers.descent import changes, descend, same_identity
 from workers.goal import Goal
 from workers.plan import ops_digest, order_rows
@@ -343,7 +345,7 @@ def place_rows(
     shapes = {name: RowShape(each.shape, each.dtype) for name, each in attributes.fields.items()}
     if not may_have(attributes.rows_per_shard, shapes):
         return Placed(fresh)
-    if attributes.rows_digest == fresh.digest():
+    if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
         open_own(folder).small_checks()[ROW_TABLE]()

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from precache.commits import BUILD
 from precache.errors import BuildError, CrashError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
-from precache.store import BUILD
 from precache.variants import field_of
 from workers.goal import SCRATCH
 from workers.offered import SpoiledOffer
@@ -222,7 +222,9 @@ def _run_shard(task: ShardTask) -> Receipt:
     with one_thread(), contextlib.closing(_fetch(task, wanted)) as samples:
         carried = 0
         for place, key in enumerate(task.keys):
-            carried = carried or rows.carry(place)
+            if not carried:
+                carried = rows.carry(place)
+                timing.charge("encode")
             if carried:
                 carried -= 1
                 continue

@@ -15,16 +15,8 @@ import numpy as np
 from precache.codecs import codec_metadata, decoder, encoder, undo_image
 from precache.errors import FetchError, SampleError
 from precache.layout import RowShape
-from precache.pipeline import (
-    Field,
-    Function,
-    ImageCodec,
-    Op,
-    Pipeline,
-    RawCodec,
-    ZstdCodec,
-    is_random,
-)
+from precache.operations import Function, Op, is_random
+from precache.pipeline import Field, ImageCodec, Pipeline, RawCodec, ZstdCodec
 from workers.measured import CutTimes, StepTimes
 from workers.ops import FieldRecipe
 from workers.shard_task import Job, one_thread, recipes_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+from precache.commits import BUILD, ROOT
 from precache.errors import DamageError, StorageError, StoreError
 from precache.receipts import Receipt
-from precache.store import BUILD, ROOT, open_own
+from precache.store import open_own
 from workers.goal import Goal
 
 RECEIPTS = 64

@@ -123,8 +123,17 @@ class ClusterJob:
             exit_status,
         )
 
-    def follow(self, write: Callable[[str], object]) -> JobStatus:
+    def follow(
+        self,
+        write: Callable[[str], object],
+        made: Callable[[BuildResult], object] = lambda result: None,
+    ) -> JobStatus:
         """Pass on the lines of the job's log until it has ended, those that it has first.
+
+        Parameters
+        ----------
+        made
+            Told what came of each version: a refresh makes one after another.
 
         Raises
         ------
@@ -145,7 +154,9 @@ class ClusterJob:
                 ended = details.status.value in ENDED
                 lines = _own_lines(log if ended else log[: log.rfind("\n") + 1])
                 for line in lines[passed:]:
-                    if line.strip() and _result(line) is None:
+                    if (result := _result(line)) is not None:
+                        made(result)
+                    elif line.strip():
                         write(line)
                 passed = len(lines)
                 if ended:
@@ -156,15 +167,19 @@ class ClusterJob:
         """The command that asks for the job."""
         return f"precache status {self.id} --address {self.address}"
 
-    def wait(self, write: Callable[[str], object] = lambda line: None) -> BuildResult:
-        """What the build came to, once it has ended.
+    def wait(
+        self,
+        write: Callable[[str], object] = lambda line: None,
+        made: Callable[[BuildResult], object] = lambda result: None,
+    ) -> BuildResult:
+        """What the build came to, or the last of a refresh, once the job has ended.
 
         Raises
         ------
         UsageError, BuildError
             It failed or was stopped; submitting it again continues it.
         """
-        status = self.follow(write)
+        status = self.follow(write, made)
         if status.state == "SUCCEEDED":
             with translated(self.address):
                 lines = _own_lines(self._client.get_job_logs(self.id))
@@ -227,10 +242,10 @@ def _result(line: str) -> BuildResult | None:
     return dataclasses.replace(result, holes=holes, classes=tuple(result.classes))
 
 
-def submit_build(
+def submit_parcel(
     parcel: Parcel, address: str | None, storage_options: Mapping[str, Any]
 ) -> ClusterJob:
-    """Run a build on a cluster, or join it if the same build is under way there.
+    """Run a build or a refresh on a cluster, or join it if the same is under way there.
 
     Storage options are in nothing that Ray lists: not in the command, the runtime environment,
     the metadata or the log. They go into the cluster's key-value memory under a random name, which

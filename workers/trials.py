@@ -140,7 +140,7 @@ def _write(
     table = source.list(lambda count: None).table
     per_shard = rows_per_shard(len(table), [row.nbytes for row in shapes.values()])
     store = LocalFolder(folder)
-    goal = Goal.of(store, Recipe(pipeline, "", table, table.digest()), per_shard, shapes)
+    goal = Goal.of(store, Recipe(pipeline, "", table, table.digest), per_shard, shapes)
     goal.begin()
     job = Job(source, pipeline)
     receipts = {}

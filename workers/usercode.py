@@ -6,15 +6,17 @@ import ast
 import functools
 import importlib
 import importlib.util
+import os
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import xxhash
 
 from precache.errors import PipelineError, PrecacheError
+from precache.liveness import process_of
 
 _loaded: dict[str, str] = {}
 """Module -> hash of the code that this process runs."""
@@ -60,7 +62,19 @@ def load_object(name: str, code: str = "") -> Any:
 def _is_newer(module: str) -> bool:
     """Whether a module's file changed after this process began, and so perhaps after its import."""
     path = _source_of(module)
-    return path is not None and path.stat().st_mtime > psutil.Process().create_time()
+    return path is not None and path.stat().st_mtime > _began()
+
+
+@functools.cache
+def _began() -> float:
+    """Unix time of this process's start, a clock tick late at most.
+
+    Of what it runs, nothing is imported within a tick. The time of boot, which psutil adds to the
+    ticks since, is told to whole seconds only.
+    """
+    ticks = process_of(os.getpid()).started + 1
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def _run_again(module: ModuleType) -> None:

@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from precache.codecs import filter_image, undo_image
-from precache.pipeline import Decode
+from precache.operations import Decode
 from precache.shards import UNDO_ROWS
 from tests.bench.common import CROP, Machine, find_photos, log, work_folder
-from workers.ops import center_crop, decode, resize, resized_shape
+from workers.decoding import decode
+from workers.ops import center_crop, resize, resized_shape
 
 RESIZE = 256
 PARAMETERS = {

@@ -1,7 +1,7 @@
 """``python -m tests.bench.listing``: what listing a bucket of a million keys costs the driver.
 
-The bucket is a server in a process of its own, which answers as S3 does, after a latency for each
-page of 1,000 keys. What follows the listing until the first shard task is measured as well.
+The bucket is a server in a process of its own, which answers as S3 does, or Azure, after a latency
+for each page. What follows the listing until the first shard task is measured as well.
 """
 
 import argparse
@@ -18,28 +18,34 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tests.bench.common import Cost, Machine, cost_of, in_clean_process, log, peak_bytes
-from tests.listing_server import PAGE, ListingServer
+from tests.listing_server import AZURES_PAGE, PAGE, AzureListingServer, ListingServer
 from workers.plan import order_rows, sample_for_probe
 from workers.sources import Listing, open_source
+
+SERVICES = {"s3": (ListingServer, PAGE), "az": (AzureListingServer, AZURES_PAGE)}
+"""Protocol -> its server, and the keys in a page."""
 
 MIB = 1 << 20
 WIDTH = 100
 
 
-def _serve(pipe: Connection, prefixes: int, keys: int, latency: float) -> None:
+def _serve(pipe: Connection, service: str, prefixes: int, keys: int, latency: float) -> None:
     """A bucket of `prefixes` x `keys` photos, with 0 prefixes a flat one."""
     folders = [f"n{number:08d}/" for number in range(prefixes)] or [""]
     names = [f"{folder}{number:08d}_photo.JPEG" for folder in folders for number in range(keys)]
-    pipe.send(ListingServer(names, latency=latency).options())
+    server, page = SERVICES[service]
+    pipe.send(server(names, page, latency).options())
     pipe.recv()
 
 
 @contextlib.contextmanager
-def bucket(prefixes: int, keys: int, latency: float = 0.0) -> Iterator[dict[str, Any]]:
-    """Storage options for the bucket that is s3://bucket while a process of its own serves it."""
+def bucket(
+    service: str, prefixes: int, keys: int, latency: float = 0.0
+) -> Iterator[dict[str, Any]]:
+    """Storage options for s3://bucket, or the like, while a process of its own serves it."""
     pipe, theirs = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=[theirs, prefixes, keys, latency], daemon=True
+        target=_serve, args=[theirs, service, prefixes, keys, latency], daemon=True
     )
     server.start()
     try:
@@ -73,14 +79,14 @@ class Run:
     stored: int
 
 
-def _run(prefixes: int, keys: int, latency: float) -> Run:
+def _run(service: str, prefixes: int, keys: int, latency: float) -> Run:
     """From the bucket to what is known before the first task; to be called in a clean process."""
-    with bucket(prefixes, keys, latency) as options:
-        return _measured(prefixes, keys, options)
+    with bucket(service, prefixes, keys, latency) as options:
+        return _measured(service, prefixes, keys, options)
 
 
-def _measured(prefixes: int, keys: int, options: dict[str, Any]) -> Run:
-    source = open_source("s3://bucket", options)
+def _measured(service: str, prefixes: int, keys: int, options: dict[str, Any]) -> Run:
+    source = open_source(f"{service}://bucket", options)
     held: dict[str, Any] = {}
 
     def list_source() -> int:
@@ -93,7 +99,7 @@ def _measured(prefixes: int, keys: int, options: dict[str, Any]) -> Run:
         return len(held["table"])
 
     def plan() -> int:
-        held["digest"] = held["table"].digest()
+        held["digest"] = held["table"].digest
         sample_for_probe(held["table"], 24)
         return len(held["table"])
 
@@ -108,13 +114,14 @@ def _measured(prefixes: int, keys: int, options: dict[str, Any]) -> Run:
     return Run(prefixes, keys, steps, memory, len(held["table"]), held["stored"])
 
 
-def _table(runs: Sequence[Run], latency: float) -> Table:
+def _table(runs: Sequence[Run], service: str, latency: float) -> Table:
     numbers = ("s", "CPU-s", "peak MiB")
+    _, page = SERVICES[service]
     table = Table(
         "bucket",
         "step",
         *(Column(name, justify="right") for name in numbers),
-        title=f"From a bucket to a plan, {latency * 1e3:.0f} ms for a page of {PAGE:,} keys",
+        title=f"From {service}:// to a plan, {latency * 1e3:.0f} ms a page of {page:,} keys",
         caption="The peak is of the whole process, by the end of the step.",
     )
     for run in runs:
@@ -141,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=[1000, 0],
         help="that share them; 0 for a flat bucket (1000 and 0)",
     )
+    parser.add_argument("--service", choices=SERVICES, default="s3", help="s3 or az (s3)")
     parser.add_argument("--latency", type=float, default=0.02, help="seconds a page (0.02)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -150,16 +158,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for prefixes in options.prefixes:
         log.print(f"listing {options.keys:,} keys below {prefixes:,} prefixes")
         keys = options.keys // max(1, prefixes)
-        runs.append(in_clean_process(_run, prefixes, keys, options.latency))
+        runs.append(in_clean_process(_run, options.service, prefixes, keys, options.latency))
     machine = Machine.here()
     if options.json:
         found = [dataclasses.asdict(run) for run in runs]
-        print(json.dumps({"machine": dataclasses.asdict(machine), "runs": found}))
+        told = {"machine": dataclasses.asdict(machine), "service": options.service, "runs": found}
+        print(json.dumps(told))
         return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
-    console.print(_table(runs, options.latency))
+    console.print(_table(runs, options.service, options.latency))
     console.print(str(machine), soft_wrap=True)
 
 

@@ -1,0 +1,92 @@
+"""Data that users declare, as models: refused in words, and written as canonical JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+
+from precache.errors import PipelineError
+
+
+class Declared(BaseModel):
+    """Data that a user declares; what is wrong in it is a `PipelineError`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, /, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            refuse(type(self), error)
+
+    # Nested models are validated without a call of __init__, so that errors keep their place.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark
+
+    @classmethod
+    def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
+        """The model of the parameters at a place in the data of this one."""
+        return cls
+
+
+class Grown(Declared):
+    """Parameters of `ADDED` are written only where they are not the default.
+
+    So the canonical JSON, and with it the fingerprint, of a recipe that does without them stays.
+    """
+
+    ADDED: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        for name in self.ADDED:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
+        return written
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    where = ""
+    for part in error["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "union_tag_invalid":
+            tags = context["expected_tags"]
+            what = f"unknown {context['discriminator']} '{context['tag']}'; choose one of {tags}"
+        case "union_tag_not_found":
+            what = f"{error['input']!r} names no {context['discriminator']}"
+        case "extra_forbidden":
+            what = "unknown parameter"
+        case "value_error":
+            what = str(context["error"])
+        case _:
+            what = f"{error['msg']} (got {error['input']!r})"
+    return f"{where}: {what}" if where else what
+
+
+def refuse(model: type[Declared], error: ValidationError) -> NoReturn:
+    """Raise a `PipelineError` that names the places, the values and what is allowed there."""
+    lines = [_describe(each) for each in error.errors()]
+    for each in error.errors():
+        if each["type"] == "extra_forbidden":
+            allowed = model.declared_at(each["loc"]).model_fields
+            names = [name for name in allowed if name not in ("op", "name")]
+            lines.append(f"allowed here: {', '.join(names) or 'no parameter'}")
+    raise PipelineError("the pipeline does not hold: " + "; ".join(lines)) from None
+
+
+def canonical_json(value: Any) -> bytes:
+    """UTF-8 JSON with sorted keys and no spaces."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
