@@ -161,6 +161,15 @@ def test_folders_that_are_blobs_too_are_folders(
     assert beside.names() == ["cat", "cat-0.jpg"]
 
 
+def test_a_file_is_one_where_nothing_can_be_listed_below_it(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    faulty.put("a.tar", [b"1"])
+    refused = proxy.faults["GET", "/bucket"] = [status(409)]
+    assert faulty.folder("a.tar").kind() == "file"
+    assert refused == []
+
+
 def test_a_blob_that_is_said_to_be_no_folder_is_a_file(azurite: Azurite, folder: Folder) -> None:
     with azurite.container("bucket") as bucket:
         marks = {"hdi_isfolder": "true", "is_directory": "false"}
