@@ -200,7 +200,7 @@ def _bytes(plan: BuildPlan) -> Iterator[str]:
     kinds = {
         "fetched": plan.bytes_fetched,
         "read of earlier shards": plan.bytes_read,
-        "linked": plan.bytes_linked,
+        "linked" if plan.hard_links else "copied by the service": plan.bytes_linked,
         "written": plan.bytes_written,
     }
     for name, nbytes in kinds.items():
@@ -215,7 +215,8 @@ def _estimate(found: Estimate) -> Iterator[tuple[str, str]]:
     cpu, hours = f"{found.cpu_seconds:.2g} CPU-s", found.cpu_seconds / 3600
     cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
     took = f"about {_duration(found.seconds)} on {cores}, {cpu}"
-    yield "time", f"{took}; by {found.samples} samples, without the start of Ray"
+    by = f"{found.samples} samples" if found.samples else "rows that are there"
+    yield "time", f"{took}; by {by}, without the start of Ray"
     for key, why in found.failed:
         yield "would fail", f"{key}: {why}"
 

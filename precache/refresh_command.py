@@ -41,7 +41,7 @@ def add_refresh(commands: Any) -> None:
     )
     where = (
         "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port; with "
-        f"--submit {WHERE}"
+        f"--submit, that {WHERE}"
     )
     failures = "default 1%%, at least 5, and as many as there were"
     add_running_options(command, None, where, failures)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import precache
+from precache.cli import main
 from tests.building import cli, cut, encoded, write, write_jpegs
+from tests.servers import S3Server
 from tests.test_recache import CHANGES, CROP, FLIP, MEAN, PIPELINES, build, recipe, some_added
 from workers.sources import FolderSource
 
@@ -327,6 +329,22 @@ def test_the_command_says_it_in_words_and_in_json(source: Path, tmp_path: Path) 
         "ops": [],
     }
     assert precache.open(store).id == data["current"]
+
+
+def test_in_a_bucket_whole_shards_are_copied_by_the_service(
+    source: Path, s3: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, options = "s3://bucket/planned.store", s3.options()
+    pipeline = precache.Pipeline.image(resize=40, crop=40)
+    given: dict[str, Any] = {"address": "serial", "shard_samples": 8, "storage_options": options}
+    first = precache.build(source, url, pipeline, **given)
+    some_added(source)
+    planned = precache.plan(source, url, pipeline, timing=False, **given)
+    assert (planned.hard_links, planned.shards_reused) == (False, 5)
+    assert planned.bytes_linked == first.stored_bytes
+    flags = [f"--storage-option={name}={json.dumps(each)}" for name, each in options.items()]
+    assert main(["plan", str(source), url, "--resize=40", "--crop=40", *flags, "--no-timing"]) == 0
+    assert " copied by the service" in capsys.readouterr().out
 
 
 def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path) -> None:

@@ -57,12 +57,14 @@ def assert_whole_and_one(versions: list[Path]) -> None:
 
 
 def test_a_damaged_shard_is_repaired_in_all_versions_that_share_it(
-    versions: list[Path], source: Path, tmp_path: Path
+    versions: list[Path], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil(versions[1] / SHARD)
     assert not any(precache.verify(version).ok for version in versions)
     (versions[1] / SHARD).unlink()
-    result = build(source, tmp_path / "store")
+    result = build(source, tmp_path / "store", progress=True)
+    said = f"Mended in versions that share what was lost, too: {versions[0].name[:8]}"
+    assert said in " ".join(capsys.readouterr().err.split())
     assert (result.version, result.shards_skipped) == (versions[1].name, 3)
     assert_whole_and_one(versions)
 

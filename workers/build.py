@@ -243,7 +243,10 @@ class _Build:
         todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {}, lost)
-        give_to_twins(self.store, goal, lost)
+        others = give_to_twins(self.store, goal, lost)
+        if others:
+            names = ", ".join(name[:8] for name in others)
+            self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
         goal.folder.remove(BUILD)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")

@@ -86,6 +86,8 @@ class BuildPlan:
     ops
         Of each field, where they are better done; none where no sample is to be fetched, or timing
         was not asked for.
+    hard_links
+        Whether what is linked takes no room; in a bucket the service copies it.
     """
 
     version: str
@@ -112,6 +114,7 @@ class BuildPlan:
     bytes_written: int | None
     estimate: Estimate | None
     ops: tuple[FieldCosts, ...] = ()
+    hard_links: bool = True
 
     @property
     def shards_to_make(self) -> int:
@@ -316,6 +319,7 @@ def _plan(
         sum(each.linked_nbytes for each in shards),
         _written(work, shards, took),
         took,
+        hard_links=store.local("") is not None,
     )
 
 

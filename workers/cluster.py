@@ -102,7 +102,11 @@ def executor(
 def check_address(address: str) -> None:
     """Raise `UsageError` for an address that names no kind of executor."""
     if not is_joined(address) and address not in ("serial", "local"):
-        raise UsageError(f"address is {address!r}; choose local, serial, auto, or ray://host:10001")
+        web = address.startswith(("http://", "https://"))
+        job = "; a job server takes precache submit, or refresh --submit" if web else ""
+        raise UsageError(
+            f"address is {address!r}; choose local, serial, auto, or ray://host:10001{job}"
+        )
 
 
 def is_joined(address: str) -> bool:

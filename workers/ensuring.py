@@ -17,7 +17,7 @@ from rich.console import Console
 from precache.attributes import FORMAT, Attributes
 from precache.claims import Claim, Claims
 from precache.commits import ROOT
-from precache.errors import BuildError, PrecacheError
+from precache.errors import BuildError
 from precache.finished import FATE, follow_log, kept_name
 from precache.growing import GrowingVersion
 from precache.metadata import parse_array
@@ -129,7 +129,7 @@ class Wanted:
         """What rank 0 raises here, the others raise as well."""
         try:
             yield
-        except PrecacheError as error:
+        except Exception as error:
             if self.told is not None and self.told.leads:
                 self.told.fail(error)
             raise

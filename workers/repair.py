@@ -30,8 +30,12 @@ def take_from_twins(store: Folder, goal: Goal, lost: Lost) -> list[tuple[str, in
     return found
 
 
-def give_to_twins(store: Folder, goal: Goal, mended: Lost) -> None:
-    """Put objects that were made again where other versions have the same ones damaged."""
+def give_to_twins(store: Folder, goal: Goal, mended: Lost) -> list[str]:
+    """Put objects that were made again where other versions have the same ones damaged.
+
+    Returns the ids of these versions.
+    """
+    found = set()
     for (field, shard), made in mended.items():
         name = goal.object_name(field, shard)
         for twin in _twins(store, goal, field, shard, made):
@@ -40,6 +44,8 @@ def give_to_twins(store: Folder, goal: Goal, mended: Lost) -> None:
                 twin.remove(SCRATCH)
                 if not twin.names(BUILD):
                     twin.remove(BUILD)
+                found.add(twin.name)
+    return sorted(found)
 
 
 def _twins(

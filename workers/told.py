@@ -13,7 +13,7 @@ from typing import Any
 
 from precache import errors
 from precache.declared import canonical_json
-from precache.errors import BuildError, PrecacheError
+from precache.errors import BuildError
 from workers.request import Request
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Told:
         """What it found, as JSON can hold it."""
         self._set(self._found, found)
 
-    def fail(self, error: PrecacheError) -> None:
+    def fail(self, error: Exception) -> None:
         """It has none of it, for all alike."""
         self._set(self._failed, {"kind": type(error).__name__, "text": str(error)})
         self.tell({})
