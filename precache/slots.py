@@ -6,6 +6,7 @@ dies. On CUDA a slot is page-locked, copied once on a side stream, and comes bac
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -35,8 +36,16 @@ class Column:
     dtype: np.dtype
     offset: int
 
+    @functools.cached_property
+    def row_nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @functools.cached_property
+    def tensor_dtype(self) -> torch.dtype:
+        return torch.from_numpy(np.empty(0, self.dtype)).dtype
+
     def nbytes(self, rows: int) -> int:
-        return rows * math.prod(self.shape) * self.dtype.itemsize
+        return rows * self.row_nbytes
 
 
 @dataclass(frozen=True)
@@ -66,14 +75,10 @@ class SlotLayout:
         """Field -> (rows, ...) tensor that shares the uint8 tensor `memory`."""
         return {
             name: memory[c.offset : c.offset + c.nbytes(rows)]
-            .view(_torch_dtype(c.dtype))
+            .view(c.tensor_dtype)
             .view(rows, *c.shape)
             for name, c in self.columns.items()
         }
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class _Lent(weakref.ref[np.ndarray]):
