@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.text import Text
@@ -81,6 +82,22 @@ def test_the_table_appears_under_the_bar_and_leaves_with_it() -> None:
         progress.refresh()
     assert len(asked) == 2, "once for each node, not for each shard"
     assert "7 of 8" not in screen.getvalue()[before:]
+
+
+def test_a_node_that_is_gone_has_no_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.nodeview.CPUS_EVERY", 0.0)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    there = {"a": 8, "b": 8}
+    with NodeProgress(MofNCompleteColumn(), console=console, disable=False) as progress:
+        progress.add_task("", total=3)
+        progress.watch(3, lambda: dict(there))
+        progress.count(receipt("a"))
+        progress.count(receipt("b"))
+        poll(lambda: screen.getvalue().count(" of 8") >= 2, "both have idle cores")
+        del there["b"]
+        progress.count(receipt("a"))
+        poll(lambda: "in use" in screen.getvalue(), "one has them no longer")
 
 
 def test_what_is_not_shown_costs_nothing() -> None:

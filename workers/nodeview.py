@@ -19,6 +19,9 @@ SHOWN = 12
 EVERY = 1.0
 """Seconds between two tables."""
 
+CPUS_EVERY = 10.0
+"""Seconds after which a node that is gone has no idle cores."""
+
 Cpus = Callable[[], Mapping[str, int]]
 """CPUs by node, as far as they are known."""
 
@@ -86,22 +89,24 @@ class NodeProgress(Progress):
         self._tally: Tally | None = None
         self._cpus: Cpus = dict
         self._known: Mapping[str, int] = {}
+        self._asked = float("-inf")
         self._table: Text | None = None
         self._laid_out = 0.0
         super().__init__(*columns, console=console, disable=disable, refresh_per_second=4)
 
     def watch(self, shards: int, cpus: Cpus) -> None:
-        """Show the nodes that make so many shards; `cpus` is asked when another one appears."""
+        """Show the nodes that make so many shards; `cpus` is asked now and then."""
         self._tally, self._cpus = Tally(shards), cpus
 
     def count(self, receipt: Receipt) -> None:
         """A shard is made."""
         if self._tally is None or self.disable:
             return
-        if receipt.host not in self._tally.nodes:
-            self._known = self._cpus()
+        now = time.monotonic()
+        if receipt.host not in self._tally.nodes or now - self._asked >= CPUS_EVERY:
+            self._known, self._asked = self._cpus(), now
         with self._counting:
-            self._tally.add(receipt, time.monotonic())
+            self._tally.add(receipt, now)
 
     def hide(self) -> None:
         """Leave nothing of the table."""

@@ -84,7 +84,7 @@ def _driver(options: argparse.Namespace, folder: Path) -> Section:
         "The driver of 2 workers",
         "In the time that shard tasks run. All CPU time is the driver's then, and the workers'. "
         "Target: below 2%.",
-        "CPU-ms a task",
+        "CPU-ms a shard",
         "of Ray's alone",
         "of all CPU time",
         "of a core's time",
