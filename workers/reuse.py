@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precache.attributes import Attributes
+from precache.attributes import Attributes, FieldAttributes
 from precache.commits import ROOT, read_commits
 from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
+from precache.operations import CenterCrop, Op
 from precache.pipeline import Field, Pipeline
 from precache.receipts import ChannelSums, ShardObject
 from precache.rowtable import RowTable, kept_contents
@@ -204,19 +205,58 @@ def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
     found = {}
     there = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
     for name, declared in pipeline.fields.items():
-        old = [array for array in _alike(name, declared) if array in there]
-        every = len(declared.ops)
-        # What a field without ops stores need not be what ops would have been given.
-        for applied in (range(every, 0, -1) or [0]) if old else ():
-            digest = ops_digest(pipeline, name, applied)
-            array = next((each for each in old if there[each].recipe == digest), None)
-            if array is not None:
-                finished = applied == every
-                encoded = finished and declared.stored_as == before[array].stored_as
-                shape = RowShape(there[array].shape, there[array].dtype)
-                found[name] = Made(array, applied, finished, encoded, shape)
-                break
-    return found
+        old = {array: there[array] for array in _alike(name, declared) if array in there}
+        found[name] = _made(pipeline, name, old, before) if old else None
+    return {name: made for name, made in found.items() if made is not None}
+
+
+def _made(
+    pipeline: Pipeline,
+    name: str,
+    old: Mapping[str, FieldAttributes],
+    before: Mapping[str, Field],
+) -> Made | None:
+    """The array that has most of a field's ops applied, and how many these are."""
+    declared = pipeline.fields[name]
+    every = len(declared.ops)
+    # What a field without ops stores need not be what ops would have been given.
+    for count in range(every, 0, -1) or [0]:
+        digest = ops_digest(pipeline, name, count)
+        for array, each in old.items():
+            wider = _with_wider_crop(pipeline, name, count, before[array].ops)
+            if each.recipe == digest:
+                applied = count
+            elif wider is not None and each.recipe == ops_digest(wider, name, count):
+                applied = count - 1  # the middle of the middle
+            else:
+                continue
+            finished = applied == every
+            encoded = finished and declared.stored_as == before[array].stored_as
+            return Made(array, applied, finished, encoded, RowShape(each.shape, each.dtype))
+    return None
+
+
+def _with_wider_crop(
+    pipeline: Pipeline, name: str, count: int, before: Sequence[Op]
+) -> Pipeline | None:
+    """The pipeline whose op number `count` crops as that of an array's, which ends with it.
+
+    None unless the same pixels come of both crops, one after the other, as of the pipeline's alone:
+    where the sides differ by multiples of four, however the margins are rounded.
+    """
+    field = pipeline.fields[name]
+    if not 0 < count == len(before):
+        return None
+    own, wide = field.ops[count - 1], before[-1]
+    if not (isinstance(own, CenterCrop) and isinstance(wide, CenterCrop)):
+        return None
+    if any(
+        less > more or (more - less) % 4 for less, more in zip(own.size, wide.size, strict=True)
+    ):
+        return None
+    ops = (*field.ops[: count - 1], wide, *field.ops[count:])
+    fields = {**pipeline.fields, name: field.model_copy(update={"ops": ops})}
+    return pipeline.model_copy(update={"fields": fields})
 
 
 def _alike(name: str, field: Field) -> tuple[str, ...]:
