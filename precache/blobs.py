@@ -73,9 +73,14 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
         # A folder is not listed to know that it is one, but to HTTP all is a file.
-        if info["type"] == "directory" or any(self._pages(self._fs, "")):
+        if info["type"] == "directory":
             return "folder"
-        return "file"
+        try:
+            return "folder" if any(self._pages(self._fs, "")) else "file"
+        except StorageError:
+            if not self._is_azure:
+                raise
+            return "file"  # Azure's hierarchical accounts refuse to list below one
 
     def exists(self, name: str = "") -> bool:
         return self.size(name) is not None or any(self._pages(self._fs, name))

@@ -102,7 +102,8 @@ async def _pause_of_s3(response: tuple[Any, Any] | None = None, **others: Any) -
 
 def _pause_of_azure(settings: Mapping[str, Any]) -> float:
     """Seconds, after what a retry policy of Azure's knows of a request's failures."""
-    answer = settings["history"][-1].http_response
+    history = settings["history"]  # without what broke off in mid-body
+    answer = history[-1].http_response if history else None
     return retries.pause_as_wished(settings["count"] - 1, answer.headers if answer else {})
 
 

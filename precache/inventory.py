@@ -15,7 +15,7 @@ from precache.folder import Folder
 from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus
-from precache.storage import StorageOptions, open_folder
+from precache.storage import StorageOptions, open_folder, shown
 from precache.store import open_version, read_attributes, split_uri
 from precache.variants import variants_text
 from precache.version import Version
@@ -223,8 +223,9 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     """
     base, prefix = split_uri(uri, storage_options)
     if prefix is None:
+        named = shown(base)
         raise UsageError(
-            f"{uri} names no version; give one, such as {base}@3f2a: precache ls {base}"
+            f"{named} names no version; give one, such as {named}@3f2a: precache ls {named}"
         )
     version = open_version(uri, None, storage_options)
     _require_whole(version)

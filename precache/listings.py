@@ -115,7 +115,7 @@ def page_of(
         Whether S3 is asked past s3fs, which takes twenty times the CPU time to read an answer.
     """
     kind = EXTRAS.get(protocol)
-    if kind is None or "/" not in f"{path}/".lstrip("/"):
+    if kind is None:
         return Page(fs.ls(path, detail=True), None)
     bucket, _, key = stripped(fs, path).partition("/")
     prefix = f"{key}/" if key else ""

@@ -85,12 +85,13 @@ class Loader:
         decompresses them there. Falls back to the host, with one line in the log, where nvCOMP or
         a CUDA device is missing. Checksums of frames are checked on the host, as `verify` says.
     gather
-        ``host``, or ``device``: shards of `raw` fields are registered with the CUDA driver, and
-        the device reads their rows by itself; no CPU touches them but to check them, as `verify`
-        says. All shards stay page-locked until `close`, and are read from the disk to begin with;
-        refused where they take more than half of the memory available. Where the driver registers
-        no read-only memory, as a copy of each process's own, and where it registers none, or there
-        is no CUDA device or `raw` field, the host reads; either is one line in the log.
+        ``host``, or ``device``: shards of `raw` fields, and with ``decompress="device"`` those of
+        zstd frames, are registered with the CUDA driver, and the device reads their rows by itself;
+        no CPU touches them but to check them, as `verify` says. All stay page-locked until `close`,
+        and are read from the disk to begin with; refused where they take more than half of the
+        memory available. Where the driver registers no read-only memory, as a copy of each
+        process's own, and where it registers none, or there is no CUDA device or such field, the
+        host reads; either is one line in the log.
     access
         ``map``, or ``pread`` for a network file system, where a map of a file that is cut short
         meanwhile would end the process.
@@ -370,7 +371,10 @@ class Loader:
         other = Loader(uri, **{**given, **rank, "refresh": None})
         if other._columns.shapes != shapes:
             other.close()
-            raise UsageError(f"{uri} has {other._columns.shapes}, and this loader reads {shapes}")
+            raise UsageError(
+                f"{other.version.folder} has {other._columns.shapes}, and this loader reads "
+                f"{shapes}"
+            )
         return other
 
     def _adopt(self, other: Loader) -> None:

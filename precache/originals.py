@@ -16,7 +16,7 @@ from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache.operations import Function, Op
 from precache.pipeline import Field, Pipeline
 from precache.png import Shown, as_picture, in_words, thinned
-from precache.storage import StorageOptions
+from precache.storage import StorageOptions, shown
 from precache.variants import variant_at
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Originals:
         self._folder = isinstance(self._source, FolderSource)
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":
             raise SourceError(
-                f"--source {source} is no folder; give the one that the store was built from"
+                f"--source {shown(source)} is no folder; give the one that the store was built from"
             )
         self._pipeline = pipeline
         self._functions = functions

@@ -1,4 +1,5 @@
-"""Rows that a CUDA device reads from shards by itself: zero-copy for fields of plain rows.
+"""Rows that a CUDA device reads from shards by itself: zero-copy for fields of plain rows, and for
+zstd frames that it decompresses as well.
 
 The shards are mapped one behind another into one range of addresses, and registered with the
 driver. What the device then sees is one tensor, from which a single gather takes the rows of a
@@ -18,13 +19,11 @@ import contextlib
 import ctypes
 import functools
 import logging
-import math
 import mmap
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ import torch
 
 from precache.columns import Columns
 from precache.errors import StorageError, UsageError
+from precache.gathering import Frames, Placed, Places, gather, gather_frames
 from precache.layout import align
 from precache.report import size
 from precache.shards import ArrayReader
@@ -42,56 +42,6 @@ log = logging.getLogger(__name__)
 
 SHARE = 0.5
 """Of the memory available, that registered shards may take."""
-
-ELEMENTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What a device gathers at a time, by bytes: of larger elements it reads faster."""
-
-
-# --- which bytes --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the rows of an array lie in a range of memory.
-
-    Attributes
-    ----------
-    starts
-        (shards,) int64: first byte of each shard's rows.
-    shard_rows, chunk_rows
-        Rows of a shard, and of a chunk in it.
-    row_nbytes, pitch
-        Bytes of a row, and from one chunk to the next.
-    """
-
-    starts: np.ndarray
-    shard_rows: int
-    chunk_rows: int
-    row_nbytes: int
-    pitch: int
-
-    @functools.cached_property
-    def unit(self) -> int:
-        """The largest element, in bytes, of which rows and their places are multiples."""
-        return math.gcd(8, self.row_nbytes, self.pitch, *self.starts.tolist())
-
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """(n,) int64: where each row begins, in units."""
-        numbers, inside = np.divmod(rows, self.shard_rows)
-        chunks, within = np.divmod(inside, self.chunk_rows)
-        places: np.ndarray = self.starts[numbers] + chunks * self.pitch + within * self.row_nbytes
-        return places // self.unit
-
-
-def gather(memory: torch.Tensor, places: torch.Tensor, row_nbytes: int, unit: int) -> torch.Tensor:
-    """(n, row_nbytes) uint8 rows that begin at `places`, counted in units, of uint8 `memory`.
-
-    One operation on any device: rows at all places are a view whose rows overlap.
-    """
-    elements = memory.view(ELEMENTS[unit])
-    width = row_nbytes // unit
-    every = elements.as_strided((len(elements) - width + 1, width), (1, 1))
-    return every.index_select(0, places).view(torch.uint8)
 
 
 # --- the range of addresses ---------------------------------------------------------------------
@@ -284,7 +234,7 @@ class Registered:
     Attributes
     ----------
     places
-        Array -> where its rows lie.
+        Array -> where its rows, or their frames, lie.
 
     Parameters
     ----------
@@ -295,7 +245,7 @@ class Registered:
     """
 
     def __init__(
-        self, memory: torch.Tensor, places: Mapping[str, Places], end: Callable[[], None]
+        self, memory: torch.Tensor, places: Mapping[str, Placed], end: Callable[[], None]
     ) -> None:
         self.places = places
         self._memory: torch.Tensor | None = memory
@@ -306,10 +256,23 @@ class Registered:
         """(n, bytes of a row) uint8 on the device, on its current stream, from (n,) int64 places
         there, as `Places.of` gives them."""
         layout = self.places[array]
+        assert isinstance(layout, Places)  # a plain array
+        with self._open() as memory:
+            return gather(memory, places, layout.row_nbytes, layout.unit)
+
+    def gather_frames(
+        self, starts: torch.Tensor, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the function, on the device's current stream."""
+        with self._open() as memory:
+            return gather_frames(memory, starts, longest)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[torch.Tensor]:
         with self._lock:
             if self._memory is None:
                 raise UsageError("this loader is closed; make a new one")
-            return gather(self._memory, places, layout.row_nbytes, layout.unit)
+            yield self._memory
 
     def close(self) -> None:
         """Wait for the device, and let go of the memory."""
@@ -318,15 +281,22 @@ class Registered:
             self._end()
 
 
-def registered(columns: Columns, device: torch.device) -> Registered | None:
+def registered(
+    columns: Columns, device: torch.device, *, frames: bool = False
+) -> Registered | None:
     """The plain fields' shards for a device to read; says why where there is none.
+
+    Parameters
+    ----------
+    frames
+        Those of fields with a zstd frame for each row, too.
 
     Raises
     ------
     UsageError
         They would take more than half of the memory available; found before any is read.
     """
-    files, places = _plan(columns)
+    files, places = _plan(columns, frames)
     if device.type != "cuda":
         why = f"batches go to the {device.type}"
     elif not files:
@@ -341,24 +311,31 @@ def registered(columns: Columns, device: torch.device) -> Registered | None:
     return None
 
 
-def _plan(columns: Columns) -> tuple[list[tuple[Path, int]], dict[str, Places]]:
+def _plan(columns: Columns, frames: bool) -> tuple[list[tuple[Path, int]], dict[str, Placed]]:
     """Files to map, in order, and where the rows of each array lie in a span of them."""
     readers: dict[str, ArrayReader] = {}
     for turn in range(columns.turns):
         readers |= {reader.name: reader for reader in columns.at_epoch(turn).readers.values()}
     files: list[tuple[Path, int]] = []
-    places: dict[str, Places] = {}
+    places: dict[str, Placed] = {}
     end = 0
+
+    def place(path: Path, nbytes: int) -> int:
+        nonlocal end
+        files.append((path, nbytes))
+        start, end = end, end + align(nbytes, mmap.PAGESIZE)
+        return start
+
     for name, reader in readers.items():
-        array, starts = reader.array, []
-        for path, nbytes, start in reader.plain_objects():
-            files.append((path, nbytes))
-            starts.append(end + start)
-            end += align(nbytes, mmap.PAGESIZE)
-        if starts:
+        array = reader.array
+        if plain := reader.plain_objects():
+            starts = [place(path, nbytes) + first for path, nbytes, first in plain]
             shard_rows, chunk_rows = array.object_shape[0], array.chunk_shape[0]
             first = np.array(starts, np.int64)
             places[name] = Places(first, shard_rows, chunk_rows, array.row_nbytes, reader.pitch)
+        elif frames and reader.framed and (framed := reader.frame_objects()):
+            extents = [np.add(each, (place(path, nbytes), 0)) for path, nbytes, each in framed]
+            places[name] = Frames(*np.concatenate(extents).T.copy())
     return files, places
 
 
@@ -368,14 +345,14 @@ def _require_room(columns: Columns, needed: int) -> None:
         raise UsageError("gather needs /proc/meminfo to know whether the shards fit")
     if needed > SHARE * free:
         raise UsageError(
-            f"{columns.version.path} has {size(needed)} of plain rows, and {size(free)} of memory "
-            f"are available, of which {SHARE:.0%} may be page-locked; leave gather out, or name "
-            "fewer fields"
+            f"{columns.version.path} has {size(needed)} of shards, and {size(free)} of memory are "
+            f"available, of which {SHARE:.0%} may be page-locked; leave gather out, or name fewer "
+            "fields"
         )
 
 
 def _registered(
-    files: Sequence[tuple[Path, int]], places: Mapping[str, Places], device: torch.device
+    files: Sequence[tuple[Path, int]], places: Mapping[str, Placed], device: torch.device
 ) -> Registered:
     driver = Driver(device)
     span = Span(files, private=False)

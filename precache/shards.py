@@ -22,6 +22,9 @@ from precache.version import Version
 UNDO_ROWS = 64
 """Rows whose image filter is undone together: enough to amortise a call for each line."""
 
+CHECK_ROWS = 8
+"""Rows that are decompressed together where only their checksum counts."""
+
 DECODE_NBYTES = 1 << 20
 """Chunks of small rows are decoded up to this size before their rows are copied."""
 
@@ -188,8 +191,30 @@ class ArrayReader:
             found.append((path, mapped.size, int(mapped.index[0, 0])))
         return found
 
+    def frame_objects(self) -> list[tuple[Path, int, np.ndarray]]:
+        """Path and size of each object, and (n, 2) int64 offset and length of each row's frame.
+
+        Raises
+        ------
+        DamageError
+            As `plain_objects`.
+        """
+        found = []
+        tail, shard_rows = self._pieces[0].object_tail, self.array.object_shape[0]
+        for number in range(self.array.objects):
+            row = number * shard_rows
+            path, mapped = self._objects.path(number, tail), self._objects.get(number, tail, row)
+            if path is None or mapped is None:
+                return []
+            extents = mapped.index[: min(shard_rows, self.array.shape[0] - row)]
+            lost = (extents > mapped.size).any(axis=1) | (extents.sum(axis=1) > mapped.size)
+            for wrong in (np.flatnonzero(lost) + row).tolist():
+                raise self.damage(wrong, "its index points outside of it")
+            found.append((path, mapped.size, extents.astype(np.int64)))
+        return found
+
     def check(self, rows: np.ndarray) -> None:
-        """Check the CRC32C of plain rows where `verify` says so, without reading them for more.
+        """Check plain rows, or frames, where `verify` says so, without reading them for more.
 
         Raises
         ------
@@ -198,8 +223,16 @@ class ArrayReader:
         """
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         chunks = inside // self.array.chunk_shape[0]
-        for position in np.flatnonzero(self._checks(numbers, chunks)):
-            self._check_plain(rows[position], numbers[position], chunks[position])
+        if not self.framed:
+            for position in np.flatnonzero(self._checks(numbers, chunks)):
+                self._check_plain(rows[position], numbers[position], chunks[position])
+            return
+        left = rows[~self._checked[numbers, chunks] | (self._verify == "always")]
+        scratch = np.empty((min(len(left), CHECK_ROWS), *self.array.row_shape), self.array.dtype)
+        for start in range(0, len(left), CHECK_ROWS):
+            # To decompress a frame is to check it.
+            some = left[start : start + CHECK_ROWS]
+            self.read(some, scratch[: len(some)], undo=False)
 
     def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
         """(n,) bool: whether the CRC32C of each chunk is to be checked."""

@@ -178,6 +178,14 @@ class SlotPool:
         return memory[start : start + self.nbytes]
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A batch that is on its way to a device, and there once `there` is passed."""
+
+    batch: Batch
+    there: torch.cuda.Event
+
+
 class DeviceCopier:
     """Copies slots to a CUDA device on a side stream, one asynchronous copy a batch."""
 
@@ -187,25 +195,35 @@ class DeviceCopier:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
         self._handed_out: deque[torch.cuda.Event] = deque()
 
-    def copy(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Batch:
-        """The first `nbytes` of a slot on the device, unpacked there.
+    def send(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Sent:
+        """The first `nbytes` of a slot on the device, unpacked there; from any thread.
 
-        The copy and what `unpack` does run on the side stream; the caller's current stream waits
-        for them. The host waits where it is `STEPS_AHEAD` steps before the device, whose memory
-        would fill up with batches otherwise.
+        The copy and what `unpack` does run on the side stream, beside whatever the device has to
+        do; nobody waits for them yet.
         """
-        current = torch.cuda.current_stream(self._device)
-        self._limit(current)
-        with torch.cuda.stream(self._stream):
+        # On threads that chose no device, leaving the stream would set up the first one.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             copied.record(self._stream)
             self._pool.release_after(copied, slot)
             batch = unpack(memory)
-        current.wait_stream(self._stream)
-        for tensor in batch.values():
+            there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            there.record(self._stream)
+        return Sent(batch, there)
+
+    def hand_out(self, sent: Sent) -> Batch:
+        """What was sent, for the caller's current stream, which waits for it.
+
+        The host waits only where it is `STEPS_AHEAD` steps before the device, whose memory would
+        fill up with batches otherwise.
+        """
+        current = torch.cuda.current_stream(self._device)
+        self._limit(current)
+        current.wait_event(sent.there)
+        for tensor in sent.batch.values():
             tensor.record_stream(current)
-        return batch
+        return sent.batch
 
     def _limit(self, current: torch.cuda.Stream) -> None:
         """Wait until few of the steps are left that were queued on the caller's stream."""

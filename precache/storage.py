@@ -6,10 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from fsspec.core import split_protocol
 
 from precache.blobs import RemoteFolder
+from precache.errors import UsageError
+from precache.filesystems import EXTRAS, WEB
 from precache.folder import Folder
 from precache.localdisk import LocalFolder
 
@@ -23,9 +26,25 @@ def open_folder(uri: str | os.PathLike[str], options: StorageOptions = None) -> 
     ----------
     options
         Of the remote file system, as its fsspec class takes them; a local disk has none.
+
+    Raises
+    ------
+    UsageError
+        A URL that names no bucket.
     """
     protocol, path = split_protocol(os.fspath(uri))
     if protocol in (None, "file", "local"):
         return LocalFolder(Path(path).expanduser().absolute())
-    whole = os.fspath(uri) if protocol in ("http", "https") else path
+    if protocol in EXTRAS and not path.strip("/"):
+        raise UsageError(f"{protocol}:// names no bucket; give {protocol}://BUCKET/FOLDER")
+    whole = os.fspath(uri) if protocol in WEB else path
     return RemoteFolder(protocol, whole.rstrip("/"), dict(options or {}))
+
+
+def shown(uri: str | os.PathLike[str]) -> str:
+    """A path or URL without user, password, query and fragment, any of which may be a secret."""
+    text = os.fspath(uri)
+    if "://" not in text:
+        return text
+    parts = urlsplit(text)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

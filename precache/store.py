@@ -14,7 +14,7 @@ from precache.attributes import FORMAT, Attributes
 from precache.commits import BUILD, ROOT, Commit, read_commits
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
-from precache.storage import StorageOptions, open_folder
+from precache.storage import StorageOptions, open_folder, shown
 from precache.variants import number_of, variants_of
 from precache.version import Version, read_array_documents
 
@@ -70,6 +70,7 @@ def _is_far(folder: Folder) -> bool:
 
 
 def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -> str:
+    base = shown(base)
     if not log:
         if not store.exists():
             raise StoreError(

@@ -17,6 +17,7 @@ from precache import nvcomp
 from precache.columns import Columns
 from precache.feed import ShardFeed
 from precache.fetchers import Requests
+from precache.gathering import Places
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
 from precache.registered import registered
@@ -25,6 +26,7 @@ from precache.slots import (
     STEPS_AHEAD,
     Batch,
     DeviceCopier,
+    Sent,
     SlotLayout,
     SlotPool,
     undo_image_tensor,
@@ -50,6 +52,8 @@ class _Filled:
         Field -> where its zstd frames start, for those that the device decompresses.
     gathered
         Field -> array, for those whose rows the device gathers.
+    longest
+        Field -> bytes of its longest frame, for those whose frames it gathers.
     nbytes
         Of the slot that are in use.
     """
@@ -58,6 +62,7 @@ class _Filled:
     rows: np.ndarray
     frames: Mapping[str, int]
     gathered: Mapping[str, str]
+    longest: Mapping[str, int]
     nbytes: int
 
 
@@ -88,7 +93,9 @@ class BatchStream:
     ) -> None:
         self._columns = columns
         self._framed = _framed(columns, device) if decompress == "device" else {}
-        self._registered = registered(columns, device) if gather == "device" else None
+        self._registered = None
+        if gather == "device":
+            self._registered = registered(columns, device, frames=bool(self._framed))
         there = self._registered.places if self._registered else {}
         self._gathered = {name for name, array in columns.arrays.items() if array in there}
         copying = all(each.plain or name in self._framed for name, each in columns.readers.items())
@@ -101,7 +108,8 @@ class BatchStream:
         lengths = {_lengths(name): ((), "int64") for name in self._framed}
         places = {_places(name): ((), "int64") for name in self._gathered}
         self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
-        frames = batch_size * sum(reader.frame_bound for reader in self._framed.values())
+        self._sent = {n: each for n, each in self._framed.items() if n not in self._gathered}
+        frames = batch_size * sum(reader.frame_bound for reader in self._sent.values())
         cuda = device if device.type == "cuda" else None
         slots = self._ahead + SLOTS_IN_USE + (STEPS_AHEAD if cuda else 0)
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
@@ -136,16 +144,16 @@ class BatchStream:
             ends.enter_context(contextlib.closing(coming))
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
-            fill = functools.partial(self._fill, columns, ready, feed, requests)
-            work = prefetch(fill, coming, self._threads, self._ahead, self._give_back)
+            make = functools.partial(self._make, columns, ready, feed, requests, doubts)
+            work = prefetch(make, coming, self._threads, self._ahead, self._give_back)
             ends.enter_context(contextlib.closing(work))
             ends.callback(requests.stop)
             if feed:
                 ends.callback(feed.stop)
-            for filled in work:
+            for made in work:
                 ready.pop()
-                batch = self._deliver(filled, doubts)
-                del filled
+                batch = self._deliver(made)
+                del made
                 doubts.settle()
                 yield batch
                 del batch  # what the caller dropped must not live on here
@@ -165,71 +173,96 @@ class BatchStream:
         readers = [each for name, each in columns.readers.items() if name not in self._gathered]
         return ReadAhead(readers, self.thread_time)
 
-    def _fill(
+    def _make(
         self,
         columns: Columns,
         ready: deque[None],
         feed: ShardFeed | None,
         requests: Requests,
+        doubts: _Doubts,
         rows: np.ndarray,
-    ) -> _Filled:
-        """Decode a batch into a slot; runs on the decoding threads."""
+    ) -> _Filled | Sent:
+        """Decode a batch, and send it to the device; runs on the decoding threads."""
         present = feed.present(rows) if feed else requests.made_here()
-        with self.thread_time.counted(), present:
-            slot = self._pool.acquire()
-            try:
-                out = self._layout.arrays(slot, len(rows))
-                columns.read(rows, out, undo=self._copier is None)
-                frames, nbytes = {}, self._layout.nbytes
-                for name in self._framed:
-                    frames[name] = nbytes
-                    lengths = out[_lengths(name)]
-                    lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
-                    nbytes += int(lengths.sum())
-                gathered = self._locate(columns, rows, out)
-            except BaseException:
-                self._pool.release(slot)
-                raise
+        with self.thread_time.counted():
+            with present:
+                filled = self._fill(columns, rows)
+            made = filled if self._copier is None else self._send(self._copier, filled, doubts)
         ready.append(None)
-        return _Filled(slot, rows, frames, gathered, nbytes)
+        return made
+
+    def _fill(self, columns: Columns, rows: np.ndarray) -> _Filled:
+        """Decode a batch into a slot."""
+        slot = self._pool.acquire()
+        try:
+            out = self._layout.arrays(slot, len(rows))
+            columns.read(rows, out, undo=self._copier is None)
+            frames, nbytes = {}, self._layout.nbytes
+            for name in self._sent:
+                frames[name] = nbytes
+                lengths = out[_lengths(name)]
+                lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
+                nbytes += int(lengths.sum())
+            gathered, longest = self._locate(columns, rows, out)
+        except BaseException:
+            self._pool.release(slot)
+            raise
+        return _Filled(slot, rows, frames, gathered, longest, nbytes)
+
+    def _send(self, copier: DeviceCopier, filled: _Filled, doubts: _Doubts) -> Sent:
+        unpack = functools.partial(self._unpack, filled, doubts)
+        return copier.send(filled.slot, filled.nbytes, unpack)
 
     def _locate(
         self, columns: Columns, rows: np.ndarray, out: Mapping[str, np.ndarray]
-    ) -> dict[str, str]:
-        """Say in a slot where the device finds rows, checked as others are; field -> array."""
+    ) -> tuple[dict[str, str], dict[str, int]]:
+        """Say in a slot where the device finds rows, checked as others are; field -> array, and
+        field -> bytes of its longest frame."""
         gathered = {name: columns.arrays[name] for name in self._gathered}
+        longest = {}
         for name, array in gathered.items():
             assert self._registered is not None  # else nothing is gathered
             columns.readers[name].check(rows)
-            out[_places(name)][:] = self._registered.places[array].of(rows)
-        return gathered
+            layout = self._registered.places[array]
+            if isinstance(layout, Places):
+                out[_places(name)][:] = layout.of(rows)
+            else:
+                out[_places(name)][:] = layout.starts[rows]
+                lengths = out[_lengths(name)][:] = layout.lengths[rows]
+                longest[name] = int(lengths.max())
+        return gathered, longest
 
-    def _give_back(self, filled: _Filled) -> None:
-        self._pool.release(filled.slot)
+    def _give_back(self, made: _Filled | Sent) -> None:
+        if isinstance(made, _Filled):  # else the slot comes back once it is copied
+            self._pool.release(made.slot)
 
-    def _deliver(self, filled: _Filled, doubts: _Doubts) -> Batch:
-        """A filled slot as tensors on the device."""
-        if self._copier is not None:
-            unpack = functools.partial(self._unpack, filled, doubts)
-            return self._copier.copy(filled.slot, filled.nbytes, unpack)
-        batch = self._layout.tensors(self._pool.lend(filled.slot), len(filled.rows))
+    def _deliver(self, made: _Filled | Sent) -> Batch:
+        """What was made of a batch, as tensors on the device."""
+        if isinstance(made, Sent):
+            assert self._copier is not None  # which sent it
+            return self._copier.hand_out(made)
+        batch = self._layout.tensors(self._pool.lend(made.slot), len(made.rows))
         # A list of all labels must not keep all images alive.
         return {n: t.clone() if n in self._cloned else t for n, t in batch.items()}
 
     def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
         found = self._layout.tensors(memory, len(filled.rows))
-        for name, start in filled.frames.items():
-            array, lengths = self._framed[name].array, found.pop(_lengths(name))
-            offsets = lengths.cumsum(0) - lengths + start
-            values, failed = nvcomp.decompress(memory, offsets, lengths, array.row_nbytes)
+        for name, reader in self._framed.items():
+            lengths = found.pop(_lengths(name))
+            if name in filled.frames:
+                held, offsets = memory, lengths.cumsum(0) - lengths + filled.frames[name]
+            else:
+                assert self._registered is not None  # else frames are in the slot
+                starts, longest = found.pop(_places(name)), filled.longest[name]
+                held, offsets = self._registered.gather_frames(starts, longest)
+            values, failed = nvcomp.decompress(held, offsets, lengths, reader.array.row_nbytes)
             doubts.add(name, filled.rows, failed)
             found[name] = self._shaped(name, values)
-        for name, array_name in filled.gathered.items():
+        for name in filled.gathered.keys() - self._framed.keys():
             assert self._registered is not None  # else nothing is gathered
-            found[name] = self._shaped(
-                name, self._registered.gather(array_name, found.pop(_places(name)))
-            )
+            values = self._registered.gather(filled.gathered[name], found.pop(_places(name)))
+            found[name] = self._shaped(name, values)
         for name, reader in self._columns.readers.items():
             if reader.filtered:
                 found[name] = undo_image_tensor(found[name])

@@ -10,7 +10,7 @@ import torch.distributed
 
 from precache.commits import ROOT, read_commits
 from precache.errors import PrecacheError, StoreError, UsageError
-from precache.storage import StorageOptions, open_folder
+from precache.storage import StorageOptions, open_folder, shown
 from precache.store import split_uri
 from precache.version import Version
 
@@ -31,7 +31,8 @@ class Refresh:
         self._folder = open_folder(uri, options)
         if split_uri(uri, options)[1] is not None or self._folder.exists(ROOT):
             raise UsageError(
-                f"{uri} is one version, or no store of precache; refresh='epoch' follows a store"
+                f"{shown(uri)} is one version, or no store of precache; refresh='epoch' follows a "
+                "store"
             )
 
     def uri_of(self, version: str) -> str:

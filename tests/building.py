@@ -29,6 +29,7 @@ from PIL import Image
 
 import precache
 from precache.folder import Folder
+from precache.storage import open_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LONG_AGO = 1_700_000_000
@@ -153,7 +154,8 @@ def labels(store: Path) -> dict[str, int]:
 def assert_whole_road(
     photos: str, store: str, options: dict[str, Any], folder: Path, address: str = "serial"
 ) -> None:
-    """Build from what `put_photos` put, build again, verify, pull, and train in both ways."""
+    """Build from what `put_photos` put, build again, verify, pull, train in both ways; and build
+    from a copy of the source."""
     recipe = precache.Pipeline.image(resize=64, crop=56)
     build: dict[str, Any] = {"address": address, "shard_samples": 4, "storage_options": options}
     result = precache.build(photos, store, recipe, **build)
@@ -182,6 +184,17 @@ def assert_whole_road(
     by_range = pixels(store, storage_options=options)
     assert by_range.keys() == right.keys()
     assert all(np.array_equal(by_range[key], right[key]) for key in right)
+
+    origin, copied = open_folder(photos, options), open_folder(f"{photos}-copied", options)
+    for info in list(origin.walk()):
+        copied.copy(info.name, origin, info.name)
+    moved = precache.build(f"{photos}-copied", store, recipe, **{**build, "address": "serial"})
+    assert moved.version != result.version
+    assert moved.shards_reused == moved.shards == 4
+    assert precache.verify(store, storage_options=options).ok
+    there = pixels(store, storage_options=options)
+    assert there.keys() == right.keys()
+    assert all(np.array_equal(there[key], right[key]) for key in right)
 
 
 # --- the command line ---------------------------------------------------------------------------

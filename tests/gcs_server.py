@@ -256,6 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("GET", "storage/v1/b/*/o/*"): self._get,
             ("GET", "download/storage/v1/b/*/o/*"): self._download,
             ("DELETE", "storage/v1/b/*/o/*"): self._delete,
+            ("POST", "storage/v1/b/*/o/*/rewriteTo/b/*/o/*"): self._rewrite,
             ("POST", "upload/storage/v1/b/*/o"): self._upload,
             ("PUT", "upload/storage/v1/b/*/o"): self._upload,
             ("DELETE", "upload/storage/v1/b/*/o"): self._cancel,
@@ -309,6 +310,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.store.delete(parts[3], parts[5])
         return 204, b"", {}
 
+    def _rewrite(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
+        """A copy, at once."""
+        data = self.store.get(parts[3], parts[5], query.get("sourceGeneration")).data
+        create = query.get("ifGenerationMatch") == "0"
+        made = self.store.insert(parts[8], parts[10], data, create)
+        found = {"objectSize": str(len(data)), "totalBytesRewritten": str(len(data))}
+        resource = made.resource(parts[8])
+        return _json(
+            {"kind": "storage#rewriteResponse", "done": True, **found, "resource": resource}
+        )
+
     def _upload(self, parts: list[str], query: dict[str, str], body: bytes) -> Answer:
         bucket, create = parts[4], query.get("ifGenerationMatch") == "0"
         if "upload_id" in query:
@@ -346,7 +358,8 @@ def _shape(path: str) -> str:
     if len(parts) == 2:
         return "*/*"
     first = parts.index("b") if "b" in parts else len(parts)
-    return "/".join("*" if n in (first + 1, first + 3) else p for n, p in enumerate(parts))
+    names = {first + place for place in (1, 3, 6, 8)}
+    return "/".join("*" if n in names else part for n, part in enumerate(parts))
 
 
 def _not_found(parts: list[str], query: dict[str, str], body: bytes) -> Answer:

@@ -26,6 +26,7 @@ SETTINGS = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_grpc_client_keepalive_time_ms": "5000",
     "RAY_grpc_client_keepalive_timeout_ms": "3000",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 
 

@@ -22,12 +22,12 @@ PRECACHE = """
     filesystems s3reads listings blobs storage locks diskcache metadata rowtable receipts
     smallarrays commits version store status claims finished growing places inventory garbage
     difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
-    columns nvcomp report usage registered stream transforms ranks rankstore outputs selection
-    dataset pages charts resident following succession loader pagecache measurements snapshot
-    probes remedies verdict durations simulation simulation_text player pictures diagnosis
-    replay diagnosis_page turns mixture stallpublisher stallrecorder metering lightning bench
-    verification transfer jobs refreshed ensured png catalogue originals view viewfacts
-    viewpages viewserver build_options job_commands plan_command refresh_command
+    columns nvcomp report usage gathering registered stream transforms ranks rankstore outputs
+    selection dataset pages charts resident following succession loader pagecache measurements
+    snapshot probes remedies verdict durations simulation simulation_text player pictures
+    diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder metering
+    lightning bench verification transfer jobs refreshed ensured png catalogue originals view
+    viewfacts viewpages viewserver build_options job_commands plan_command refresh_command
     simulate_command doctor_text doctor_page doctor_command version_text version_commands cli
     __main__
 """

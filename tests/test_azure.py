@@ -161,6 +161,15 @@ def test_folders_that_are_blobs_too_are_folders(
     assert beside.names() == ["cat", "cat-0.jpg"]
 
 
+def test_a_file_is_one_where_nothing_can_be_listed_below_it(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    faulty.put("a.tar", [b"1"])
+    refused = proxy.faults["GET", "/bucket"] = [status(409)]
+    assert faulty.folder("a.tar").kind() == "file"
+    assert refused == []
+
+
 def test_a_blob_that_is_said_to_be_no_folder_is_a_file(azurite: Azurite, folder: Folder) -> None:
     with azurite.container("bucket") as bucket:
         marks = {"hdi_isfolder": "true", "is_directory": "false"}
@@ -321,12 +330,13 @@ def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: Fa
 # --- the whole road -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("address", ["serial", "local"])
 def test_from_container_to_container_to_training(
-    photos: str, azurite: Azurite, tmp_path: Path
+    address: str, photos: str, azurite: Azurite, tmp_path: Path
 ) -> None:
     options = azurite.options()
     store = f"az://bucket/store-{next(_numbers)}"
-    assert_whole_road(photos, store, options, tmp_path)
+    assert_whole_road(photos, store, options, tmp_path, address)
     stored = open_folder(store, options)
     assert not any(Azurite.KEY.encode() in stored.read(info.name) for info in stored.walk())
 
@@ -383,6 +393,21 @@ def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultPr
         proxy.faults["GET", "/bucket"] = waiting
         assert sorted(found()) == names
         assert waiting == []
+
+
+def test_whatever_breaks_off_is_asked_for_again(faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("a/1.jpg", [b"1"])
+    faulty.put("b/1.jpg", [b"1"])
+    for ending, action in [
+        ("/bucket", lambda: faulty.names() == ["a", "b"]),
+        ("/bucket", lambda: faulty.sizes("a") == {"a/1.jpg": 1}),
+        ("/a/1.jpg", lambda: faulty.read("a/1.jpg") == b"1"),
+        ("/bucket", lambda: faulty.remove("b") is None),
+    ]:
+        waiting = proxy.faults["GET", ending] = [reset, reset]
+        assert action()
+        assert waiting == []
+    assert faulty.names() == ["a"]
 
 
 @pytest.mark.parametrize("code", [401, 403])

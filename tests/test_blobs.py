@@ -20,7 +20,7 @@ from fsspec.spec import AbstractFileSystem
 import precache
 from precache import blobs, retries
 from precache.blobs import RemoteFolder
-from precache.errors import BuildError, DamageError, StorageError, UsageError
+from precache.errors import BuildError, DamageError, StorageError, StoreError, UsageError
 from precache.folder import Folder
 from precache.storage import open_folder
 from tests.building import encoded, environment, photograph, put_photos, remains, running
@@ -236,6 +236,19 @@ def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
         assert SECRET not in text
         assert "hidden" not in text
     assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
+
+
+@pytest.mark.parametrize("url", ["s3://", "gs:///", "az://"])
+def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=rf"{url[:5]} names no bucket; give {url[:5]}BUCKET/FOLD"):
+        open_folder(url)
+
+
+def test_a_store_that_is_not_there_is_named_without_the_secrets_of_its_url(s3: S3Server) -> None:
+    for action in (precache.open, precache.versions, precache.verify):
+        with pytest.raises(StoreError, match=r"there is no store at s3://bucket/none") as caught:
+            action("s3://bucket/none?signature=hidden", storage_options=s3.options())
+        assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

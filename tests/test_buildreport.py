@@ -17,10 +17,11 @@ import precache
 from precache.errors import BuildError, StorageError, UsageError
 from precache.pages import save
 from precache.receipts import Receipt, ShardObject
+from precache.storage import shown
 from tests.browser import AXE, CHROMIUM, chromium
 from tests.building import cli, write, write_jpegs
 from workers import build as building
-from workers.buildreport import BINS, check_reports, shown, summary
+from workers.buildreport import BINS, check_reports, summary
 from workers.reportpage import BARS, ROWS, duration, page
 
 HOSTILE = "<script>alert(1)</script>&\"'.jpg"

@@ -31,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "copied": {},
     "decompressed there": {"decompress": "device"},
     "gathered there": {"gather": "device"},
+    "gathered and decompressed there": {"gather": "device", "decompress": "device"},
 }
 """Each where it can be had; else the host does it, and the log says so."""
 
@@ -77,6 +78,21 @@ def test_frames_decompressed_on_the_device_give_the_same_batches(
         for each in expected:
             _assert_same(_epoch(loader), each)
     assert not caplog.records
+
+
+@needs_nvcomp
+@pytest.mark.parametrize("codec", ["zstd", "image"])
+def test_frames_gathered_by_the_device_give_the_same_batches(
+    codec: str, stores: dict[str, BuiltStore]
+) -> None:
+    path = stores[codec].path
+    with precache.Loader(path, 4, seed=2, device="cpu") as loader:
+        expected = [_epoch(loader) for _ in range(3)]
+    ways = WAYS["gathered and decompressed there"]
+    with precache.Loader(path, 4, seed=2, device="cuda", **ways) as loader:
+        assert loader._stream._gathered == {"image"}  # else the driver refused
+        for each in expected:
+            _assert_same(_epoch(loader), each)
 
 
 @needs_nvcomp
@@ -183,6 +199,8 @@ def test_the_host_is_few_steps_ahead_of_the_device(store: BuiltStore) -> None:
         assert not done[-1].query()  # else the host waited for each step
 
 
+# It says of itself that it is a prototype.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", WAYS)
 def test_the_host_never_waits_for_the_device(name: str, store: BuiltStore) -> None:
     steps = [

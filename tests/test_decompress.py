@@ -52,7 +52,7 @@ def test_only_rows_that_are_a_frame_each_are_framed(
     assert not framed(tile_stores["zstd"])  # several rows a chunk
 
 
-def _device_stand_in(
+def stand_in_for_nvcomp(
     memory: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor, row_nbytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What nvCOMP does, on the host."""
@@ -69,11 +69,11 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     store = stores[codec]
     columns = Columns(str(store.path))
     monkeypatch.setattr(stream, "_framed", lambda columns, device: dict(columns.readers))
-    monkeypatch.setattr(nvcomp, "decompress", _device_stand_in)
+    monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
     monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
     batches = BatchStream(columns, 4, CPU, decompress="device")
     rows = np.array([7, 1, 19])
-    filled = batches._fill(columns, stream.deque(), None, stream.Requests(1, "here"), rows)
+    filled = batches._fill(columns, rows)
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
     found = batches._unpack(filled, stream._Doubts({}), memory)
     assert list(found) == ["image", "label", "row"]

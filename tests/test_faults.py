@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +162,38 @@ def test_a_body_that_stops_in_the_middle(
         assert waited >= seconds
     else:
         assert waited < seconds
+
+
+@pytest.mark.parametrize("fault", [status(503), reset], ids=["503", "reset"])
+def test_whatever_is_asked_for_is_asked_for_again(fault: Fault, service: Service) -> None:
+    """The first request of each action fails: of a look, a listing, a write or a removal."""
+    for name in ("a/1.jpg", "b/2.jpg", "b/c/3.jpg"):
+        service.put(name, name.encode())
+    folder = open_folder(service.faulty, service.faulty_options)
+    actions: list[tuple[Callable[[], object], object]] = [
+        (folder.kind, "folder"),
+        (folder.names, ["a", "b"]),
+        (lambda: sorted(info.name for info in folder.folder("b").walk()), ["2.jpg", "c/3.jpg"]),
+        (lambda: folder.size("b/2.jpg"), 7),
+        (lambda: folder.exists("b/none.jpg"), False),
+        (lambda: folder.get("b/none.jpg"), None),
+        (lambda: folder.read("a/1.jpg"), b"a/1.jpg"),
+    ]
+    if service.files is None:
+        actions += [
+            (lambda: folder.put("new", [b"1"]), None),
+            (lambda: folder.create("once", b"1"), True),
+            (lambda: folder.create("once", b"2"), False),
+            (lambda: folder.copy("copied", folder, "a/1.jpg"), None),
+            (lambda: folder.read("copied"), b"a/1.jpg"),
+            (lambda: folder.remove("b"), None),
+            (lambda: sorted(folder.sizes()), ["a/1.jpg", "copied", "new", "once"]),
+        ]
+    for action, right in actions:
+        left = [fault]
+        service.proxy.choose = lambda method, path, left=left: left.pop() if left else None
+        assert action() == right
+        assert left == []
 
 
 # --- whole builds, versions and epochs ----------------------------------------------------------

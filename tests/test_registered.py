@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -12,68 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import precache
+from precache import nvcomp, stream
 from precache import registered as room
-from precache import stream
 from precache.columns import Columns
 from precache.errors import DamageError, UsageError
-from precache.registered import DEVICEMAP, READ_ONLY, Places, Span, gather
+from precache.gathering import Places, gather
+from precache.registered import DEVICEMAP, READ_ONLY, Span
 from precache.stream import BatchStream
 from tests.conftest import BuiltStore
+from tests.test_decompress import stand_in_for_nvcomp
 
 CPU = torch.device("cpu")
-
-
-# --- which bytes --------------------------------------------------------------------------------
-
-
-@st.composite
-def arrays(draw: st.DrawFn) -> tuple[Places, int]:
-    """Where the rows of an array lie, and how many there are."""
-    chunk_rows, row_nbytes = draw(st.integers(1, 4)), draw(st.integers(1, 40))
-    shard_rows = chunk_rows * draw(st.integers(1, 5))
-    pitch = chunk_rows * row_nbytes + draw(st.sampled_from([0, 4]))
-    shard_nbytes = shard_rows // chunk_rows * pitch
-    starts, end = [], 0
-    for _ in range(draw(st.integers(1, 4))):
-        starts.append(end + draw(st.sampled_from([0, 8, 20])))
-        end = starts[-1] + shard_nbytes
-    places = Places(np.array(starts, np.int64), shard_rows, chunk_rows, row_nbytes, pitch)
-    return places, end
-
-
-@given(arrays(), st.data())
-def test_a_gather_takes_the_bytes_of_each_row(
-    laid_out: tuple[Places, int], data: st.DataObject
-) -> None:
-    places, nbytes = laid_out
-    memory = np.random.default_rng(0).integers(0, 256, -(-nbytes // 8) * 8).astype(np.uint8)
-    every = len(places.starts) * places.shard_rows
-    rows = np.array(data.draw(st.lists(st.integers(0, every - 1), min_size=1, max_size=9)))
-    found = gather(
-        torch.from_numpy(memory),
-        torch.from_numpy(places.of(rows)),
-        places.row_nbytes,
-        places.unit,
-    )
-    for row, values in zip(rows.tolist(), found.numpy(), strict=True):
-        shard, inside = divmod(row, places.shard_rows)
-        chunk, within = divmod(inside, places.chunk_rows)
-        start = places.starts[shard] + chunk * places.pitch + within * places.row_nbytes
-        np.testing.assert_array_equal(values, memory[start : start + places.row_nbytes])
-
-
-@pytest.mark.parametrize(
-    ("row_nbytes", "pitch", "unit"),
-    [(150528, 150532, 4), (150528, 150528, 8), (3, 7, 1), (6, 10, 2), (75, 79, 1)],
-)
-def test_the_largest_elements_are_gathered_that_rows_are_made_of(
-    row_nbytes: int, pitch: int, unit: int
-) -> None:
-    assert Places(np.array([0, 4096]), 8, 1, row_nbytes, pitch).unit == unit
+SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
 
 
 # --- the range of addresses ---------------------------------------------------------------------
@@ -106,6 +59,19 @@ def test_a_file_that_is_gone_leaves_nothing_mapped(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
+def test_places_reach_beyond_four_gigabytes(tmp_path: Path) -> None:
+    path, row, far = tmp_path / "sparse", 100, 5 << 30
+    with path.open("wb") as file:
+        file.seek(far + 4)
+        file.write(bytes(range(row)))
+    places = Places(np.array([4]), 1 << 40, 1, row, 1 << 20)
+    span = Span([(path, far + 4 + row)], private=False)
+    rows = torch.from_numpy(places.of(np.array([far >> 20])))
+    found = gather(span.host_tensor(), rows, row, places.unit)
+    assert found.tolist() == [list(range(row))]
+    span.close()
+
+
 # --- the driver ---------------------------------------------------------------------------------
 
 
@@ -130,6 +96,69 @@ class Recorder:
         del self.held[address]
 
 
+class Library:
+    """Stands in for libcuda: keeps the calls, and answers with a status by name."""
+
+    def __init__(self, statuses: dict[str, int], moved: int = 0) -> None:
+        self.statuses, self.moved = statuses, moved
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name == "cuGetErrorName":
+                arguments[1]._obj.value = b"CUDA_ERROR_NOT_SUPPORTED"
+            if name == "cuMemHostGetDevicePointer_v2":
+                arguments[0]._obj.value = arguments[1].value + self.moved
+            if name == "cuMemHostRegister_v2":
+                assert [each.value for each in arguments[:2]] == [8192, 4096]
+            return self.statuses.get(name, 0)
+
+        return call
+
+
+AROUND = ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2"]
+AFTER = ["cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"]
+REGISTER = ["cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "moved", "calls", "why"),
+    [
+        ({}, 0, [*AROUND, *REGISTER, "cuMemHostUnregister", *AFTER], None),
+        (
+            {"cuMemHostRegister_v2": 801},
+            0,
+            [*AROUND, REGISTER[0], "cuGetErrorName", *AFTER],
+            r"cuMemHostRegister_v2 gives CUDA_ERROR_NOT_SUPPORTED \(801\)",
+        ),
+        ({}, 64, [*AROUND, *REGISTER, "cuMemHostUnregister", *AFTER], "another address"),
+        ({"cuInit": 100}, 0, ["cuInit", "cuGetErrorName"], "cuInit gives"),
+        (
+            {"cuCtxPushCurrent_v2": 201},
+            0,
+            [*AROUND, "cuGetErrorName", "cuDevicePrimaryCtxRelease_v2"],
+            "cuCtxPushCurrent_v2 gives",
+        ),
+    ],
+)
+def test_the_driver_is_left_as_it_was_found(
+    statuses: dict[str, int],
+    moved: int,
+    calls: list[str],
+    why: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = Library(statuses, moved)
+    monkeypatch.setattr(room.ctypes, "CDLL", lambda name: library)
+    driver = room.Driver(torch.device("cuda", 0))
+    refused = pytest.raises(room._RefusedError, match=why) if why else contextlib.nullcontext()
+    with refused, driver.context():
+        driver.register(8192, 4096, COPIED)
+        driver.unregister(8192)
+    assert library.calls == calls
+
+
 @pytest.fixture
 def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[[Any], Any]]:
     """Register with a stand-in, and see what it would show a device on the host."""
@@ -138,12 +167,9 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[
         monkeypatch.setattr(room, "Driver", lambda device: driver)
         monkeypatch.setattr(Span, "device_tensor", lambda span, device: span.host_tensor())
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-        return lambda columns: room.registered(columns, torch.device("cuda", 0))
+        return functools.partial(room.registered, device=torch.device("cuda", 0))
 
     return use
-
-
-SHARED, COPIED = DEVICEMAP | READ_ONLY, DEVICEMAP
 
 
 @pytest.mark.parametrize(
@@ -212,10 +238,17 @@ def test_a_forked_process_leaves_it_to_its_parent(
 # --- batches ------------------------------------------------------------------------------------
 
 
+def ignoring_damage(
+    memory: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor, row_nbytes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As nvCOMP does, which checks no checksum."""
+    none = torch.zeros(len(lengths), dtype=torch.bool)
+    return torch.zeros((len(lengths), row_nbytes), dtype=torch.uint8), none
+
+
 def _batch(batches: BatchStream, columns: Columns, rows: np.ndarray) -> dict[str, torch.Tensor]:
     """What the device makes of a slot, on the host."""
-    requests = stream.Requests(1, "here")
-    filled = batches._fill(columns, stream.deque(), None, requests, rows)
+    filled = batches._fill(columns, rows)
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
     return batches._unpack(filled, stream._Doubts({}), memory)
 
@@ -226,17 +259,33 @@ def gathering(
 ) -> Callable[[Columns], BatchStream]:
     """A stream whose rows are gathered from registered shards."""
     register = as_device(Recorder())
-    monkeypatch.setattr(stream, "registered", lambda columns, device: register(columns))
-    return lambda columns: BatchStream(columns, 8, CPU, gather="device")
+    monkeypatch.setattr(
+        stream, "registered", lambda columns, device, **options: register(columns, **options)
+    )
+    monkeypatch.setattr(
+        stream,
+        "_framed",
+        lambda columns, device: {n: r for n, r in columns.readers.items() if r.framed},
+    )
+    monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
+    monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
+    return lambda columns: BatchStream(columns, 8, CPU, decompress="device", gather="device")
 
 
-@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [("stores", "raw"), ("tile_stores", "raw"), ("stores", "zstd"), ("stores", "image")],
+)
 def test_batches_are_those_of_the_host(
-    kind: str, request: pytest.FixtureRequest, gathering: Callable[[Columns], BatchStream]
+    kind: str,
+    codec: str,
+    request: pytest.FixtureRequest,
+    gathering: Callable[[Columns], BatchStream],
 ) -> None:
-    store = request.getfixturevalue(kind)["raw"]
+    store = request.getfixturevalue(kind)[codec]
     columns = Columns(str(store.path))
     batches = gathering(columns)
+    assert batches._pool.nbytes < 1000  # no pixel, and no frame, goes through a slot
     rows = columns.valid(np.array([20, 0, 7, 8, 15, 16, 20]))
     found = _batch(batches, columns, rows)
     assert list(found) == ["image", "label", "row"]
@@ -269,23 +318,31 @@ def test_each_epoch_gathers_from_its_variant(
     batches.close()
 
 
+@pytest.mark.parametrize(
+    ("codec", "reason"), [("raw", "its CRC32C does not hold"), ("image", "a chunk does not decode")]
+)
 def test_rows_are_checked_on_the_host_the_first_time(
+    codec: str,
+    reason: str,
     stores: dict[str, BuiltStore],
     copy_store: Callable[[BuiltStore], BuiltStore],
     gathering: Callable[[Columns], BatchStream],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = copy_store(stores["raw"])
+    store = copy_store(stores[codec])
     columns, row = Columns(str(store.path)), np.array([2])
     batches = gathering(columns)
     _batch(batches, columns, row)
+    monkeypatch.setattr(nvcomp, "decompress", ignoring_damage)
+    start = int(columns.readers["image"]._objects.get(0, (0, 0, 0), 2).index[2, 0])
     with store.shard_path(0).open("r+b") as file:
-        file.seek(2 * (112 * 112 * 3 + 4) + 1000)
+        file.seek(start + 1000)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
     assert len(_batch(batches, columns, row)["image"]) == 1
     again = Columns(str(store.path))
-    with pytest.raises(DamageError, match=r"is damaged at row 2 \(.*its CRC32C does not hold"):
+    with pytest.raises(DamageError, match=rf"is damaged at row 2 \(.*{reason}"):
         _batch(gathering(again), again, row)
 
 
@@ -297,7 +354,7 @@ def test_too_much_is_refused_before_anything_is_mapped(
     monkeypatch.setattr(room, "available_bytes", lambda: 1_000_000)
     monkeypatch.setattr(room, "Span", None)
     register = as_device(Recorder())
-    with pytest.raises(UsageError, match=r"has 866 KB of plain rows, and 1 MB of memory are"):
+    with pytest.raises(UsageError, match=r"has 866 KB of shards, and 1 MB of memory are"):
         register(Columns(str(stores["raw"].path)))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 import precache
 from precache.codecs import filter_image, undo_image
 from precache.operations import DTYPES
-from precache.slots import SlotLayout, SlotPool, undo_image_tensor
+from precache.slots import STEPS_AHEAD, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
 from tests.conftest import BuiltStore
 
 FIELDS = st.dictionaries(
@@ -212,6 +214,107 @@ def test_every_field_of_a_batch_is_aligned(tile_stores: dict[str, BuiltStore]) -
     with precache.Loader(tile_stores["raw"].path, batch_size=7) as loader:
         batch = next(iter(loader))
     assert [tensor.data_ptr() % 64 for tensor in batch.values()] == [0, 0, 0]
+
+
+# --- to a device --------------------------------------------------------------------------------
+
+
+class Event:
+    """Stands in for one of CUDA's: passed when it is told so."""
+
+    def __init__(self, blocking: bool = False) -> None:
+        self.blocking, self.passed, self.waited = blocking, False, False
+        self.on: object = None
+
+    def record(self, stream: object) -> None:
+        self.on = stream
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+class Stream:
+    """Stands in for one of CUDA's."""
+
+    def __init__(self, device: object = None) -> None:
+        self.waits: list[Event] = []
+
+    def wait_event(self, event: Event) -> None:
+        self.waits.append(event)
+
+
+class Tensor:
+    """Stands in for one on a device."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+
+    def record_stream(self, stream: Stream) -> None:
+        self.streams.append(stream)
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """The caller's stream, where CUDA is stood in for."""
+    stream = Stream()
+    stand_ins = {"Stream": Stream, "Event": Event, "current_stream": lambda device: stream}
+    contexts = {name: lambda each: contextlib.nullcontext() for name in ("device", "stream")}
+    for name, stand_in in {**stand_ins, **contexts}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return stream
+
+
+def _send(copier: DeviceCopier, slot: np.ndarray) -> tuple[Event, dict[str, Tensor]]:
+    sent: Any = copier.send(slot, len(slot), lambda memory: {"image": Tensor()})  # type: ignore[dict-item]
+    return sent.there, copier.hand_out(sent)  # type: ignore[return-value]  # stand-ins
+
+
+def test_the_callers_stream_waits_for_the_batch_and_keeps_its_memory(
+    pool: SlotPool, users: Stream
+) -> None:
+    copier = DeviceCopier(pool, torch.device("cpu"))
+    there, batch = _send(copier, pool.acquire())
+    assert users.waits == [there]
+    assert there.on is copier._stream
+    assert batch["image"].streams == [users]
+
+
+def test_a_slot_comes_back_once_it_is_copied(pool: SlotPool, users: Stream) -> None:
+    copier, slot = DeviceCopier(pool, torch.device("cpu")), pool.acquire()
+    _send(copier, slot)
+    [(copied, _)] = pool._copies
+    pool._collect_copies()
+    assert _address(pool.acquire()) != _address(slot)
+    copied.passed = True  # type: ignore[attr-defined]  # a stand-in
+    pool._collect_copies()
+    assert _address(pool.acquire()) == _address(slot)
+
+
+def test_a_slot_comes_back_when_unpacking_fails(pool: SlotPool, users: Stream) -> None:
+    copier, slot = DeviceCopier(pool, torch.device("cpu")), pool.acquire()
+
+    def fail(memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        copier.send(slot, len(slot), fail)
+    assert pool._copies[0][1] is slot
+
+
+def test_the_host_waits_for_the_device_once_it_is_too_far_ahead(
+    pool: SlotPool, users: Stream
+) -> None:
+    copier = DeviceCopier(pool, torch.device("cpu"))
+    asked: list[Event] = []
+    for number in range(3 * STEPS_AHEAD):
+        _send(copier, pool.acquire())
+        asked.append(copier._handed_out[-1])  # type: ignore[arg-type]  # a stand-in
+        expected = max(0, number + 1 - STEPS_AHEAD)
+        assert [each.waited for each in asked] == [n < expected for n in range(number + 1)]
+    assert all(each.blocking and each.on is users for each in asked)
 
 
 # --- the filter on a device ---------------------------------------------------------------------

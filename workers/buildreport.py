@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
 from precache.errors import StorageError, UsageError
 from precache.receipts import Receipt
+from precache.storage import shown
 from workers.account import Account
 from workers.commit import holes
 from workers.request import BuildResult
@@ -121,14 +121,6 @@ def summary(
         "slowest": _slowest(account),
         "failures": _failures(account, result),
     }
-
-
-def shown(uri: str) -> str:
-    """A path or URL without user, password, query and fragment, any of which may be a secret."""
-    if "://" not in uri:
-        return uri
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _reason(account: Account, error: BaseException) -> str:

@@ -173,7 +173,7 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
     already = ray.is_initialized()
     try:
         if not already:
-            ray.init(**quiet)
+            _init(quiet)
     except (ConnectionError, TimeoutError) as error:
         raise BuildError(
             f"cannot reach the Ray cluster at {address}: {error}; start one with `ray start "
@@ -189,6 +189,19 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
         if not already:
             ray.shutdown()
         printing._worker_logs_enabled = speaks  # a shutdown prints what was held back
+
+
+def _init(options: Mapping[str, Any]) -> None:
+    """Start or join a Ray; a head's server for a client may die as it is forked."""
+    import ray
+
+    for left in (2, 1, 0):
+        try:
+            ray.init(**options)
+            return
+        except ConnectionAbortedError as error:
+            if "Starting Ray client server failed" not in str(error) or not left:
+                raise
 
 
 def _require_listening(address: str) -> None:

@@ -17,8 +17,7 @@ import psutil
 from precache.errors import SampleError, SourceError, UsageError
 from precache.layout import RowShape
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
-from precache.storage import StorageOptions
-from workers.buildreport import shown
+from precache.storage import StorageOptions, shown
 from workers.measured import CodecTimes, Host, Measured
 from workers.plan import function_hashes
 from workers.prognosis import Prognosis, prognosis

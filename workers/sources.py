@@ -25,7 +25,7 @@ from precache.errors import (
 )
 from precache.folder import FileInfo, Folder
 from precache.rowtable import RowTable
-from precache.storage import StorageOptions, open_folder
+from precache.storage import StorageOptions, open_folder, shown
 from precache.store import open_version
 from workers.usercode import load_object, module_hash
 
@@ -383,17 +383,21 @@ def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str,
         try:
             return open_version(uri, None, storage_options).classes
         except StoreError as error:
-            raise SourceError(f"--classes {uri} is neither a file nor a store: {error}") from None
+            raise SourceError(
+                f"--classes {shown(uri)} is neither a file nor a store: {error}"
+            ) from None
     try:
         text = path.read_text("utf-8")
         names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
     except (OSError, ValueError) as error:
-        raise SourceError(f"--classes {uri} cannot be read: {error}") from None
+        raise SourceError(f"--classes {shown(uri)} cannot be read: {error}") from None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SourceError(f"--classes {uri} must be a JSON list of names, or one name a line")
+        raise SourceError(
+            f"--classes {shown(uri)} must be a JSON list of names, or one name a line"
+        )
     classes = tuple(name.strip() for name in names if name.strip())
     if len(set(classes)) != len(classes) or not classes:
-        raise SourceError(f"--classes {uri} must name each class once, and at least one")
+        raise SourceError(f"--classes {shown(uri)} must name each class once, and at least one")
     return classes
 
 

@@ -82,6 +82,7 @@ WAYS = {
     "raw, resident there": Way("raw", {"resident": "device"}),
     "image, zstd on the host": Way("image", {}),
     "image, zstd on the device": Way("image", {"decompress": "device"}, True),
+    "image, both by the device": Way("image", {"decompress": "device", "gather": "device"}, True),
 }
 
 
@@ -194,13 +195,16 @@ def make_step(device: torch.device, sizes: Sizes, compiled: bool) -> Step:
     """A training step on (N, 3, H, W) bf16 images in channels-last and (N,) int64 labels."""
     torch.manual_seed(0)
     model: Any = resnet(sizes.depth, CLASSES, sizes.width)
-    model = model.to(device, torch.bfloat16, memory_format=torch.channels_last)
+    model = model.to(device, memory_format=torch.channels_last)
+    torch.backends.cudnn.benchmark = True
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     if compiled:
         model = torch.compile(model)
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
-        loss = nn.functional.cross_entropy(model(images).float(), labels)
+        with torch.autocast(device.type, torch.bfloat16):
+            output = model(images)
+        loss = nn.functional.cross_entropy(output.float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
