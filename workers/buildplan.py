@@ -31,9 +31,10 @@ from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate
 from workers.goal import Recipe, find_goal
 from workers.listed import Listed, list_rows
+from workers.made import made_of
 from workers.progress import BuildProgress
 from workers.request import Request, check_request
-from workers.reuse import Origin, committed, made_of
+from workers.reuse import Origin, committed
 from workers.shardplan import FieldRows, ShardPlan, plan_shards
 from workers.sources import Source, open_source
 from workers.work import Measured, Work, find_work
