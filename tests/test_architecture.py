@@ -32,12 +32,12 @@ PRECACHE = """
     __main__
 """
 WORKERS = """
-    usercode sources plan descent goal finishing heartbeat standing reuse repair spared decoding
-    ops timing offered outputs shardrows shard_task dispatch placement cluster sharing request
-    listed work probe takeover commit tally nodeview progress metrics suspects parcel jobserver
-    submission results account buildreport reportpage build background told ensuring measured
-    prognosis stagetimes sourceprobe trials doctor refreshing opcosts shardplan estimate rates
-    differences buildplan
+    usercode sources plan descent goal finishing heartbeat standing made reuse repair spared
+    decoding ops timing offered outputs shardrows shard_task dispatch placement cluster sharing
+    request listed work probe takeover commit tally nodeview progress metrics suspects parcel
+    jobserver submission results account buildreport reportpage build background told ensuring
+    measured prognosis stagetimes sourceprobe trials doctor refreshing opcosts shardplan estimate
+    rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

@@ -151,6 +151,18 @@ def test_the_crop_is_the_middle_as_torchvision_rounds_it(
     assert found[0, 0, 0] == top * width + left
 
 
+@given(*[st.integers(0, 40)] * 2, *[st.integers(0, 5)] * 2)
+def test_the_middle_of_the_middle_is_the_middle_where_margins_are_of_fours(
+    tall: int, wide: int, fours_high: int, fours_wide: int
+) -> None:
+    """As re-caching holds."""
+    middle = (5 + 4 * fours_high, 6 + 4 * fours_wide)
+    height, width = middle[0] + tall, middle[1] + wide
+    image = np.arange(height * width).reshape(height, width, 1)
+    twice = center_crop(center_crop(image, middle), (5, 6))
+    assert np.array_equal(twice, center_crop(image, (5, 6)))
+
+
 @given(
     st.tuples(st.integers(1, 700), st.integers(1, 700)),
     st.tuples(st.integers(1, 400), st.integers(1, 400)),

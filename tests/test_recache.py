@@ -250,6 +250,34 @@ def test_ops_after_those_of_a_base_start_from_its_rows(
     assert second.rows_reused == 39
 
 
+@pytest.mark.parametrize("after", [(), (FLIP, HALVE)])
+@pytest.mark.parametrize(
+    ("crop", "reused"), [((36, 40), 43), ((40, 32), 43), ((38, 42), 0), ((44, 44), 0)]
+)
+def test_a_smaller_crop_starts_from_the_rows_of_a_wider_one(
+    crop: tuple[int, int],
+    reused: int,
+    after: tuple[dict[str, Any], ...],
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    """Of photos with all kinds of margins, one too small for the wider crop alone."""
+    for number, width in enumerate((61, 62, 63, 65)):
+        write(source / f"cat/odd{number}.jpg", encoded(cut(number, (width, 48 + number))))
+    write(source / "cat/small.jpg", encoded(cut(5, (48, 39))))
+
+    def cropped(size: tuple[int, int], *more: dict[str, Any]) -> precache.Pipeline:
+        ops = [{"op": "decode"}, COUNT, {"op": "center_crop", "size": size}, *more]
+        return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+
+    first = build(source, tmp_path / "store", cropped((40, 44)))
+    assert first.failed == 2
+    second = rebuilt(source, tmp_path / "store", cropped(crop, *after))
+    assert second.rows_reused == reused
+    assert "cat/small.jpg" not in dict(second.holes) or crop[0] >= 40
+    assert (len(CALLS) <= 26) == bool(reused), "those that are measured, and a hole"
+
+
 def test_a_field_that_did_not_change_is_linked(source: Path, tmp_path: Path) -> None:
     means = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
     other = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "codec": "zstd"}

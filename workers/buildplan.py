@@ -31,9 +31,10 @@ from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate
 from workers.goal import Recipe, find_goal
 from workers.listed import Listed, list_rows
+from workers.made import made_of
 from workers.progress import BuildProgress
 from workers.request import Request, check_request
-from workers.reuse import Origin, committed, made_of
+from workers.reuse import Origin, committed
 from workers.shardplan import FieldRows, ShardPlan, plan_shards
 from workers.sources import Source, open_source
 from workers.work import Measured, Work, find_work
@@ -44,6 +45,8 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use 
 
 TIMED = 32
 """Rows of each kind that are made to be timed."""
+
+_BY_OPS = "with a field by these ops, the first of them, or a wider crop"
 
 State = Literal["nothing", "repair", "continue", "build"]
 
@@ -352,8 +355,8 @@ def _base_reason(
     pipeline = listed.recipe.pipeline
     if base is not None:
         if base.rivals == 1:
-            return "the only one with a field by these ops, or the first of them"
-        return f"of {base.rivals} with a field by these ops, or the first of them, it spares most"
+            return f"the only one {_BY_OPS}"
+        return f"of {base.rivals} {_BY_OPS}, it spares most"
     if work.committed:
         return "what was lost is made again as it was"
     if request.recompute:

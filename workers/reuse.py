@@ -1,4 +1,4 @@
-"""Earlier versions whose rows a build may take over: which, of which fields, and how far made."""
+"""Earlier versions whose rows a build may take over: which, and of which fields."""
 
 from __future__ import annotations
 
@@ -9,43 +9,18 @@ import numpy as np
 
 from precache.attributes import Attributes
 from precache.commits import ROOT, read_commits
-from precache.errors import DamageError, PipelineError, StorageError, StoreError
+from precache.errors import DamageError, StorageError, StoreError
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.pipeline import Field, Pipeline
+from precache.pipeline import Pipeline
 from precache.receipts import ChannelSums, ShardObject
 from precache.rowtable import RowTable, kept_contents
 from precache.store import open_own, read_attributes
-from precache.variants import field_of
 from precache.version import HOLES, ROW_TABLE, Version
 from workers.descent import changes, descend, same_identity
 from workers.goal import Goal
-from workers.plan import ops_digest, order_rows
-
-
-@dataclass(frozen=True)
-class Made:
-    """How far an earlier version has made the rows of an array.
-
-    Attributes
-    ----------
-    array
-        Name of the array that it has them in.
-    applied
-        Ops of the field that made its rows.
-    finished
-        Whether these are all.
-    encoded
-        Whether its codec is the field's, too: chunks can be copied.
-    shape
-        Of its rows.
-    """
-
-    array: str
-    applied: int
-    finished: bool
-    encoded: bool
-    shape: RowShape
+from workers.made import Made, made_of
+from workers.plan import order_rows
 
 
 @dataclass(frozen=True)
@@ -193,36 +168,6 @@ class Origin:
         object_name = f"{made.array}/c/{shard}" + "/0" * len(made.shape.shape)
         known = None if sums is None else ChannelSums.of(sums[shard].tolist())
         return OfferedField(made, object_name, stored, known, self.bases.get(name))
-
-
-def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
-    """Fields of a pipeline of which an earlier version has rows, made all the way or part of it."""
-    try:
-        before = Pipeline.from_dict(attributes.pipeline).by_array().fields
-    except PipelineError:
-        return {}
-    found = {}
-    there = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
-    for name, declared in pipeline.fields.items():
-        old = [array for array in _alike(name, declared) if array in there]
-        every = len(declared.ops)
-        # What a field without ops stores need not be what ops would have been given.
-        for applied in (range(every, 0, -1) or [0]) if old else ():
-            digest = ops_digest(pipeline, name, applied)
-            array = next((each for each in old if there[each].recipe == digest), None)
-            if array is not None:
-                finished = applied == every
-                encoded = finished and declared.stored_as == before[array].stored_as
-                shape = RowShape(there[array].shape, there[array].dtype)
-                found[name] = Made(array, applied, finished, encoded, shape)
-                break
-    return found
-
-
-def _alike(name: str, field: Field) -> tuple[str, ...]:
-    """Names that the rows of an array may have in a version with fewer or more variants."""
-    plain = field_of(name)
-    return name, plain, f"{plain}.{field.first_variant}"
 
 
 def find_origin(
