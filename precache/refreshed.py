@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precache.errors import StorageError, StoreError, UsageError
+from precache.errors import PrecacheError, UsageError
 from precache.garbage import seconds_of
 from precache.jobs import build, request_of, require_known
 from precache.storage import StorageOptions
@@ -130,7 +130,7 @@ def submit_refresh(
     given = {name: value for name, value in options.items() if value != defaults[name]}
     given |= {"times": times, "every": None if seconds is None else f"{seconds:f}s"}
     functions = []
-    with contextlib.suppress(StorageError, StoreError):  # the cluster may see what is not here
+    with contextlib.suppress(PrecacheError):  # the cluster may see, and read, what is not here
         functions = functions_of(open_version(store, None, storage_options).pipeline)
     place = None if source is None else os.fspath(source)
     parcel = pack_refresh(place, os.fspath(store), functions, given, code)
