@@ -343,7 +343,7 @@ class RemoteFolder:
 
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""
-        path = re.sub(r"^[^/@]*@", "", _join(self.root, name).removeprefix(f"{self.protocol}://"))
+        path = re.sub(r"^[^/]*@", "", _join(self.root, name).removeprefix(f"{self.protocol}://"))
         return f"{self.protocol}://{path.split('?', 1)[0]}"
 
     def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:

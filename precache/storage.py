@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from fsspec.core import split_protocol
 
@@ -43,8 +43,9 @@ def open_folder(uri: str | os.PathLike[str], options: StorageOptions = None) -> 
 
 def shown(uri: str | os.PathLike[str]) -> str:
     """A path or URL without user, password, query and fragment, any of which may be a secret."""
-    text = os.fspath(uri)
-    if "://" not in text:
-        return text
-    parts = urlsplit(text)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    scheme, mark, rest = os.fspath(uri).partition("://")
+    if not mark:
+        return scheme
+    # Not by urlsplit, which refuses some of what a user may have mistyped.
+    host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

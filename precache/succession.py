@@ -68,7 +68,7 @@ class Refresh:
         try:
             log_entries = read_commits(self._folder)
             if not log_entries:
-                raise StoreError(f"{self._store} has no commits, or is away")
+                raise StoreError(f"{shown(self._store)} has no commits, or is away")
             current = log_entries[-1].version
             if current == own.id:
                 return None

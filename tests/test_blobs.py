@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 import sys
 import threading
 import time
@@ -20,10 +21,26 @@ from fsspec.spec import AbstractFileSystem
 import precache
 from precache import blobs, retries
 from precache.blobs import RemoteFolder
-from precache.errors import BuildError, DamageError, StorageError, StoreError, UsageError
+from precache.errors import (
+    BuildError,
+    DamageError,
+    PrecacheError,
+    SourceError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
 from precache.folder import Folder
 from precache.storage import open_folder
-from tests.building import encoded, environment, photograph, put_photos, remains, running
+from tests.building import (
+    encoded,
+    environment,
+    photograph,
+    put_photos,
+    remains,
+    running,
+    write_jpegs,
+)
 from tests.conftest import BuiltStore
 from tests.gcs_server import GCSServer
 from tests.servers import (
@@ -236,6 +253,7 @@ def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
         assert SECRET not in text
         assert "hidden" not in text
     assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
+    assert str(open_folder("https://user:p@ss@host/x")) == "https://host/x"
 
 
 @pytest.mark.parametrize("url", ["s3://", "gs:///", "az://"])
@@ -512,6 +530,35 @@ def test_samples_that_stay_out_of_reach_leave_the_build_to_be_continued(
     proxy.faults.clear()
     result = precache.build(remote_photos, store, RECIPE, **build)
     assert (result.shards_skipped, result.failed) == (3, 1)
+
+
+def test_a_build_says_nothing_of_the_secrets_of_urls(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_jpegs(tmp_path / "photos", 3)
+    (tmp_path / "broken" / "cat").mkdir(parents=True)
+    (tmp_path / "broken" / "cat" / "0.jpg").write_bytes(b"none")
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group" / "zarr.json").write_text("{}")
+    serial: dict[str, Any] = {"address": "serial", "progress": True}
+    with web_server(tmp_path) as url:
+        own = url.replace("http://", f"http://someone:{SECRET}@")
+        precache.build(f"{own}/photos", tmp_path / "store", RECIPE, **serial)
+        for source, store, wrong in (
+            (f"{own}/broken", tmp_path / "other", f"{url}/broken: none of the first"),
+            (tmp_path, f"{own}/group", f"{url}/group is a Zarr group"),
+            (tmp_path, f"{own}/group/zarr.json", f"{url}/group/zarr.json is a file"),
+            (tmp_path, f"{own}/none@3f2a", f"{url}/none@3f2a names a version"),
+        ):
+            with pytest.raises(PrecacheError, match=re.escape(wrong)) as caught:
+                precache.build(source, store, RECIPE, **serial)
+            assert SECRET not in str(caught.value)
+        with pytest.raises(SourceError, match="cannot read labels") as caught:
+            precache.build(tmp_path, tmp_path / "other", labels=f"{own}/labels.csv", **serial)
+        assert SECRET not in str(caught.value)
+    said = capfd.readouterr().err
+    assert f"3 samples in 3 classes in {url}/photos" in said
+    assert SECRET not in said
 
 
 def test_photos_behind_a_web_server(tmp_path: Path) -> None:

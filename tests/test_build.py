@@ -1056,6 +1056,20 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(
     assert list(disk.iterdir()) == []
 
 
+def test_a_store_on_a_read_only_disk_with_nothing_to_do(
+    tmp_path: Path, source: Path, small_disk: Callable[[str], Path]
+) -> None:
+    """Also where its source was moved, which the log cannot tell then."""
+    moved = Path(shutil.copytree(source, tmp_path / "moved"))
+    disk = small_disk("16m")
+    pipeline = precache.Pipeline.image(resize=40, crop=32)
+    built = build(source, disk / "store", pipeline)
+    small_disk("16m,ro")
+    for place in (source, moved):
+        again = build(place, disk / "store", pipeline)
+        assert (again.version, again.shards_skipped) == (built.version, built.shards)
+
+
 @pytest.mark.parametrize("size", ["64k", "256k", "420k", "840k"])
 def test_a_full_disk_is_a_clear_error_and_the_build_goes_on_from_there(
     tmp_path: Path, source: Path, small_disk: Callable[[str], Path], size: str

@@ -266,6 +266,8 @@ def test_a_report_that_fails_in_the_end_hides_no_error_and_loses_no_build(tmp_pa
         ("s3://key:secret@bucket/photos", "s3://bucket/photos"),
         ("https://user:pw@host:8000/a/b?sig=zzz#part", "https://host:8000/a/b"),
         ("az://photos?sv=2024&sig=zzz", "az://photos"),
+        ("https://user:p@ss@host/a", "https://host/a"),
+        ("https://user:pw@[mistyped/a", "https://[mistyped/a"),
     ],
 )
 def test_addresses_are_shown_without_secrets(uri: str, text: str) -> None:

@@ -23,7 +23,7 @@ from precache.errors import (
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
-from precache.storage import open_folder
+from precache.storage import open_folder, shown
 from precache.store import open_own
 from workers import sources
 from workers.account import Account
@@ -146,7 +146,8 @@ class _Build:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
-        self.progress.say(f"{len(table):,} samples{classes} in {self.request.source}{ignored}")
+        place = shown(self.request.source)
+        self.progress.say(f"{len(table):,} samples{classes} in {place}{ignored}")
         self.timings["list"] = listed.seconds
         return listed
 
@@ -161,7 +162,7 @@ class _Build:
             self._bar_killers(run, [task])
             [(_, probe)] = run(run_probe, [task.without(self.barred)])
         if isinstance(probe, SampleError):
-            raise SourceError(f"{self.request.source}: {probe}") from None
+            raise SourceError(f"{shown(self.request.source)}: {probe}") from None
         if isinstance(probe, PrecacheError):
             raise probe
         measured: Measured = probe
@@ -189,9 +190,9 @@ class _Build:
         self.progress.say(f"About {size(needed)} to be stored{left}")
         if free is not None and needed > free and self.request.check_space:
             raise StorageError(
-                f"{self.request.store} needs about {size(needed)} and its disk has {size(free)} "
-                "free; choose another disk, a smaller --resize or --codec image, or go ahead with "
-                "--no-space-check"
+                f"{shown(self.request.store)} needs about {size(needed)} and its disk has "
+                f"{size(free)} free; choose another disk, a smaller --resize or --codec image, or "
+                "go ahead with --no-space-check"
             )
 
     def _make(self, run: Run, work: Work) -> BuildResult:

@@ -24,7 +24,7 @@ from precache.folder import Folder
 from precache.layout import RowShape
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
-from precache.storage import open_folder
+from precache.storage import open_folder, shown
 from precache.version import ROW_TABLE
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
@@ -198,7 +198,7 @@ class _Trials:
 
         [(_, found)] = self._run(run_probe, [probe_task(self._job, recipe.table)])
         if isinstance(found, SampleError):
-            raise SourceError(f"{self._request.source}: {found}") from None
+            raise SourceError(f"{shown(self._request.source)}: {found}") from None
         if isinstance(found, PrecacheError):
             raise found
         measured: Measured = found

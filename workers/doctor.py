@@ -132,7 +132,7 @@ def _stages(
     try:
         return take_through(job, keys, sizes, names, question.seconds * STAGES, tell)
     except SampleError as error:
-        raise SourceError(f"{question.source}: {error}") from None
+        raise SourceError(f"{shown(question.source)}: {error}") from None
 
 
 def _check(question: Question) -> None:

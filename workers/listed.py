@@ -12,6 +12,7 @@ from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
+from precache.storage import shown
 from workers import sources
 from workers.goal import Recipe
 from workers.plan import deciding_versions, function_hashes
@@ -104,8 +105,8 @@ def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowT
         return table
     if source.labels_with_samples and (table.labels < 0).all():
         raise SourceError(
-            f"--classes {request.classes} numbers labels before samples are fetched, and "
-            f"{request.source} has no targets; give it targets, or --labels"
+            f"--classes {shown(request.classes)} numbers labels before samples are fetched, and "
+            f"{shown(request.source)} has no targets; give it targets, or --labels"
         )
     frozen = sources.read_classes(request.classes, request.storage_options)
     return sources.freeze_classes(table, frozen, request.classes)

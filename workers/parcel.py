@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from precache.errors import UsageError
+from precache.filesystems import WEB
 from precache.operations import Function
 from precache.pipeline import Pipeline
 from precache.report import size
@@ -171,7 +172,7 @@ def _as_there(name: str) -> str:
     if "://" not in name:
         return name if name.startswith("python:") else str(Path(name).expanduser().absolute())
     url = urlsplit(name)
-    if url.password or url.query:
+    if url.password or url.query or (url.scheme in WEB and url.username):
         raise UsageError(
             f"{url.scheme}://{url.hostname or ''}{url.path} carries credentials, which Ray would "
             "list with the job; give them as --storage-option"

@@ -66,15 +66,14 @@ def _source(version: Version, request: Request) -> str:
     found = source_of(read_commits(store), version.id)
     if found is None:
         raise UsageError(
-            f"{request.store} does not say what version {version.id[:8]} was built from; give "
+            f"{store} does not say what version {version.id[:8]} was built from; give "
             "--source SOURCE"
         )
     source = open_source(found, request.storage_options)
     seen_here = not is_joined(request.address)
     if seen_here and isinstance(source, FolderSource) and source.folder.kind() is None:
         raise UsageError(
-            f"{request.store} was built from {found}, which is not there any more; give --source "
-            "SOURCE"
+            f"{store} was built from {found}, which is not there any more; give --source SOURCE"
         )
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from precache.commits import ROOT
 from precache.errors import UsageError
 from precache.pipeline import Pipeline
-from precache.storage import StorageOptions, open_folder
+from precache.storage import StorageOptions, open_folder, shown
 from precache.store import split_uri
 from workers.cluster import check_address, is_joined
 from workers.placement import Placement
@@ -127,10 +127,11 @@ def check_request(request: Request) -> None:
         )
     if request.max_failures is not None and request.max_failures < 0:
         raise UsageError(f"max_failures is {request.max_failures}; give 0 or more")
+    named = shown(request.store)
     if split_uri(request.store, request.storage_options)[1] is not None:
-        raise UsageError(f"{request.store} names a version; build into the store itself")
+        raise UsageError(f"{named} names a version; build into the store itself")
     store = open_folder(request.store, request.storage_options)
     if store.get(ROOT) is not None:
-        raise UsageError(f"{request.store} is a Zarr group, not a store; choose another folder")
+        raise UsageError(f"{named} is a Zarr group, not a store; choose another folder")
     if store.kind() == "file":
-        raise UsageError(f"{request.store} is a file; choose a folder for the store")
+        raise UsageError(f"{named} is a file; choose a folder for the store")

@@ -351,7 +351,8 @@ def _read_labels(path: str) -> dict[str, str]:
             reader = csv.reader(file)
             rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"cannot read labels from {path}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SourceError(f"cannot read labels from {shown(path)}: {reason}") from None
     for number, row in rows:
         if len(row) != 2:
             raise SourceError(f"line {number} of {path} is {row}; each line is key,label")
