@@ -130,7 +130,7 @@ def submit_refresh(
     given = {name: value for name, value in options.items() if value != defaults[name]}
     given |= {"times": times, "every": None if seconds is None else f"{seconds:f}s"}
     functions = []
-    with contextlib.suppress(PrecacheError):  # the cluster may see, and read, what is not here
+    with contextlib.suppress(PrecacheError):  # the cluster may see what is not to be had here
         functions = functions_of(open_version(store, None, storage_options).pipeline)
     place = None if source is None else os.fspath(source)
     parcel = pack_refresh(place, os.fspath(store), functions, given, code)

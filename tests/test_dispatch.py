@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -248,6 +249,20 @@ def test_a_straggler_gets_a_second_copy_where_a_slot_is_free() -> None:
     assert outcomes[5] == 1, "the second copy was first"
     assert [work.number for work in machines.cancelled] == [5]
     assert machines.now < 60
+
+
+def test_what_was_lost_comes_before_second_copies() -> None:
+    def fate(work: Work, before: int) -> End:
+        if work.number == 0:
+            return done(500.0, 0)
+        lost = work.number > 2 and not before
+        return (20.0 - 4 * (work.number > 3), Lost("gone", False)) if lost else done(4.0, 1)
+
+    machines = Machines(fate, 4)
+    outcomes = dispatch(machines, str, map(Work, range(6)), None, 0, machines.clock)
+    assert [work.number for work, _ in itertools.islice(outcomes, 5)] == [1, 2, 3, 4, 5]
+    assert [work.number for work in machines.begun if work.again][:3] == [3, 4, 5]
+    outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
 
 
 def test_no_second_copies_where_none_lags() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,21 @@ def test_a_failure_in_the_background_is_told(asking: Asking) -> None:
         assert asking.answer("two")["version"]
         # Before the block ends the process that builds, too.
         poll(lambda: not asking.claims(), "its claim is gone")
+
+
+def test_a_process_in_the_background_that_cannot_begin_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it takes nothing of what it is given: more than a pipe holds."""
+    source = tmp_path / "in"
+    for number in range(600):
+        write(source / "cat" / f"{number:0150}.jpg", b"")
+    python = write(tmp_path / "python", b"#!/bin/sh\necho no room >&2\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    recipe = precache.Pipeline.image(resize=150, crop=150)
+    with pytest.raises(BuildError, match=r"in the background failed: no room \(its log: "):
+        precache.ensure(recipe, source, tmp_path / "store", wait=100.0, progress=False)
 
 
 OPEN = """

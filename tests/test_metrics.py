@@ -196,6 +196,16 @@ def test_a_client_builds_on_when_its_metrics_are_lost(opened: Open, tmp_path: Pa
     assert json.loads(out)["samples"] == 40
 
 
+@pytest.mark.heavy
+def test_a_clients_build_that_fails_says_why(opened: Open, tmp_path: Path) -> None:
+    source, store = make_source(tmp_path / "in"), tmp_path / "photos.store"
+    line = ("build", source, store, *FLAGS, "--max-failures", "0")
+    ran = cli(*line, "--address", opened.address, env=opened.env)
+    assert "1 of 22 samples failed" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert ran.returncode == 1
+
+
 def test_a_process_that_joined_no_ray_has_no_metrics() -> None:
     code = (
         "import sys\n"

@@ -430,6 +430,20 @@ def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
     assert "at 127.0.0.1:1: " in refused(tmp_path, "", RAY_ADDRESS="127.0.0.1:1")
 
 
+def test_a_refresh_of_a_store_that_cannot_be_opened_here_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cluster's nodes may have the library that is missing."""
+
+    def missing(protocol: str) -> None:
+        raise ImportError(protocol)
+
+    monkeypatch.setattr("fsspec.get_filesystem_class", missing)
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with pytest.raises(BuildError, match=r"no Ray job server answers at http://127\.0\.0\.1:1: "):
+        precache.submit_refresh("s3://bucket/store", address="http://127.0.0.1:1")
+
+
 def test_an_address_of_something_else(tmp_path: Path) -> None:
     with web_server(tmp_path) as url:
         assert f"no Ray job server answers at {url.rstrip('/')}" in refused(tmp_path, url)

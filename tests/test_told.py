@@ -8,8 +8,11 @@ import sys
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
+from precache.errors import BuildError
 from tests.building import environment, write, write_jpegs
+from workers.told import Told
 
 _RANK = """
 import json, os, sys
@@ -120,3 +123,12 @@ def test_ranks_may_ask_alone(found: list[dict[str, Any]]) -> None:
         answer, listed = each["alone"]
         assert len(answer) == 32
         assert listed >= 1
+
+
+def test_a_failure_that_is_none_of_ours_is_named() -> None:
+    store = HashStore()
+    leader = Told(store, "asked", leads=True)
+    leader.begin()
+    leader.fail(MemoryError())
+    with pytest.raises(BuildError, match=r"^rank 0: MemoryError\(\)$"):
+        Told(store, "asked", leads=False).hear()

@@ -93,9 +93,9 @@ class Account:
         """No more shards are made."""
         if self._heartbeat is not None:
             self._heartbeat.end()
-        try:
-            if self._metrics is not None:
-                self._metrics.tell(last=True)
-        finally:
-            if self._finished is not None:
-                self._finished.end()
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            with contextlib.suppress(Exception):  # where Ray is lost, the build's own error tells
+                metrics.tell(last=True)
+        if self._finished is not None:
+            self._finished.end()

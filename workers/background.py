@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -100,7 +101,8 @@ def begin_build(request: Request, listed: Listed | None, claim: Claim, lines: Pa
         )
     claim.give_to(process_of(process.pid), str(lines))
     assert process.stdin is not None  # it is a pipe
-    with process.stdin as pipe:
+    # One that has ended already takes nothing; `Background.check` tells why.
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pickle.dump((request, listed, claim.name, str(lines)), pipe)
     return Background(process, lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import uuid
@@ -115,7 +116,9 @@ class _Build:
         began = time.perf_counter()
         self.progress.phase("Starting")
         request = self.request
-        with executor(request.address, request.cpus, request.placement, self.progress.say) as run:
+        how = request.address, request.cpus, request.placement, self.progress.say
+        with executor(*how) as run, contextlib.ExitStack() as stack:
+            stack.callback(self.account.end)  # while Ray, if it is joined, can be told
             self.timings["start"] = time.perf_counter() - began
             if self.joined and isinstance(self.source, sources.FolderSource):
                 first = next(recipe.table.present_keys())

@@ -254,7 +254,8 @@ class _Run:
         lates = [task for task, age in ages.items() if age > late]
         for task in [t for t in lates if len(t.since) < self.patience.copies][: max(0, most)]:
             self._start(task)
-        free = slots - len(self.copies) + self.stale if self.exhausted else 0
+        over = self.exhausted and not self.waiting
+        free = slots - len(self.copies) + self.stale if over else 0
         alone = [task for task, age in ages.items() if age > straggling and len(task.since) == 1]
         for task in sorted(alone, key=ages.__getitem__, reverse=True)[: max(0, free)]:
             self._start(task)

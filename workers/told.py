@@ -13,7 +13,7 @@ from typing import Any
 
 from precache import errors
 from precache.declared import canonical_json
-from precache.errors import BuildError
+from precache.errors import BuildError, PrecacheError
 from workers.request import Request
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ class Told:
 
     def fail(self, error: Exception) -> None:
         """It has none of it, for all alike."""
-        self._set(self._failed, {"kind": type(error).__name__, "text": str(error)})
+        text = str(error) if isinstance(error, PrecacheError) else repr(error)
+        self._set(self._failed, {"kind": type(error).__name__, "text": text})
         self.tell({})
 
     def hear(self) -> dict[str, Any] | None:
