@@ -203,12 +203,12 @@ class Loader:
         cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
         named = uri if isinstance(uri, Version) else os.fspath(uri)
         self._columns = Columns(named, fields, verify, storage_options, access, cache)
-        # What is free on a disk must not change the order: each rank has a disk of its own.
         if by_device and not self._columns.local:
             raise UsageError(
                 f"gather='device' maps shards of a local disk, and {self.version.path} is remote; "
                 "fetch it with precache pull first, or leave gather out"
             )
+        # What is free on a disk must not change the order: each rank has a disk of its own.
         widest = WINDOW
         if self._columns.cached and cache_limit is not None:
             widest = self._columns.cached.window(WINDOW)

@@ -7,7 +7,6 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import precache
@@ -22,7 +21,7 @@ from precache.garbage import seconds_of
 from precache.jobs import build
 from precache.refresh_command import add_refresh
 from tests.building import write
-from workers import parcel, submission
+from workers import parcel
 from workers.parcel import Parcel, pack, pack_refresh
 
 RECIPE = precache.Pipeline.image(resize=(20, 24), crop=16)
@@ -152,21 +151,6 @@ def test_a_url_with_credentials_is_refused_without_them(url: str) -> None:
         with pytest.raises(UsageError, match="https://host/photos carries credentials") as caught:
             pack(source, store, RECIPE, {})
         assert "pass-word" not in str(caught.value)
-
-
-def test_a_store_that_only_the_cluster_can_read_is_refreshed_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def missing(*arguments: Any, **options: Any) -> None:
-        raise ImportError
-
-    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    sent: list[Parcel] = []
-    monkeypatch.setattr(submission, "submit_parcel", lambda parcel, *others: sent.append(parcel))
-    precache.submit_refresh("s3://bucket/store", times=2)
-    [made] = sent
-    assert made.arguments[:2] == ("refresh", "s3://bucket/store")
-    assert "--times=2" in made.arguments
 
 
 def test_files_that_options_name_travel(tmp_path: Path) -> None:
