@@ -264,6 +264,23 @@ def gone(process: psutil.Process) -> bool:
 # --- functions for pipelines --------------------------------------------------------------------
 
 
+HELD = """
+    [[fields.image.ops]]
+    op = "decode"
+
+    [[fields.image.ops]]
+    op = "resize"
+    size = [150, 150]
+
+    [[fields.image.ops]]
+    op = "function"
+    function = "tests.building:hold"
+    version = "1"
+    params = {{ folder = "{folder}", store = "{store}" }}
+"""
+"""Of a recipe; images wait for `folder`/go."""
+
+
 def hold(array: np.ndarray, folder: str = "", store: str = "", after: int = 0) -> np.ndarray:
     """The array as it is, once ``folder/go`` exists; ``folder/<pid>`` tells that it waits.
 

@@ -23,6 +23,7 @@ from PIL import Image
 import precache
 from precache import retries
 from precache.localdisk import LocalFolder
+from tests.gcs_server import GCSServer
 from tests.servers import Azurite, FaultProxy, S3Server
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
@@ -218,6 +219,16 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[GCSServer]:
+    """A server of Google's, with an empty bucket named ``bucket``."""
+    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
+    server = GCSServer()
+    server.make_bucket("bucket")
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

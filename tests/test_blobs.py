@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from tests.building import (
     write_jpegs,
 )
 from tests.conftest import BuiltStore
-from tests.gcs_server import GCSServer
 from tests.servers import (
     Fault,
     FaultProxy,
@@ -60,15 +59,6 @@ RECIPE = precache.Pipeline.image(resize=64, crop=56)
 
 
 _numbers = iter(range(10**6))
-
-
-@pytest.fixture(scope="module")
-def gcs() -> Iterator[GCSServer]:
-    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
-    server = GCSServer()
-    server.make_bucket("bucket")
-    yield server
-    server.stop()
 
 
 SERVERS = {"s3": "s3", "gs": "gcs", "az": "azurite"}

@@ -19,6 +19,7 @@ import pytest
 import precache
 from precache.errors import BuildError, FetchError, UsageError
 from tests.building import (
+    HELD,
     build_here,
     cli,
     command,
@@ -35,20 +36,6 @@ from workers.cluster import check_address, executor, node_cpus, run_serial
 
 FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
 LARGE = precache.Pipeline.image(resize=160, crop=150)
-HELD = """
-    [[fields.image.ops]]
-    op = "decode"
-
-    [[fields.image.ops]]
-    op = "resize"
-    size = [150, 150]
-
-    [[fields.image.ops]]
-    op = "function"
-    function = "tests.building:hold"
-    version = "1"
-    params = {{ folder = "{folder}", store = "{store}" }}
-"""
 
 
 # --- without Ray --------------------------------------------------------------------------------

@@ -64,15 +64,6 @@ _numbers = iter(range(10**6))
 
 
 @pytest.fixture(scope="module")
-def gcs() -> Iterator[GCSServer]:
-    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
-    server = GCSServer()
-    server.make_bucket("bucket")
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     root = tmp_path_factory.mktemp("web")
     with web_server(root) as url:

@@ -35,14 +35,6 @@ RECIPE = precache.Pipeline.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
 
 
-@pytest.fixture(scope="module")
-def gcs() -> Iterator[GCSServer]:
-    server = GCSServer()
-    server.make_bucket("bucket")
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def proxy(gcs: GCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """In front of the server, with pauses too short to wait for, gcsfs's own included."""

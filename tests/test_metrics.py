@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.building import cli, command, environment, gone, poll, running, write, write_jpegs
+from tests.building import HELD, cli, command, environment, gone, poll, running, write, write_jpegs
 from tests.raycluster import HEAD, Cluster
 
 WHOLE = r"^ray_precache_build_shard_seconds_count{.*} 6"
@@ -114,20 +114,6 @@ def test_a_builds_figures_can_be_scraped(tmp_path: Path) -> None:
 # --- from a driver that is a client -------------------------------------------------------------
 
 FLAGS = ("--resize", "150", "--crop", "150", "--shard-samples", "4")
-HELD = """
-    [[fields.image.ops]]
-    op = "decode"
-
-    [[fields.image.ops]]
-    op = "resize"
-    size = [150, 150]
-
-    [[fields.image.ops]]
-    op = "function"
-    function = "tests.building:hold"
-    version = "1"
-    params = {{ folder = "{folder}", store = "{store}" }}
-"""
 
 
 @dataclass(frozen=True)
