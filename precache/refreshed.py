@@ -82,7 +82,7 @@ def refreshes(
         yield refresh_once(request, given["progress"])
         if number == (times or (1 if every is None else None)):
             return
-        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        time.sleep(max(0.0, began + seconds - time.monotonic()))  # this long was asked for
 
 
 def submit_refresh(

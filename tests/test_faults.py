@@ -103,7 +103,7 @@ PASSING: dict[str, list[Fault]] = {
     "the connection breaks in mid-body": [reset, reset],
     "a body comes short": [truncated, truncated],
     "one after another": [status(503), reset, truncated],
-    "for long": [status(503)] * 4,
+    "for long": [status(503)] * 5,
 }
 """Of each fault, a request is made again, once."""
 

@@ -219,7 +219,7 @@ def ensure_here(wanted: Wanted) -> Version:
         claim = wanted.claim()
         if claim is None:
             wanted.say_waiting()
-            time.sleep(wanted.poll)
+            time.sleep(wanted.poll)  # a store tells nobody
             continue
         with claim:
             version = wanted.version()  # who held one before may just have ended
@@ -310,7 +310,7 @@ def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
             elif follows:
                 return growing(goal, wanted)
         wanted.say_waiting()
-        time.sleep(wanted.poll)
+        time.sleep(wanted.poll)  # a store tells nobody
 
 
 def begin_apart(wanted: Wanted) -> Background | None:
@@ -355,6 +355,7 @@ def ensure_apart(wanted: Wanted, seconds: float) -> Version | None:
                 f"{wanted.store} is not built after {seconds:g} seconds: {wanted.how_far()}; the "
                 f"build goes on{where}: ask again, or wait longer"
             )
+        # A store tells nobody.
         time.sleep(min(wanted.poll, max(0.0, until - time.monotonic())))
     return version
 
@@ -393,6 +394,7 @@ def ensure_by_job(
                 f"{status.progress or wanted.how_far()}; job {job.id} goes on: ask again, or wait "
                 "longer"
             )
+        # Nor does a cluster.
         time.sleep(min(ASK_EVERY, max(wanted.poll, until - time.monotonic())))
     made = job.wait(lambda line: None if job.attached else wanted.say(line))
     # Not always the one that was wanted here: libraries of the cluster decide, too.

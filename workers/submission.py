@@ -161,7 +161,7 @@ class ClusterJob:
                 passed = len(lines)
                 if ended:
                     return self._status(details, log)
-            time.sleep(POLL_EVERY)
+            time.sleep(POLL_EVERY)  # a job server tells nobody
 
     def how_to_go_on(self) -> str:
         """The command that asks for the job."""
@@ -207,7 +207,7 @@ class ClusterJob:
         while (status := self.status()).state not in ENDED:
             if time.monotonic() > limit:
                 raise BuildError(f"job {self.id} does not stop; {self.how_to_go_on()}")
-            time.sleep(POLL_EVERY / 5)
+            time.sleep(POLL_EVERY / 5)  # a job server tells nobody
         return status
 
 
