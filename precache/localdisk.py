@@ -97,8 +97,8 @@ class LocalFolder:
     def read(self, name: str) -> bytes:
         """The whole object."""
         path = self.local(name)
-        with _translated(path, "read"), path.open("rb", buffering=0) as file:
-            return file.readall()
+        with _translated(path, "read"):
+            return _read(path)
 
     def get(self, name: str) -> bytes | None:
         if self._stat(name) is None:
@@ -262,6 +262,20 @@ class LocalFolder:
                             stack.append((f"{prefix}{entry.name}/", above | {_identity(status)}))
                     elif stat.S_ISREG(status.st_mode):
                         yield FileInfo(prefix + entry.name, status.st_size, status.st_mtime_ns)
+
+
+def _read(path: Path) -> bytes:
+    """As a file object does, with half the calls that let go of the interpreter's lock."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        data = os.read(descriptor, size + 1)
+        if len(data) == size:
+            return data
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return data + file.readall()
+    finally:
+        os.close(descriptor)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

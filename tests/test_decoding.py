@@ -272,6 +272,38 @@ def test_an_orientation_that_cannot_be_read_turns_nothing(exif: bytes) -> None:
     assert np.array_equal(decode(data, Decode()), by_pillow(encoded(photograph())))
 
 
+def with_segments(*segments: bytes) -> bytes:
+    """A JPEG whose first segments are these, each of APP1."""
+    data = encoded(photograph())
+    parts = (b"\xff\xe1" + (len(each) + 2).to_bytes(2, "big") + each for each in segments)
+    return data[:2] + b"".join(parts) + data[2:]
+
+
+EXIF_6, EXIF_WITHOUT = oriented(6).tobytes(), b"Exif\0\0II*\0\x08\0\0\0" + bytes(6)
+XMP_3 = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="3"/>'
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # Pillow's, of what it is to compare with
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [EXIF_6, XMP_3],
+        [XMP_3, EXIF_6],
+        [XMP_3],
+        [EXIF_WITHOUT],
+        [EXIF_WITHOUT, XMP_3],
+        [EXIF_6[:20], EXIF_6[20:]],
+        [EXIF_6[:20], b"Exif\0\0" + EXIF_6[20:]],
+        [EXIF_6, EXIF_6],
+        [b"Exif\0\0broken", XMP_3],
+        [b"something else", EXIF_6],
+    ],
+)
+def test_an_orientation_among_several_segments(segments: list[bytes]) -> None:
+    data = with_segments(*segments)
+    assert np.array_equal(decode(data, Decode()), by_pillow(data))
+
+
 def test_exif_that_is_cut_short_neither_loses_the_photo_nor_warns() -> None:
     """Pillow warns of it; a build says nothing of a photo that it can decode."""
     cut_short = oriented(6).tobytes()[:17]
