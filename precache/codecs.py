@@ -39,7 +39,8 @@ def filter_image(
     rows
         (..., C, H, W) uint8; stays as it is.
     plain, out
-        Of the same shape: scratch and result to reuse, since fresh memory costs more than the work.
+        (..., H, W) scratch, and the result, of the shape of `rows`, to reuse, since fresh memory
+        costs more than the work.
 
     Returns
     -------
@@ -47,17 +48,16 @@ def filter_image(
         Same shape and dtype, modulo 256: where C = 3, (R - G, G, B - G); then each line of pixels
         less the line above it.
     """
-    plain = np.empty(rows.shape, np.uint8) if plain is None else plain
+    channels = np.moveaxis(rows, -3, 0)
+    plain = np.empty(channels.shape[1:], np.uint8) if plain is None else plain
     out = np.empty(rows.shape, np.uint8) if out is None else out
-    if rows.shape[-3] == 3:
-        green = rows[..., 1, :, :]
-        plain[..., 1, :, :] = green
-        np.subtract(rows[..., 0, :, :], green, out=plain[..., 0, :, :])
-        np.subtract(rows[..., 2, :, :], green, out=plain[..., 2, :, :])
-    else:
-        plain[...] = rows
-    out[..., 0, :] = plain[..., 0, :]
-    np.subtract(plain[..., 1:, :], plain[..., :-1, :], out=out[..., 1:, :])
+    # Channel by channel: what the caches hold is dear.
+    for number, residue in enumerate(np.moveaxis(out, -3, 0)):
+        lines = channels[number]
+        if len(channels) == 3 and number != 1:
+            lines = np.subtract(lines, channels[1], out=plain)
+        residue[..., 0, :] = lines[..., 0, :]
+        np.subtract(lines[..., 1:, :], lines[..., :-1, :], out=residue[..., 1:, :])
     return out
 
 
@@ -135,8 +135,9 @@ def _image_encoder() -> Encode:
     buffers: list[np.ndarray] = []
 
     def encode(chunk: np.ndarray) -> bytes:
-        if not buffers or buffers[0].shape != chunk.shape:
-            buffers[:] = np.empty((2, *chunk.shape), np.uint8)
+        if not buffers or buffers[1].shape != chunk.shape:
+            plain = np.empty(chunk.shape[:-3] + chunk.shape[-2:], np.uint8)
+            buffers[:] = plain, np.empty(chunk.shape, np.uint8)
         return compressor.compress(filter_image(chunk, *buffers).data)
 
     return encode

@@ -32,7 +32,7 @@ class Sums:
         self._blocks = np.zeros((-(-self._together * self._pixels // 256), 256), np.float32)
         self._values = self._blocks.reshape(-1)
         self._ones = np.ones(256, np.float32)
-        self._of_blocks = np.empty((2, len(self._blocks)), np.float32)
+        self._of_blocks = np.empty((2, channels, len(self._blocks)), np.float32)
         self._waiting = np.empty((self._together, *shape), np.uint8)
         self._count = 0
 
@@ -64,17 +64,15 @@ class Sums:
         self.count += sign * pixels
         filled, blocks = self._values[:pixels], self._blocks[: -(-pixels // 256)]
         blocks[-1] = 0
-        lines, of_blocks = (
-            filled.reshape(len(rows), *rows.shape[2:]),
-            self._of_blocks[:, : len(blocks)],
-        )
+        lines = filled.reshape(len(rows), *rows.shape[2:])
+        of_blocks = self._of_blocks[..., : len(blocks)]
         for channel in range(len(self.total)):
             lines[...] = rows[:, channel]
-            np.vecdot(blocks, self._ones, out=of_blocks[0])
-            np.vecdot(blocks, blocks, out=of_blocks[1])
-            total, squares = np.add.reduce(of_blocks, axis=1, dtype=np.float64).tolist()
-            self.total[channel] += sign * total
-            self.squares[channel] += sign * squares
+            np.vecdot(blocks, self._ones, out=of_blocks[0, channel])
+            np.vecdot(blocks, blocks, out=of_blocks[1, channel])
+        totals, squares = sign * np.add.reduce(of_blocks, axis=2, dtype=np.float64)
+        self.total += totals
+        self.squares += squares
 
     def result(self) -> ChannelSums:
         if self._count:
