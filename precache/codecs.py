@@ -48,14 +48,13 @@ def filter_image(
         Same shape and dtype, modulo 256: where C = 3, (R - G, G, B - G); then each line of pixels
         less the line above it.
     """
-    channels = np.moveaxis(rows, -3, 0)
-    plain = np.empty(channels.shape[1:], np.uint8) if plain is None else plain
+    plain = np.empty(rows[..., 0, :, :].shape, np.uint8) if plain is None else plain
     out = np.empty(rows.shape, np.uint8) if out is None else out
     # Channel by channel: what the caches hold is dear.
-    for number, residue in enumerate(np.moveaxis(out, -3, 0)):
-        lines = channels[number]
-        if len(channels) == 3 and number != 1:
-            lines = np.subtract(lines, channels[1], out=plain)
+    for channel in range(rows.shape[-3]):
+        lines, residue = rows[..., channel, :, :], out[..., channel, :, :]
+        if rows.shape[-3] == 3 and channel != 1:
+            lines = np.subtract(lines, rows[..., 1, :, :], out=plain)
         residue[..., 0, :] = lines[..., 0, :]
         np.subtract(lines[..., 1:, :], lines[..., :-1, :], out=residue[..., 1:, :])
     return out
@@ -136,8 +135,8 @@ def _image_encoder() -> Encode:
 
     def encode(chunk: np.ndarray) -> bytes:
         if not buffers or buffers[1].shape != chunk.shape:
-            plain = np.empty(chunk.shape[:-3] + chunk.shape[-2:], np.uint8)
-            buffers[:] = plain, np.empty(chunk.shape, np.uint8)
+            shapes = chunk[..., 0, :, :].shape, chunk.shape
+            buffers[:] = [np.empty(shape, np.uint8) for shape in shapes]
         return compressor.compress(filter_image(chunk, *buffers).data)
 
     return encode
