@@ -86,12 +86,7 @@ def ensure(
     >>> loader = Loader(version)  # doctest: +SKIP
     >>> loader = Loader(ensure(recipe, "photos/", "photos.store", follow=True))  # doctest: +SKIP
     """
-    if isinstance(wait, bool):
-        seconds = math.inf if wait else 0.0
-    elif not wait >= 0:
-        raise UsageError(f"wait is {wait}; give True, False, or seconds from 0 up")
-    else:
-        seconds = float(wait)
+    seconds = _seconds(wait)
     if follow and wait is not True:
         raise UsageError(f"follow begins with the first shard, and wait is {wait}; leave out one")
     cluster = address.startswith(("http://", "https://"))
@@ -119,3 +114,11 @@ def ensure(
         if wait is True:
             return ensuring.ensure_here(wanted)
         return ensuring.ensure_apart(wanted, seconds)
+
+
+def _seconds(wait: Any) -> float:
+    if isinstance(wait, bool):
+        return math.inf if wait else 0.0
+    if not isinstance(wait, int | float) or not wait >= 0:
+        raise UsageError(f"wait is {wait!r}; give True, False, or seconds from 0 up")
+    return float(wait)

@@ -130,6 +130,11 @@ class Open:
         found = psutil.Process().children(recursive=True)
         return [each for each in found if not gone(each) and "Exporter" in each.name()]
 
+    def servers(self) -> list[psutil.Process]:
+        """Processes that speak with clients."""
+        found = psutil.Process().children(recursive=True)
+        return [each for each in found if "ray.util.client.server" in " ".join(each.cmdline())]
+
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
@@ -190,6 +195,24 @@ def test_a_clients_build_that_fails_says_why(opened: Open, tmp_path: Path) -> No
     assert "1 of 22 samples failed" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert ran.returncode == 1
+
+
+@pytest.mark.heavy
+def test_a_client_that_loses_its_cluster_says_so(opened: Open, tmp_path: Path) -> None:
+    """Last of those with this cluster, whose server for clients is killed."""
+    source, store = write_jpegs(tmp_path / "in", 40), tmp_path / "store"
+    write(tmp_path / "recipe.toml", HELD.format(folder=tmp_path, store=store).encode())
+    line = ("build", source, store, "--pipeline", tmp_path / "recipe.toml", *FLAGS[4:], "--json")
+    with running(command(*line, "--address", opened.address), opened.env) as build:
+        poll(lambda: list(store.glob("*/_build/build.json")), "it has begun")
+        for server in opened.servers():
+            server.kill()
+        (tmp_path / "go").touch()
+        _, err = build.communicate()
+    assert f"lost the connection to {opened.address}" in err
+    assert "run the same command again" in err
+    assert "Traceback" not in err
+    assert build.returncode == 1
 
 
 def test_a_process_that_joined_no_ray_has_no_metrics() -> None:

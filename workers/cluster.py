@@ -185,6 +185,13 @@ def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
     speaks, printing._worker_logs_enabled = getattr(printing, "_worker_logs_enabled", True), False
     try:
         yield
+    except ConnectionError as error:
+        if type(error) is not ConnectionError:  # of another connection than Ray's
+            raise
+        raise BuildError(
+            f"lost the connection to {address}: {error}; once the cluster answers again, run the "
+            "same command again: it continues"
+        ) from None
     finally:
         if not already:
             ray.shutdown()
