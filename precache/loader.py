@@ -20,8 +20,9 @@ from precache.errors import UsageError
 from precache.eventclock import stall_clock
 from precache.following import FINISHED, FollowOrder, check_options
 from precache.growing import GrowingVersion
-from precache.ranks import find_local_rank, find_rank, require_rank
-from precache.sampler import Order, Shuffle
+from precache.loader_options import find_device, require_sense
+from precache.orders import order_of, shuffle_of
+from precache.ranks import find_rank, require_rank
 from precache.selection import Selection
 from precache.slots import Batch
 from precache.stallclock import LoaderStats
@@ -171,39 +172,19 @@ class Loader:
         refresh: str | None = None,
     ) -> None:
         given = {n: value for n, value in locals().items() if n not in ("self", "uri")}
-        _choose("output", output, ("dict", "tuple"))
-        _choose("order", order, ("row", "key"))
-        _choose("verify", verify, ("first", "always", "off"))
-        _choose("resident", resident, (None, "host", "device"))
-        _choose("decompress", decompress, ("host", "device"))
-        _choose("gather", gather, ("host", "device"))
-        _choose("access", access, ("map", "pread"))
-        _choose("refresh", refresh, (None, "epoch"))
-        by_device = gather == "device"
-        if refresh and (rows is not None or weights is not None or resident or by_device):
-            raise UsageError(
-                "rows, weights, resident and gather are of one version; leave out refresh"
-            )
-        if by_device and (resident or access != "map"):
-            raise UsageError("gather='device' maps shards; leave out resident and access")
+        require_sense(given)
         grows = isinstance(uri, GrowingVersion)
         if grows:
             check_options(given)
         self._refresh = Refresh(uri, storage_options) if refresh else None
         self._given = given if refresh or grows else {}
         self._stopped = threading.Event()
-        if cache_limit is not None and cache_dir is None:
-            raise UsageError(f"cache_limit is {cache_limit!r} and there is no cache_dir; give both")
-        counts = {"threads": threads, "ahead": ahead, "window": window}
-        for name, value in {**counts, "num_canonical_nodes": num_canonical_nodes}.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}; give a whole number from 1 up")
-        self.device = _device(device)
+        self.device = find_device(device)
         # What is to be in memory whole needs no copy on a disk.
         cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
         named = uri if isinstance(uri, Version) else os.fspath(uri)
         self._columns = Columns(named, fields, verify, storage_options, access, cache)
-        if by_device and not self._columns.local:
+        if gather == "device" and not self._columns.local:
             raise UsageError(
                 f"gather='device' maps shards of a local disk, and {self.version.path} is remote; "
                 "fetch it with precache pull first, or leave gather out"
@@ -212,11 +193,14 @@ class Loader:
         widest = WINDOW
         if self._columns.cached and cache_limit is not None:
             widest = self._columns.cached.window(WINDOW)
-        shuffled = _shuffle(shuffle, self._columns, window or widest, num_canonical_nodes)
+        shuffled = shuffle_of(shuffle, self._columns, window or widest, num_canonical_nodes)
         self._selection = Selection.of(self._columns, rows, weights)
         ranks = find_rank(rank, world_size)
         self._told_rank = rank is not None
-        self._order = self._make_order(batch_size, shuffled, seed, drop_last, order, ranks)
+        self._order = order_of(
+            self.version, self._selection, batch_size, shuffled, seed, drop_last, order, ranks,
+            self._stopped,
+        )  # fmt: skip
         self._sorted_by = FINISHED if grows else order
         self._transform = transform
         self._output = self._output_names(output)
@@ -232,42 +216,6 @@ class Loader:
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
             self._columns.cached.claim(shards)
-
-    def _make_order(
-        self,
-        batch_size: Any,
-        shuffle: Shuffle | None,
-        seed: int,
-        drop_last: bool,
-        order: str,
-        ranks: tuple[int, int],
-    ) -> Order | FollowOrder:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
-        if shuffle is not None and batch_size * ranks[1] % shuffle.nodes:
-            raise UsageError(
-                f"num_canonical_nodes is {shuffle.nodes}, and {ranks[1]} ranks read {batch_size} "
-                "rows each a step; choose a batch_size that deals out evenly"
-            )
-        if isinstance(self.version, GrowingVersion):
-            return FollowOrder(self.version, batch_size, seed, drop_last, *ranks, self._stopped)
-        valid, weights = self._selection.valid, self._selection.weights
-        if batch_size * ranks[1] > len(valid):
-            shared = f" for {ranks[1]} ranks" if ranks[1] > 1 else ""
-            raise UsageError(
-                f"batch_size is {batch_size}, and {self.version.path} has {len(valid)} valid rows"
-                f"{shared}; give at most {len(valid) // ranks[1]}"
-            )
-        if weights is not None and shuffle is None:
-            raise UsageError("weights draw rows at random; leave out shuffle=False with them")
-        if order == "key" and shuffle is not None:
-            raise UsageError("order='key' reads in a fixed order; give shuffle=False with it")
-        sequence = None
-        if order == "key":
-            rows = valid(np.arange(len(valid)))
-            keys = list(self.version.keys)
-            sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
-        return Order(valid, batch_size, shuffle, seed, drop_last, sequence, weights, *ranks)
 
     def _output_names(self, output: str) -> tuple[str, str] | None:
         if output == "dict":
@@ -487,22 +435,6 @@ class Loader:
         self.close()
 
 
-def _choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
-
-
-def _shuffle(shuffle: bool | str, columns: Columns, window: int, nodes: int) -> Shuffle | None:
-    _choose("shuffle", shuffle, (True, False, "full", "block"))
-    blocks = shuffle == "block" or (shuffle is True and columns.cached is not None)
-    if nodes > 1 and not blocks:
-        raise UsageError(f"num_canonical_nodes is {nodes}; give shuffle='block' with it")
-    if blocks:
-        rows = [reader.array.object_shape[0] for reader in columns.readers.values()]
-        return Shuffle("block", max(rows, default=1), window, nodes)
-    return Shuffle() if shuffle else None
-
-
 def _made_resident(
     columns: Columns, device: torch.device, resident: str | None
 ) -> ResidentStream | None:
@@ -513,30 +445,3 @@ def _made_resident(
         for turn, held in enumerate(residence.load(columns, torch.device("cpu"))):
             columns.at_epoch(turn).adopt({name: values.numpy() for name, values in held.items()})
     return None
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        rank = find_local_rank()
-        if rank is None:
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cuda", rank % torch.cuda.device_count())
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not one of ours; choose cpu or cuda")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
-    if chosen.type == "cpu":
-        return chosen
-    # With its number: the current device may be another one later, or on another thread.
-    unnumbered = chosen.index is None
-    index = torch.cuda.current_device() if unnumbered else chosen.index
-    count = torch.cuda.device_count()
-    if index >= count:
-        raise UsageError(f"device {device!r} was asked for, and torch sees {count} CUDA devices")
-    return torch.device("cuda", index)

@@ -14,7 +14,7 @@ import torch
 
 import precache
 from precache.errors import UsageError
-from precache.loader import _device
+from precache.loader_options import find_device
 from precache.ranks import LOCAL_VARIABLES, find_local_rank, find_rank
 from tests.building import environment
 from tests.conftest import BuiltStore
@@ -74,13 +74,13 @@ def test_a_device_is_named_with_its_number(
         monkeypatch.delenv(name, raising=False)
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert str(_device(asked)) == expected
+    assert str(find_device(asked)) == expected
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend_four_devices(monkeypatch)
     with pytest.raises(UsageError, match=r"'cuda:4' was asked for, and torch sees 4 CUDA devices"):
-        _device("cuda:4")
+        find_device("cuda:4")
 
 
 def _pretend_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
