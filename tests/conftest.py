@@ -7,6 +7,7 @@ Stores of a session are shared: a test that writes into one asks `copy_store` fo
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,9 @@ from tests.servers import Azurite, FaultProxy, S3Server
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
+
+# A shell has what it starts in the background ignore it, and all that this starts in turn.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CODECS = ("raw", "zstd", "image")
 SIDE = 112

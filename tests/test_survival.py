@@ -544,7 +544,6 @@ import precache
 from precache.columns import Columns
 
 store, moment = sys.argv[1:]
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever was inherited
 pressed, wakeup = os.pipe()
 os.set_blocking(wakeup, False)
 signal.set_wakeup_fd(wakeup)

@@ -35,6 +35,7 @@ from tests.browser import AXE, CHROMIUM
 from tests.building import (
     build_here,
     cli,
+    command,
     cut,
     encoded,
     environment,
@@ -474,11 +475,7 @@ def test_a_key_never_leads_out_of_the_source(
 
 
 def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from precache.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    line = [sys.executable, "-c", code, "view", str(built.path), "--class", "dog"]
+    line = command("view", built.path, "--class", "dog")
     with running(line, environment()) as process:
         assert process.stdout is not None
         url = urlsplit(process.stdout.readline().strip())
