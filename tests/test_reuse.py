@@ -124,9 +124,9 @@ def test_nothing_of_a_copied_source_is_decoded_again(
 
 
 def test_a_build_says_what_it_took_over(source: Path, copy: Path, tmp_path: Path) -> None:
-    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8, "--address", "local")
-    cli(*line, source, tmp_path / "store")
-    ran = cli(*line, copy, tmp_path / "store")
+    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8)
+    cli(*line, source, tmp_path / "store", "--address", "serial")
+    ran = cli(*line, copy, tmp_path / "store", "--address", "local")
     assert ran.returncode == 0
     assert re.search(r"Since version \w{8}: 0 same, 30 changed", ran.stderr)
     assert re.search(r"30 rows and 4 whole shards were taken over from version", ran.stderr)
