@@ -81,6 +81,13 @@ def test_a_file_is_no_folder(folder: LocalFolder) -> None:
         folder.put("a/b", [b"x"])
 
 
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs Linux")
+def test_a_file_with_more_in_it_than_its_size_says_is_read_whole() -> None:
+    found = LocalFolder(Path("/proc")).read("version")
+    assert Path("/proc/version").stat().st_size < len(found)
+    assert found == Path("/proc/version").read_bytes()
+
+
 def test_names_are_sorted_and_of_one_level(folder: LocalFolder) -> None:
     for name in ("b", "a", "c/d"):
         folder.put(name, [b""])
