@@ -1133,3 +1133,17 @@ def test_a_web_like_set_has_two_broken_files(tmp_path: Path) -> None:
     assert {key for key, _ in result.holes} == set(made.broken)
     assert result.classes == made.classes
     assert result.ignored == 1
+
+
+@pytest.mark.parametrize("library", ["cv2", "simplejpeg", "zstandard"])
+def test_a_library_that_is_missing_is_named_with_the_way_out(library: str, tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "in", 2)
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from precache.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    line = [sys.executable, "-c", code, "build", source, tmp_path / "out", "--address", "serial"]
+    ran = subprocess.run(line, check=False, env=environment(), capture_output=True, text=True)
+    assert f"building needs {library}: pip install 'precache[workers]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert ran.returncode == 2

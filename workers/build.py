@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from precache.commits import BUILD, append_commit, source_to_keep
@@ -19,6 +20,7 @@ from precache.errors import (
     SampleError,
     SourceError,
     StorageError,
+    UsageError,
 )
 from precache.receipts import Receipt
 from precache.report import size
@@ -46,6 +48,9 @@ from workers.work import Measured, Work, failed_rows, find_work, is_tried_again,
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.probe import ProbeTask
     from workers.shard_task import Job, ShardTask
+
+LIBRARIES = ("PIL", "cv2", "simplejpeg", "zstandard")
+"""Modules that tasks load and the driver does not."""
 
 ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
@@ -153,6 +158,8 @@ class _Build:
 
     def _measure(self, run: Run, recipe: Recipe) -> Measured:
         """Row shapes and stored bytes, from a few samples."""
+        if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
+            raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         from workers.probe import probe_task, run_probe
 
         self.progress.phase("Measuring a few samples")
