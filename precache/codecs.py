@@ -7,10 +7,13 @@ cheaper than row by row.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import google_crc32c
@@ -22,6 +25,15 @@ from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
 
 IMAGE_FILTER = "precache.image"
 IMAGE_FILTER_VERSION = 1
+
+ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+"""Python's own zstd or its backport, with parameters that numcodecs has not; for who builds."""
+
+LITERAL_COMPRESSION_MODE, MAX_BLOCK_SIZE = 1002, 1015
+"""``ZSTD_c_literalCompressionMode``, ``ZSTD_c_maxBlockSize`` (zstd.h 1.5.7): unnamed in Python."""
+
+_BLOCKS = 20 << 10, 64 << 10
+"""The smallest channel that is worth blocks of its own, and the largest block; bytes."""
 
 Encode = Callable[[np.ndarray], bytes]
 
@@ -122,24 +134,57 @@ def _clevel(codec: ZstdCodec) -> int:
 # --- encoding -----------------------------------------------------------------------------------
 
 
-def _image_encoder() -> Encode:
-    import zstandard  # only nodes that build have it
+def load_zstd() -> ModuleType:
+    """`ZSTD_MODULE`, which a training node need not have."""
+    return importlib.import_module(ZSTD_MODULE)
 
-    # The residue hardly repeats: long matches and a small hash table keep the ratio at half the
-    # time of plain level 1.
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        1, min_match=7, hash_log=6, write_checksum=True, write_content_size=True
-    )
-    compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    buffers: list[np.ndarray] = []
 
-    def encode(chunk: np.ndarray) -> bytes:
-        if not buffers or buffers[1].shape != chunk.shape:
-            shapes = chunk[..., 0, :, :].shape, chunk.shape
-            buffers[:] = [np.empty(shape, np.uint8) for shape in shapes]
-        return compressor.compress(filter_image(chunk, *buffers).data)
+def image_block_size(channel: int) -> int:
+    """Bytes of a zstd block for filtered channels of so many bytes; 0 leaves it to zstd.
 
-    return encode
+    Blocks that end where channels do have literals of one distribution each: smaller, and decoded
+    faster. Of small channels, the tables of so many blocks would cost more than that.
+    """
+    smallest, largest = _BLOCKS
+    return -(-channel // -(-channel // largest)) if channel >= smallest else 0
+
+
+def image_parameters(channel: int) -> dict[int, int]:
+    """What zstd compresses filtered channels of so many bytes with: its parameters by number."""
+    named = load_zstd().CompressionParameter
+    parameters = {
+        named.compression_level: 1,
+        named.checksum_flag: 1,
+        # The residue hardly repeats. What there is to find, borders and flat areas, is long: zstd
+        # steps over 64 bytes at a time, and matches reach back over what it stepped over.
+        named.min_match: 7,
+        named.hash_log: 6,
+        named.target_length: 64,
+        LITERAL_COMPRESSION_MODE: 1,  # which with a target length would be off
+    }
+    block = image_block_size(channel)
+    return parameters | ({MAX_BLOCK_SIZE: block} if block else {})
+
+
+class _ImageEncoder:
+    """The filter and then zstd; scratch and compressor are those of the last chunk's shape."""
+
+    def __init__(self) -> None:
+        self._shape: tuple[int, ...] = ()
+
+    def _prepare(self, chunk: np.ndarray) -> None:
+        self._shape = chunk.shape
+        self._plain = np.empty(chunk[..., 0, :, :].shape, np.uint8)
+        self._out = np.empty(chunk.shape, np.uint8)
+        channel = chunk.shape[-2] * chunk.shape[-1]
+        self._compressor = load_zstd().ZstdCompressor(options=image_parameters(channel))
+
+    def __call__(self, chunk: np.ndarray) -> bytes:
+        if chunk.shape != self._shape:
+            self._prepare(chunk)
+        filtered = filter_image(chunk, self._plain, self._out)
+        frame: bytes = self._compressor.compress(filtered.data, self._compressor.FLUSH_FRAME)
+        return frame
 
 
 def _encode_raw(chunk: np.ndarray) -> bytes:
@@ -170,7 +215,7 @@ def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
         case ImageCodec():
             if dtype != "uint8":
                 raise PipelineError(f"codec 'image' stores uint8, not {dtype}; use zstd or raw")
-            return _image_encoder()
+            return _ImageEncoder()
 
 
 # --- decoding -----------------------------------------------------------------------------------

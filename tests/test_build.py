@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 
 import precache
+from precache.codecs import ZSTD_MODULE
 from precache.errors import (
     BuildError,
     PipelineError,
@@ -1135,7 +1136,7 @@ def test_a_web_like_set_has_two_broken_files(tmp_path: Path) -> None:
     assert result.ignored == 1
 
 
-@pytest.mark.parametrize("library", ["cv2", "simplejpeg", "zstandard"])
+@pytest.mark.parametrize("library", ["cv2", "simplejpeg", ZSTD_MODULE])
 def test_a_library_that_is_missing_is_named_with_the_way_out(library: str, tmp_path: Path) -> None:
     source = write_jpegs(tmp_path / "in", 2)
     code = (

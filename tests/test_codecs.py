@@ -99,6 +99,40 @@ def test_any_values_and_shapes_come_back(codec: Codec, dtype: str, data: st.Data
     assert decoded.tobytes() == chunk.tobytes()  # bytes, for NaN with whatever payload
 
 
+def _blocks(frame: bytes) -> int:
+    """How many blocks a zstd frame has (RFC 8878, section 3.1.1)."""
+    descriptor = frame[4]
+    single = descriptor >> 5 & 1
+    place = 5 + (not single) + (0, 1, 2, 4)[descriptor & 3] + (single, 2, 4, 8)[descriptor >> 6]
+    count, last = 0, False
+    while not last:
+        header = int.from_bytes(frame[place : place + 3], "little")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        place += 3 + (1 if kind == 1 else size)
+        count += 1
+    assert place + 4 == len(frame), "the content checksum ends the frame"
+    return count
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        ((3, 224, 224), 3),
+        ((3, 145, 150), 3),
+        ((3, 257, 256), 6),
+        ((1, 400, 400), 3),
+        ((3, 32, 32), 1),
+    ],
+)
+def test_frames_of_images_have_blocks_of_one_channel_and_compressed_literals(
+    shape: tuple[int, ...], blocks: int
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 4, (1, *shape), np.uint8)
+    frame = encoder(ImageCodec(), "uint8")(noise)
+    assert _blocks(frame) == blocks
+    assert len(frame) < 0.6 * noise.nbytes  # nothing repeats: only entropy coding gets there
+
+
 def _strided(chunk: np.ndarray) -> np.ndarray:
     wide = np.zeros((*chunk.shape[:-1], 2 * chunk.shape[-1]), chunk.dtype)
     wide[..., ::2] = chunk

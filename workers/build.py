@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from precache.codecs import ZSTD_MODULE
 from precache.commits import BUILD, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
     from workers.probe import ProbeTask
     from workers.shard_task import Job, ShardTask
 
-LIBRARIES = ("PIL", "cv2", "simplejpeg", "zstandard")
+LIBRARIES = ("PIL", "cv2", "simplejpeg", ZSTD_MODULE)
 """Modules that tasks load and the driver does not."""
 
 ATTEMPTS = 3
@@ -158,7 +159,7 @@ class _Build:
 
     def _measure(self, run: Run, recipe: Recipe) -> Measured:
         """Row shapes and stored bytes, from a few samples."""
-        if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
+        if missing := next((name for name in LIBRARIES if not _is_there(name)), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         from workers.probe import probe_task, run_probe
 
@@ -379,6 +380,13 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor the package that it is in
+        return False
 
 
 def _tried_again(work: Work) -> set[int]:

@@ -14,7 +14,7 @@ import xxhash
 
 from precache import metadata
 from precache.attributes import format_of
-from precache.codecs import codec_metadata
+from precache.codecs import codec_metadata, load_zstd
 from precache.commits import BUILD, ROOT, append_commit
 from precache.errors import BuildError
 from precache.folder import Folder
@@ -29,7 +29,7 @@ from workers.plan import ops_digest
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
 
-LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "pillow")
+LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 
 
 def commit(
@@ -156,6 +156,7 @@ def field_document(goal: Goal, name: str) -> dict[str, Any]:
 
 def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
     mean, std = channel_statistics(receipts)
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     own = goal.describe()
     for name, described in own["fields"].items():
         field = goal.recipe.pipeline.fields[name]
@@ -172,7 +173,7 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
         "mean": mean,
         "std": std,
         "pipeline": goal.recipe.declared.to_dict(),
-        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "libraries": libraries | {"zstd": load_zstd().zstd_version},
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

@@ -6,6 +6,7 @@ compress a row, to decompress it, and to undo the filter over many rows at once.
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import time
@@ -14,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import zstandard
 from numcodecs import zstd
 from rich.console import Console
 from rich.table import Column, Table
 
-from precache.codecs import filter_image, undo_image
+from precache.codecs import (
+    LITERAL_COMPRESSION_MODE,
+    filter_image,
+    image_parameters,
+    load_zstd,
+    undo_image,
+)
 from precache.operations import Decode
 from precache.shards import UNDO_ROWS
 from tests.bench.common import CROP, Machine, find_photos, log, work_folder
@@ -27,12 +33,22 @@ from workers.decoding import decode
 from workers.ops import center_crop, resize, resized_shape
 
 RESIZE = 256
-PARAMETERS = {
-    "level 1": {},
-    "level 1, min_match 7, hash_log 6": {"min_match": 7, "hash_log": 6},
-    "and window_log 15": {"min_match": 7, "hash_log": 6, "window_log": 15},
-}
-CHOSEN = "H", "level 1, min_match 7, hash_log 6"
+CHOSEN = "H", "and blocks of one channel"
+
+
+def _parameters() -> dict[str, dict[int, int]]:
+    """What a build gives zstd, in steps."""
+    chosen = image_parameters(CROP * CROP)
+    named = load_zstd().CompressionParameter
+    level = {key: chosen[key] for key in (named.compression_level, named.checksum_flag)}
+    long = level | {key: chosen[key] for key in (named.min_match, named.hash_log)}
+    steps = {key: chosen[key] for key in (named.target_length, LITERAL_COMPRESSION_MODE)}
+    return {
+        "level 1": level,
+        "long matches, small table": long,
+        "and steps of 64 bytes": long | steps,
+        "and blocks of one channel": chosen,
+    }
 
 
 def _nothing(rows: np.ndarray) -> np.ndarray:
@@ -101,16 +117,14 @@ def _cpu_ms(work: Callable[[], None], rows: int, rounds: int) -> float:
 
 def _measure(rows: np.ndarray, way: str, parameters: str, rounds: int) -> Measured:
     apply, undo = FILTERS[way]
-    chosen = zstandard.ZstdCompressionParameters.from_level(
-        1, write_checksum=True, write_content_size=True, **PARAMETERS[parameters]
-    )
-    compressor = zstandard.ZstdCompressor(compression_params=chosen)
-    frames = [compressor.compress(np.ascontiguousarray(apply(row))) for row in rows]
+    compressor = load_zstd().ZstdCompressor(options=_parameters()[parameters])
+    compress = functools.partial(compressor.compress, mode=compressor.FLUSH_FRAME)
+    frames = [compress(np.ascontiguousarray(apply(row))) for row in rows]
     back = np.empty_like(rows)
 
     def encode() -> None:
         for row in rows:
-            compressor.compress(np.ascontiguousarray(apply(row)))
+            compress(np.ascontiguousarray(apply(row)))
 
     def decompress() -> None:
         for frame, row in zip(frames, back, strict=True):
@@ -141,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _, files = find_photos(options.photos, folder)
         log.print(f"{len(files)} photos, {options.interpolation} resize")
         rows = _crops(files, options.interpolation)
-    found = [_measure(rows, f, p, options.rounds) for f in FILTERS for p in PARAMETERS]
+    found = [_measure(rows, f, p, options.rounds) for f in FILTERS for p in _parameters()]
     if options.json:
         measured = [dataclasses.asdict(each) for each in found]
         print(json.dumps({"machine": dataclasses.asdict(Machine.here()), "measured": measured}))

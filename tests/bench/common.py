@@ -29,7 +29,7 @@ from tests.demo.photos import make_photos
 
 DEFAULT_PHOTOS = Path(__file__).resolve().parents[2] / "../shared/photos"
 PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "zstandard", "simplejpeg", "ray")
+LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "backports.zstd", "simplejpeg", "ray")
 CROP = 224
 INDEX_ENTRY, CHECKSUM = 16, 4
 
