@@ -19,9 +19,6 @@ from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
 from precache.version import Version
 
-UNDO_ROWS = 64
-"""Rows whose image filter is undone together: enough to amortise a call for each line."""
-
 CHECK_ROWS = 8
 """Rows that are decompressed together where only their checksum counts."""
 
@@ -113,8 +110,7 @@ class ArrayReader:
                 self._read_shared(rows, out, undo)
                 return
         if undo and self.filtered:
-            for start in range(0, len(out), UNDO_ROWS):
-                undo_image(out[start : start + UNDO_ROWS])
+            undo_image(out)
 
     def _read_plain(
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray

@@ -396,6 +396,23 @@ def test_the_filter_of_rows_is_that_of_each_and_undone_together(image: np.ndarra
     np.testing.assert_array_equal(filtered, rows)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(300, 1, 7, 8), (2, 150, 3, 5, 4), (3, 3, 13, 299), (66, 3, 13, 300), (70, 1, 300, 299)],
+)
+def test_the_filter_of_many_rows_is_undone_for_all_of_them(shape: tuple[int, ...]) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    filtered = filter_image(rows)
+    undo_image(filtered)
+    np.testing.assert_array_equal(filtered, rows)
+
+
+def test_the_filter_is_not_undone_in_a_copy() -> None:
+    rows = np.zeros((2, 3, 8, 16), np.uint8)
+    with pytest.raises(ValueError, match="not contiguous"):
+        undo_image(rows[..., ::2])
+
+
 def test_the_filter_is_registered_with_zarr() -> None:
     codec = zarr.registry.get_codec_class(IMAGE_FILTER)
     made = codec.from_dict({"name": IMAGE_FILTER, "configuration": {"version": 1}})

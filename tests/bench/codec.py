@@ -27,7 +27,6 @@ from precache.codecs import (
     undo_image,
 )
 from precache.operations import Decode
-from precache.shards import UNDO_ROWS
 from tests.bench.common import CROP, Machine, find_photos, log, work_folder
 from workers.decoding import decode
 from workers.ops import center_crop, resize, resized_shape
@@ -131,8 +130,7 @@ def _measure(rows: np.ndarray, way: str, parameters: str, rounds: int) -> Measur
             zstd.decompress(frame, row)
 
     def undo_all() -> None:
-        for start in range(0, len(back), UNDO_ROWS):
-            undo(back[start : start + UNDO_ROWS])
+        undo(back)
 
     decoding = _cpu_ms(decompress, len(rows), rounds)
     undoing = _cpu_ms(undo_all, len(rows), 1)
