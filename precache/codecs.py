@@ -33,7 +33,7 @@ ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.
 LITERAL_COMPRESSION_MODE, MAX_BLOCK_SIZE = 1002, 1015
 """``ZSTD_c_literalCompressionMode``, ``ZSTD_c_maxBlockSize`` (zstd.h 1.5.7): unnamed in Python."""
 
-_BLOCKS = 20 << 10, 64 << 10
+_LEAST_BLOCK, _MOST_BLOCK = 20 << 10, 64 << 10
 """The smallest channel that is worth blocks of its own, and the largest block; bytes."""
 
 _WIDE = 300
@@ -182,14 +182,15 @@ def load_zstd() -> ModuleType:
     return importlib.import_module(ZSTD_MODULE)
 
 
-def image_block_size(channel: int) -> int:
+def _block_size(channel: int) -> int:
     """Bytes of a zstd block for filtered channels of so many bytes; 0 leaves it to zstd.
 
     Blocks that end where channels do have literals of one distribution each: smaller, and decoded
     faster. Of small channels, the tables of so many blocks would cost more than that.
     """
-    smallest, largest = _BLOCKS
-    return -(-channel // -(-channel // largest)) if channel >= smallest else 0
+    if channel < _LEAST_BLOCK:
+        return 0
+    return -(-channel // -(-channel // _MOST_BLOCK))
 
 
 def image_parameters(channel: int) -> dict[int, int]:
@@ -205,7 +206,7 @@ def image_parameters(channel: int) -> dict[int, int]:
         named.target_length: 64,
         LITERAL_COMPRESSION_MODE: 1,  # which with a target length would be off
     }
-    block = image_block_size(channel)
+    block = _block_size(channel)
     return parameters | ({MAX_BLOCK_SIZE: block} if block else {})
 
 
