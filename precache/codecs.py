@@ -1,8 +1,8 @@
 """Chunks of rows <-> bytes: `raw`, `zstd` and `image`, and the codecs other Zarr software uses.
 
 Encoders make the bytes of one chunk; a `Decoder` is read from an array's metadata and decodes into
-the caller's buffer. The image filter is undone apart, over many rows at once, which is ten times
-cheaper than row by row.
+the caller's buffer. The image filter is undone apart, over many rows at once, which is several
+times cheaper than row by row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 from numcodecs import blosc, zstd
 
-from precache.errors import DamageError, PipelineError, StoreError
+from precache.errors import DamageError, PipelineError, StoreError, UsageError
 from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
 
 IMAGE_FILTER = "precache.image"
@@ -39,8 +39,11 @@ _LEAST_BLOCK, _MOST_BLOCK = 20 << 10, 64 << 10
 _WIDE = 300
 """Lines of so many bytes are added up one by one, shorter ones in runs of four."""
 
-_WIDE_ROWS, _MOST_ROWS, _FOURS_BYTES = 64, 128, 4800 << 10
-"""How many rows at once: enough to spread the calls, few enough for the caches."""
+_WIDE_ROWS = 64
+"""Rows of wide lines whose filter is undone at once: enough to spread the calls."""
+
+_NARROW_ROWS, _NARROW_BYTES = 128, 4800 << 10
+"""Other rows, at most so many and of so many bytes together, which the caches hold."""
 
 _scratch = threading.local()
 
@@ -83,16 +86,18 @@ def filter_image(
 
 def undo_image(rows: np.ndarray) -> None:
     """Undo `filter_image` in place on contiguous (..., C, H, W) uint8; many rows cost less each."""
-    channels, height, width = rows.shape[-3:]
-    fours = width < _WIDE
-    most = _FOURS_BYTES // (channels * height * width) if fours else _WIDE_ROWS
-    together = min(_MOST_ROWS, max(1, most))
     if not rows.flags.c_contiguous:  # `reshape` would copy
         raise ValueError("rows that are not contiguous cannot be undone in place")
+    if not rows.size:
+        return
+    channels, height, width = rows.shape[-3:]
+    narrow = width < _WIDE
+    fitting = _NARROW_BYTES // (channels * height * width)
+    together = min(_NARROW_ROWS, max(1, fitting)) if narrow else _WIDE_ROWS
     images = rows.reshape(-1, channels, height, width)
     for start in range(0, len(images), together):
         part = images[start : start + together]
-        (_add_up_fours if fours else _add_up)(part.reshape(-1, height, width))
+        (_add_up_fours if narrow else _add_up)(part.reshape(-1, height, width))
         if channels == 3:
             part[:, 0] += part[:, 1]
             part[:, 2] += part[:, 1]
@@ -178,15 +183,26 @@ def _clevel(codec: ZstdCodec) -> int:
 
 
 def load_zstd() -> ModuleType:
-    """`ZSTD_MODULE`, which a training node need not have."""
-    return importlib.import_module(ZSTD_MODULE)
+    """`ZSTD_MODULE`, which a training node need not have.
+
+    Raises
+    ------
+    UsageError
+        It is not installed, or Python was built without it.
+    """
+    try:
+        return importlib.import_module(ZSTD_MODULE)
+    except ImportError:
+        ours = ZSTD_MODULE.startswith("backports")
+        way_out = "pip install 'precache[workers]'" if ours else "use a Python built with libzstd"
+        raise UsageError(f"building needs {ZSTD_MODULE}: {way_out}") from None
 
 
 def _block_size(channel: int) -> int:
     """Bytes of a zstd block for filtered channels of so many bytes; 0 leaves it to zstd.
 
-    Blocks that end where channels do have literals of one distribution each: smaller, and decoded
-    faster. Of small channels, the tables of so many blocks would cost more than that.
+    Blocks that end about where channels do have literals of one distribution each: smaller, and
+    decoded faster. Of small channels, the tables of so many blocks would cost more than that.
     """
     if channel < _LEAST_BLOCK:
         return 0
@@ -214,18 +230,18 @@ class _ImageEncoder:
     """The filter and then zstd; scratch and compressor are those of the last chunk's shape."""
 
     def __init__(self) -> None:
-        self._shape: tuple[int, ...] = ()
+        self._plain = self._out = np.empty(0, np.uint8)
+        self._compressor: Any = None
 
-    def _prepare(self, chunk: np.ndarray) -> None:
-        self._shape = chunk.shape
-        self._plain = np.empty(chunk[..., 0, :, :].shape, np.uint8)
-        self._out = np.empty(chunk.shape, np.uint8)
-        channel = chunk.shape[-2] * chunk.shape[-1]
-        self._compressor = load_zstd().ZstdCompressor(options=image_parameters(channel))
+    def _prepare(self, shape: tuple[int, ...]) -> None:
+        parameters = image_parameters(shape[-2] * shape[-1])
+        self._compressor = load_zstd().ZstdCompressor(options=parameters)
+        self._plain = np.empty((*shape[:-3], *shape[-2:]), np.uint8)
+        self._out = np.empty(shape, np.uint8)
 
     def __call__(self, chunk: np.ndarray) -> bytes:
-        if chunk.shape != self._shape:
-            self._prepare(chunk)
+        if chunk.shape != self._out.shape:
+            self._prepare(chunk.shape)
         filtered = filter_image(chunk, self._plain, self._out)
         frame: bytes = self._compressor.compress(filtered.data, self._compressor.FLUSH_FRAME)
         return frame

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.codecs import ZSTD_MODULE
+from precache.codecs import load_zstd
 from precache.commits import BUILD, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to
     from workers.probe import ProbeTask
     from workers.shard_task import Job, ShardTask
 
-LIBRARIES = ("PIL", "cv2", "simplejpeg", ZSTD_MODULE)
+LIBRARIES = ("PIL", "cv2", "simplejpeg")
 """Modules that tasks load and the driver does not."""
 
 ATTEMPTS = 3
@@ -159,8 +159,9 @@ class _Build:
 
     def _measure(self, run: Run, recipe: Recipe) -> Measured:
         """Row shapes and stored bytes, from a few samples."""
-        if missing := next((name for name in LIBRARIES if not _is_there(name)), None):
+        if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
+        load_zstd()
         from workers.probe import probe_task, run_probe
 
         self.progress.phase("Measuring a few samples")
@@ -380,13 +381,6 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor the package that it is in
-        return False
 
 
 def _tried_again(work: Work) -> set[int]:

@@ -156,7 +156,6 @@ def field_document(goal: Goal, name: str) -> dict[str, Any]:
 
 def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
     mean, std = channel_statistics(receipts)
-    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     own = goal.describe()
     for name, described in own["fields"].items():
         field = goal.recipe.pipeline.fields[name]
@@ -173,9 +172,15 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
         "mean": mean,
         "std": std,
         "pipeline": goal.recipe.declared.to_dict(),
-        "libraries": libraries | {"zstd": load_zstd().zstd_version},
+        "libraries": installed_versions(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the libraries that metadata records; `zstd` is the one that encodes images."""
+    found = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return found | {"zstd": load_zstd().zstd_version}
 
 
 def channel_statistics(

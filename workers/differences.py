@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -14,7 +13,7 @@ from precache.errors import PipelineError
 from precache.operations import Function
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
-from workers.commit import LIBRARIES
+from workers.commit import installed_versions
 from workers.goal import Recipe
 from workers.plan import deciding_versions, ops_digest
 
@@ -135,11 +134,6 @@ def compare(
         functions,
         library_changes(pipeline, libraries, installed_versions()),
     )
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of the libraries that a version's metadata records."""
-    return {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def recipe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[RecipeChange, ...]:

@@ -32,6 +32,7 @@ from workers.decoding import decode
 from workers.ops import center_crop, resize, resized_shape
 
 RESIZE = 256
+TOGETHER = 32
 CHOSEN = "H", "and blocks of one channel"
 
 
@@ -67,11 +68,13 @@ def _filter_h_and_w(rows: np.ndarray) -> np.ndarray:
 
 def _undo_h_and_w(rows: np.ndarray) -> None:
     """Prefix sums along W in steps that double, the cheapest that numpy offers; then along H."""
-    step = 1
-    while step < rows.shape[-1]:
-        rows[..., step:] += rows[..., :-step].copy()
-        step *= 2
-    undo_image(rows)
+    for start in range(0, len(rows), TOGETHER):
+        part = rows[start : start + TOGETHER]
+        step = 1
+        while step < part.shape[-1]:
+            part[..., step:] += part[..., :-step].copy()
+            step *= 2
+        undo_image(part)
 
 
 FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], None]]] = {
