@@ -8,6 +8,7 @@ times cheaper than row by row.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import threading
 import zlib
@@ -84,6 +85,12 @@ def filter_image(
     return out
 
 
+def undone_together(row_shape: tuple[int, ...]) -> int:
+    """How many (C, H, W) rows `undo_image` takes at once; it costs least right after decoding."""
+    fitting = max(1, _NARROW_BYTES // max(1, math.prod(row_shape)))
+    return min(_NARROW_ROWS, fitting) if row_shape[-1] < _WIDE else _WIDE_ROWS
+
+
 def undo_image(rows: np.ndarray) -> None:
     """Undo `filter_image` in place on contiguous (..., C, H, W) uint8; many rows cost less each."""
     if not rows.flags.c_contiguous:  # `reshape` would copy
@@ -91,13 +98,12 @@ def undo_image(rows: np.ndarray) -> None:
     if not rows.size:
         return
     channels, height, width = rows.shape[-3:]
-    narrow = width < _WIDE
-    fitting = _NARROW_BYTES // (channels * height * width)
-    together = min(_NARROW_ROWS, max(1, fitting)) if narrow else _WIDE_ROWS
     images = rows.reshape(-1, channels, height, width)
+    together = undone_together(images.shape[1:])
+    add_up = _add_up_fours if width < _WIDE else _add_up
     for start in range(0, len(images), together):
         part = images[start : start + together]
-        (_add_up_fours if narrow else _add_up)(part.reshape(-1, height, width))
+        add_up(part.reshape(-1, height, width))
         if channels == 3:
             part[:, 0] += part[:, 1]
             part[:, 2] += part[:, 1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.codecs import crc32c_holds, undo_image
+from precache.codecs import crc32c_holds, undo_image, undone_together
 from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.metadata import Piece
@@ -105,10 +105,10 @@ class ArrayReader:
             return
         elif not self._read_plain(rows, numbers, inside, out):
             if self.array.chunk_shape[0] == 1:
-                self._read_single(rows, numbers, inside, out)
+                self._read_single(rows, numbers, inside, out, undo)
             else:
                 self._read_shared(rows, out, undo)
-                return
+            return
         if undo and self.filtered:
             undo_image(out)
 
@@ -247,14 +247,24 @@ class ArrayReader:
         self._checked[number, chunk] = True
 
     def _read_single(
-        self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray, out: np.ndarray
+        self,
+        rows: np.ndarray,
+        numbers: np.ndarray,
+        chunks: np.ndarray,
+        out: np.ndarray,
+        undo: bool,
     ) -> None:
         """One chunk a row, the row whole: decode straight into `out`."""
+        filtered, undone = undo and self.filtered, 0
+        together = undone_together(out.shape[1:]) if filtered else len(rows)
         decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
         verify = ~self._checked[numbers, chunks] | (self._verify == "always")
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         with self._objects.gathered(rows):
             for position, (row, number, chunk, check) in enumerate(zip(*columns, strict=True)):
+                if position - undone == together:  # while they are in a cache
+                    undo_image(out[undone:position])
+                    undone = position
                 data = self._objects.chunk(number, tail, chunk, row)
                 if data is None:
                     out[position] = self.array.fill_value
@@ -263,6 +273,8 @@ class ArrayReader:
                     decode(data, out[position : position + 1], verify=check)
                 except DamageError as error:
                     raise self._objects.damage(number, tail, row, str(error)) from None
+        if filtered:
+            undo_image(out[undone:])
         self._checked[numbers, chunks] = True
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
