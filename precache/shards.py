@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from precache.codecs import crc32c_holds, undo_image, undone_together
+from precache.codecs import crc32c_holds
 from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
+from precache.imagecodec import undo_image, undone_together
 from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
 from precache.version import Version

@@ -9,7 +9,7 @@ from zarr.abc.codec import ArrayArrayCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer
 
-from precache.codecs import IMAGE_FILTER, IMAGE_FILTER_VERSION, filter_image, undo_image
+from precache.imagecodec import IMAGE_FILTER, IMAGE_FILTER_VERSION, filter_image, undo_image
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    variants errors liveness states declared operations pipeline attributes layout codecs
+    variants errors liveness states declared operations pipeline attributes layout imagecodec codecs
     zarr_codec sampler stallclock eventclock machine stalls folder ahead localdisk retries
     filesystems s3reads listings blobs storage locks diskcache metadata rowtable receipts
     smallarrays commits version store status claims finished growing places inventory garbage

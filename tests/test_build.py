@@ -22,7 +22,6 @@ import pytest
 from PIL import Image
 
 import precache
-from precache.codecs import ZSTD_MODULE
 from precache.errors import (
     BuildError,
     PipelineError,
@@ -31,6 +30,7 @@ from precache.errors import (
     StoreError,
     UsageError,
 )
+from precache.imagecodec import ZSTD_MODULE
 from tests.building import (
     LONG_AGO,
     REPOSITORY,

@@ -18,16 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs import blosc, zstd
 
-from precache.codecs import (
-    IMAGE_FILTER,
-    Decoder,
-    codec_metadata,
-    decoder,
-    encoder,
-    filter_image,
-    undo_image,
-)
+from precache.codecs import Decoder, codec_metadata, decoder, encoder
 from precache.errors import DamageError, PrecacheError, StoreError
+from precache.imagecodec import IMAGE_FILTER, filter_image, undo_image
 from precache.operations import DTYPES
 from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
 from tests.conftest import photo

@@ -15,8 +15,8 @@ import torch
 import precache
 from precache import nvcomp
 from precache import transforms as T
-from precache.codecs import filter_image, undo_image
 from precache.errors import DamageError, UsageError
+from precache.imagecodec import filter_image, undo_image
 from precache.machine import MachineReader
 from precache.slots import STEPS_AHEAD, undo_image_tensor
 from tests.conftest import BuiltStore

@@ -13,9 +13,9 @@ from numcodecs import zstd
 
 import precache
 from precache import nvcomp, stream
-from precache.codecs import filter_image
 from precache.columns import Columns
 from precache.errors import DamageError, UsageError
+from precache.imagecodec import filter_image
 from precache.slots import undo_image_tensor
 from precache.stream import BatchStream
 from tests.conftest import BuiltStore

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import precache
-from precache.codecs import filter_image, undo_image
+from precache.imagecodec import filter_image, undo_image
 from precache.operations import DTYPES
 from precache.slots import STEPS_AHEAD, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
 from tests.conftest import BuiltStore

@@ -11,7 +11,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.codecs import load_zstd
 from precache.commits import BUILD, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
@@ -23,6 +22,7 @@ from precache.errors import (
     StorageError,
     UsageError,
 )
+from precache.imagecodec import load_zstd
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED

@@ -14,10 +14,11 @@ import xxhash
 
 from precache import metadata
 from precache.attributes import format_of
-from precache.codecs import codec_metadata, load_zstd
+from precache.codecs import codec_metadata
 from precache.commits import BUILD, ROOT, append_commit
 from precache.errors import BuildError
 from precache.folder import Folder
+from precache.imagecodec import load_zstd
 from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import REMOVED

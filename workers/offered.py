@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xxhash
 
-from precache.codecs import undo_image
 from precache.errors import DamageError, StorageError
 from precache.folder import Folder
+from precache.imagecodec import undo_image
 from precache.layout import decode_index
 from precache.version import read_array_documents
 from workers.reuse import Offer, OfferedField

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from precache.codecs import codec_metadata, decoder, encoder, undo_image
+from precache.codecs import codec_metadata, decoder, encoder
 from precache.errors import FetchError, SampleError
+from precache.imagecodec import undo_image
 from precache.layout import RowShape
 from precache.operations import Function, Op, is_random
 from precache.pipeline import Field, ImageCodec, Pipeline, RawCodec, ZstdCodec

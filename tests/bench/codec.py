@@ -19,7 +19,7 @@ from numcodecs import zstd
 from rich.console import Console
 from rich.table import Column, Table
 
-from precache.codecs import (
+from precache.imagecodec import (
     LITERAL_COMPRESSION_MODE,
     filter_image,
     image_parameters,

@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.codecs import encoder, undo_image
+from precache.codecs import encoder
+from precache.imagecodec import undo_image
 from precache.layout import RowShape, decode_index
 from precache.shards import ArrayReader
 from precache.shardwriter import ShardWriter
