@@ -322,8 +322,8 @@ def _require_expected(task: ShardTask, made: Mapping[str, ShardObject]) -> None:
         if (made[name].size, made[name].xxh3) != expected:
             raise BuildError(
                 f"shard {task.shard} of version {task.folder.name[:8]} came out different "
-                f"from what it was: the source or a library changed; remove {task.folder} "
-                "and build again"
+                "from what it was: the source, a library or precache itself changed; remove "
+                f"{task.folder} and build again"
             )
 
 
