@@ -1,7 +1,7 @@
 """The `image` codec: a filter that leaves little to store, then zstd with what suits its residue.
 
-The filter is undone apart from decompression, over many rows at once, which is several times
-cheaper than row by row.
+Where nothing is compiled, the filter is undone apart from decompression, over many rows at once,
+which is several times cheaper than row by row.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from precache import kernels
 from precache.errors import UsageError
 
 IMAGE_FILTER = "precache.image"
@@ -82,12 +83,15 @@ def undone_together(row_shape: tuple[int, ...]) -> int:
 
 
 def undo_image(rows: np.ndarray) -> None:
-    """Undo `filter_image` in place on contiguous (..., C, H, W) uint8; many rows cost less each."""
+    """Undo `filter_image` in place on contiguous (..., C, H, W) uint8."""
     if not rows.flags.c_contiguous:  # `reshape` would copy
         raise ValueError("rows that are not contiguous cannot be undone in place")
     if not rows.size:
         return
     channels, height, width = rows.shape[-3:]
+    if kernels.compiled is not None:
+        kernels.compiled.undo_image(rows, channels, height, width)
+        return
     images = rows.reshape(-1, channels, height, width)
     together = undone_together(images.shape[1:])
     add_up = _add_up_fours if width < _WIDE else _add_up

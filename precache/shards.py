@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from precache import kernels
 from precache.codecs import crc32c_holds
 from precache.decoded import DECODED_NBYTES, DecodedChunks
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
@@ -24,7 +24,14 @@ CHECK_ROWS = 8
 """Rows that are decompressed together where only their checksum counts."""
 
 DECODE_NBYTES = 1 << 20
-"""Chunks of small rows are decoded up to this size before their rows are copied."""
+"""Chunks of small rows are decoded, and plain rows checked, up to this size before their rows are
+copied."""
+
+CALL_NBYTES = 8 << 20
+"""Compiled code decodes rows up to this size before it may be stopped."""
+
+Place = tuple[int, int, int, bool]
+"""A row, its object, its chunk there, and whether to check that."""
 
 SHARED_ROW_NBYTES = 16 << 10
 """Rows below this size are not worth a Python object each. Where all fit, they are copied from
@@ -120,40 +127,37 @@ class ArrayReader:
         if not self.plain:
             return False
         tail = self._pieces[0].object_tail
-        shards = numbers.tolist()
-        views: dict[int, np.ndarray] = {}
-        for at, shard in enumerate(shards):
-            if shard not in views:
-                found = self._objects.get(shard, tail, int(rows[at]))
-                if found is None or found.rows is None:
-                    return False
-                views[shard] = found.rows
+        shards, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+        sources, views, begin = [], [], []
+        for number, row in zip(shards.tolist(), rows[first].tolist(), strict=True):
+            mapped = self._objects.get(number, tail, row)
+            if mapped is None or mapped.rows is None:
+                return False
+            sources.append(mapped.data)
+            views.append(mapped.rows)
+            begin.append(int(mapped.index[0, 0]))
         chunks, within = np.divmod(inside, self.array.chunk_shape[0])
-        if chunks.max() >= min(map(len, views.values())) and any(
-            chunk >= len(views[number])
-            for number, chunk in zip(shards, chunks.tolist(), strict=True)
-        ):
+        if (chunks >= np.array(list(map(len, views)))[which]).any():
             return False
         flat = out.reshape(len(out), -1).view(np.uint8)
         checks = self._checks(numbers, chunks)
         if self._small:
             for position in np.flatnonzero(checks):
                 self._check_plain(rows[position], numbers[position], chunks[position])
-            for number, view in views.items():
-                here = np.flatnonzero(numbers == number)
+            for number, view in enumerate(views):
+                here = np.flatnonzero(which == number)
                 flat[here] = view[chunks[here], within[here]]
             return True
-        # No loop of Python's own: by the side of copying, it would show.
-        places = zip(chunks.tolist(), within.tolist(), strict=True)
-        sources = list(map(operator.getitem, map(views.__getitem__, shards), places))
-        if not checks.any():
-            np.concatenate(sources, out=flat.reshape(-1))
-            return True
-        for at, source in enumerate(sources):
-            # Right before its copy: the row is then read from memory once for both.
-            if checks[at]:
+        starts = np.array(begin)[which] + chunks * self.pitch + within * self.array.row_nbytes
+        lengths = np.full(len(rows), self.array.row_nbytes)
+        # Right before they are copied: they are then read from memory once for both.
+        together = max(1, DECODE_NBYTES // self.array.row_nbytes) if checks.any() else len(rows)
+        for start in range(0, len(rows), together):
+            part = slice(start, start + together)
+            for at in (start + np.flatnonzero(checks[part])).tolist():
                 self._check_plain(rows[at], numbers[at], chunks[at])
-            flat[at] = source
+            places = which[part], starts[part], lengths[part]
+            kernels.gather(sources, *places, flat[part], out.nbytes)
         return True
 
     @property
@@ -256,27 +260,48 @@ class ArrayReader:
         undo: bool,
     ) -> None:
         """One chunk a row, the row whole: decode straight into `out`."""
-        filtered, undone = undo and self.filtered, 0
-        together = undone_together(out.shape[1:]) if filtered else len(rows)
-        decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
+        filtered = undo and self.filtered
         verify = ~self._checked[numbers, chunks] | (self._verify == "always")
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
+        places = list(zip(*columns, strict=True))
+        together = len(rows)
+        if self._compiled:
+            together = max(1, CALL_NBYTES // self.array.row_nbytes)
+        elif filtered:
+            together = undone_together(out.shape[1:])
         with self._objects.gathered(rows):
-            for position, (row, number, chunk, check) in enumerate(zip(*columns, strict=True)):
-                if position - undone == together:  # while they are in a cache
-                    undo_image(out[undone:position])
-                    undone = position
-                data = self._objects.chunk(number, tail, chunk, row)
-                if data is None:
-                    out[position] = self.array.fill_value
-                    continue
-                try:
-                    decode(data, out[position : position + 1], verify=check)
-                except DamageError as error:
-                    raise self._objects.damage(number, tail, row, str(error)) from None
-        if filtered:
-            undo_image(out[undone:])
+            for start in range(0, len(rows), together):
+                part = slice(start, start + together)
+                self._decode_places(places[part], out[part], filtered, out.nbytes)
         self._checked[numbers, chunks] = True
+
+    @property
+    def _compiled(self) -> bool:
+        """Whether `kernels.decode` does all that there is to chunks."""
+        decoder, ours = self.array.decoder, self._objects.expected is not None
+        return kernels.decodes and ours and decoder.codecs == ("zstd",) and not decoder.swap
+
+    def _decode_places(
+        self, places: Sequence[Place], out: np.ndarray, filtered: bool, batch_nbytes: int
+    ) -> None:
+        """Decode chunks (n, ...), each whole; `filtered`: and undo the filter."""
+        decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
+        whole = 0
+        if self._compiled:
+            found = (self._objects.chunk(n, tail, chunk, row) for row, n, chunk, _ in places)
+            frames = [frame for frame in found if frame is not None]
+            whole = kernels.decode(frames, out, filtered=filtered, batch_nbytes=batch_nbytes)
+        for position, (row, number, chunk, check) in enumerate(places[whole:], whole):
+            data = self._objects.chunk(number, tail, chunk, row)
+            if data is None:
+                out[position] = self.array.fill_value
+                continue
+            try:
+                decode(data, out[position : position + 1], verify=check)
+            except DamageError as error:
+                raise self._objects.damage(number, tail, row, str(error)) from None
+        if filtered:
+            undo_image(out[whole:])
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         """Several rows a chunk: decode those that are not kept from an earlier batch."""
@@ -312,11 +337,12 @@ class ArrayReader:
         if not hasattr(self._scratch, "chunks"):
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
+        numbers, inside = np.divmod(rows, self.array.object_shape[0])
+        chunks = inside // self.array.chunk_shape[0]
+        columns = rows.tolist(), numbers.tolist(), chunks.tolist()
+        places = [(*place, self._verify != "off") for place in zip(*columns, strict=True)]
         with self._objects.gathered(rows):
-            for row, chunk in zip(rows.tolist(), decoded, strict=True):
-                self._decode_piece(row, self._pieces[0], chunk)
-        if undo and self.filtered:
-            undo_image(decoded)
+            self._decode_places(places, decoded, undo and self.filtered, decoded.nbytes)
         return decoded
 
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
@@ -398,10 +424,11 @@ class ArrayReader:
                         self.array.decoder.decode(data, scratch)
                     except DamageError as error:
                         raise self._objects.damage(number, tail, row, str(error)) from None
-                frames.append(np.frombuffer(data, np.uint8))
+                frames.append(data)
         self._checked[numbers, chunks] = True
         lengths = np.array([len(frame) for frame in frames], np.int64)
-        np.concatenate(frames, out=out[: int(lengths.sum())])
+        numbers, total = np.arange(len(frames)), int(lengths.sum())
+        kernels.gather(frames, numbers, np.zeros_like(numbers), lengths, out[:total], total)
         return lengths
 
     def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,0 +1,226 @@
+"""Compiled or not, rows are the same, and so is what is said of damage."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numcodecs import zstd
+
+import precache
+from precache import kernels
+from precache.errors import DamageError
+from precache.imagecodec import filter_image, undo_image
+from tests.conftest import BuiltStore
+
+ROOT = Path(precache.__file__).parents[1]
+
+needs_compiled = pytest.mark.skipif(
+    not kernels.decodes,
+    reason="precache/_rows.c is not compiled: no C compiler at hand when precache was installed",
+)
+
+
+@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once as it was compiled, once as where it was not."""
+    if request.param == "numpy":
+        monkeypatch.setattr(kernels, "compiled", None)
+        monkeypatch.setattr(kernels, "decodes", False)
+    return str(request.param)
+
+
+@pytest.fixture(params=[0, 1 << 40], ids=["past caches", "through caches"])
+def past(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of every size past the caches, and none."""
+    monkeypatch.setattr(kernels, "PAST_CACHES_NBYTES", request.param)
+
+
+# --- copying ------------------------------------------------------------------------------------
+
+
+def _gathered(
+    sources: list[bytes], pieces: list[tuple[int, int, int]], shift: int = 0
+) -> np.ndarray:
+    columns = np.array(pieces, np.int64).reshape(-1, 3).T
+    numbers, starts, lengths = map(np.ascontiguousarray, columns)
+    total = int(lengths.sum())
+    room = np.full(total + shift + 64, 0xAA, np.uint8)
+    out = room[shift : shift + total]
+    kernels.gather(list(map(memoryview, sources)), numbers, starts, lengths, out, total)
+    assert (room[:shift] == 0xAA).all(), "written before its room"
+    assert (room[shift + total :] == 0xAA).all(), "written behind its room"
+    return out
+
+
+@pytest.mark.usefixtures("way", "past")
+@pytest.mark.parametrize("shift", [0, 1, 16, 63])
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 255, 256, 319, 320, 4099, 150_528])
+def test_pieces_are_copied_one_after_another(length: int, shift: int) -> None:
+    random = np.random.default_rng(length)
+    sources = [random.bytes(length + 300), random.bytes(2 * length + 7)]
+    pieces = [(1, 7, length), (0, 299, length), (1, length, length), (0, 0, 3)]
+    expected = b"".join(sources[n][start : start + size] for n, start, size in pieces)
+    assert _gathered(sources, pieces, shift).tobytes() == expected
+
+
+@pytest.mark.usefixtures("way")
+def test_no_pieces_fill_no_room() -> None:
+    assert not len(_gathered([b"abc"], []))
+    assert not len(_gathered([], []))
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    "piece",
+    [(0, 0, 11), (0, 11, 0), (0, 4, 7), (0, -1, 4), (0, 0, -1), (1, 0, 1), (-1, 0, 1),
+     (0, 2**62, 2**62), (0, 1, 2**63 - 1)],
+)  # fmt: skip
+def test_what_lies_outside_is_refused(piece: tuple[int, int, int]) -> None:
+    columns = [np.array([value]) for value in piece]
+    with pytest.raises(ValueError, match="do not lie in their sources"):
+        kernels.gather([memoryview(b"0123456789")], *columns, np.empty(11, np.uint8), 11)
+
+
+@needs_compiled
+@pytest.mark.parametrize("room", [0, 5, 7])
+def test_pieces_of_another_size_than_their_room_are_refused(room: int) -> None:
+    columns = [np.array(values) for values in ([0, 0], [0, 3], [3, 3])]
+    with pytest.raises(ValueError, match="another size than the room"):
+        kernels.gather([memoryview(b"0123456789")], *columns, np.empty(room, np.uint8), room)
+
+
+# --- the filter ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("way")
+@given(
+    shape=st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40), st.integers(1, 330)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_filter_is_undone_to_the_byte(shape: tuple[int, ...], seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    found = filter_image(rows)
+    undo_image(found)
+    np.testing.assert_array_equal(found, rows)
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    "shape", [(0, 4, 4), (3, 0, 4), (3, 4, -4), (3, 5, 4), (2**40, 2**40, 2**40)]
+)
+def test_rows_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
+    assert kernels.compiled is not None
+    with pytest.raises(ValueError, match="another shape"):
+        kernels.compiled.undo_image(np.zeros(48, np.uint8), *shape)
+    frame = [memoryview(bytes(zstd.compress(bytes(48))))]
+    columns = np.array([0]), np.array([0]), np.array([len(frame[0])])
+    with pytest.raises(ValueError, match="another shape"):
+        kernels.compiled.decode(frame, *columns, np.zeros(48, np.uint8), True, *shape, False)
+
+
+# --- zstd ---------------------------------------------------------------------------------------
+
+
+@needs_compiled
+@pytest.mark.usefixtures("past")
+@pytest.mark.parametrize("filtered", [False, True])
+def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) -> None:
+    rows = np.random.default_rng(0).integers(0, 9, (6, 3, 20, 31), np.uint8)
+    stored = filter_image(rows) if filtered else rows
+    frames = [bytes(zstd.compress(row, 1, True)) for row in stored]
+    frames[3] = frames[3][:40] + bytes([frames[3][40] ^ 1]) + frames[3][41:]
+    frames[4] = frames[4][:-1]
+    frames[5] = bytes(zstd.compress(stored[5, :2], 1, True))
+    for first, whole in ((0, 3), (3, 0), (4, 0), (5, 0)):
+        out = np.zeros_like(rows[first:])
+        views = list(map(memoryview, frames[first:]))
+        assert kernels.decode(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
+        np.testing.assert_array_equal(out[:whole], rows[first : first + whole])
+
+
+@needs_compiled
+def test_no_frames_fill_nothing() -> None:
+    assert kernels.decode([], np.empty((0, 4), np.uint8), filtered=False, batch_nbytes=0) == 0
+
+
+def _damage(store: BuiltStore) -> str:
+    with pytest.raises(DamageError) as caught, precache.Loader(store.path, 4, seed=0) as loader:
+        list(loader)
+    return str(caught.value).replace(str(store.path), "STORE")
+
+
+@needs_compiled
+def test_damage_is_said_in_the_same_words(
+    store: BuiltStore,
+    copy_store: Callable[[BuiltStore], BuiltStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = copy_store(store)
+    data = bytearray(own.shard_path(1).read_bytes())
+    data[len(data) // 2] ^= 0x55
+    own.shard_path(1).write_bytes(data)
+    said = _damage(own)
+    monkeypatch.setattr(kernels, "compiled", None)
+    monkeypatch.setattr(kernels, "decodes", False)
+    assert _damage(own) == said
+
+
+# --- whole epochs -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("way", "past")
+@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
+def test_loaders_yield_what_is_stored(
+    kind: str, codec: str, request: pytest.FixtureRequest
+) -> None:
+    store: BuiltStore = request.getfixturevalue(kind)[codec]
+    expected = store.rows()
+    with precache.Loader(store.path, 7, seed=0) as loader:
+        for epoch in range(2):  # the first checks CRC32C
+            loader.set_epoch(epoch)
+            for batch in loader:
+                np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"]])
+
+
+# --- installation -------------------------------------------------------------------------------
+
+
+def _installed(target: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    copy = target.parent / "clone"
+    for name in ("precache", "workers"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "-q"]
+    return subprocess.run(
+        [*pip, "--disable-pip-version-check", "--target", target, copy],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(target.parent), **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    done = _installed(tmp_path / "site", CC="/nonexistent/cc")
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "site/precache").glob("*.so"))
+    # An editable installation beside it would be asked for what is missing here.
+    code = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
+        "from precache import kernels; print(kernels.compiled, kernels.__file__)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.split() == ["None", str(tmp_path / "site/precache/kernels.py")]
