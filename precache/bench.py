@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from precache import kernels
 from precache.errors import UsageError
 from precache.loader import Loader
 from precache.store import open_version
@@ -38,7 +39,7 @@ class BenchResult:
     warm
         Median of the epochs after it.
     copy_limit
-        `np.take` of rows of the same size from memory into a reused buffer.
+        Rows of the same size from memory into a reused buffer, by the code that copies `raw`.
     cpu_ratio
         CPU time of `warm` over `copy_limit`.
     """
@@ -120,7 +121,7 @@ def _copier(rows: int, row_nbytes: int, batch_size: int) -> Callable[[], int]:
         order = np.random.default_rng(0).integers(0, count, rows)
         for start in range(0, rows, batch_size):
             part = order[start : start + batch_size]
-            np.take(source, part, axis=0, out=buffer[: len(part)], mode="clip")
+            kernels.take(source, part, buffer[: len(part)])
         return rows
 
     return copy

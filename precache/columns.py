@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from precache import kernels
 from precache.diskcache import DiskCache
 from precache.errors import UsageError
 from precache.feed import CachedShards
@@ -149,7 +150,7 @@ class Columns:
             if name in out:
                 reader.read(rows, out[name], undo=undo)
         for name, values in self.small.items():
-            np.take(values, rows, axis=0, out=out[name], mode="clip")
+            kernels.take(values, rows, out[name])
         out["row"][:] = rows
 
 

@@ -66,6 +66,27 @@ def gather(
         np.concatenate(pieces, out=out.reshape(-1).view(np.uint8))
 
 
+def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """``np.take(values, rows, axis=0, out=out)``, past the caches where the batch is large.
+
+    Parameters
+    ----------
+    values
+        (rows, ...) contiguous.
+    rows
+        (n,) int64 row numbers.
+    out
+        (n, ...) contiguous, of the same dtype.
+    """
+    if compiled is None or out.nbytes < PAST_CACHES_NBYTES:
+        np.take(values, rows, axis=0, out=out, mode="clip")
+        return
+    nbytes = out.nbytes // len(rows)
+    source = values.reshape(-1).view(np.uint8).data
+    numbers, lengths = np.zeros_like(rows), np.full_like(rows, nbytes)
+    gather([source], numbers, rows * nbytes, lengths, out, out.nbytes)
+
+
 def decode(
     frames: Sequence[memoryview], out: np.ndarray, *, filtered: bool, batch_nbytes: int
 ) -> int:

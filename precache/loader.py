@@ -74,7 +74,8 @@ class Loader:
     threads
         That decode; by default one where reading is copying, else up to four.
     ahead
-        Batches in the making; by default one more than threads.
+        Batches in the making; by default one more than threads, and up to 8 times as many where
+        they are small.
     resident
         ``host`` or ``device``: decode everything once into that memory and gather batches there;
         refused where it does not fit.

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from precache import kernels
 from precache.errors import UsageError
 from precache.eventclock import stall_clock
 from precache.loader import Loader
@@ -298,9 +299,12 @@ class _Joiner:
         if pool is None or pool.nbytes < nbytes:
             pool = self._pools[name] = SlotPool(nbytes, SLOTS)
         memory = pool.lend(pool.acquire())[:nbytes]
-        flat = [part.contiguous().view(-1).view(torch.uint8).numpy() for part in parts]
-        np.concatenate(flat, out=memory.numpy())
-        return memory.view(first.dtype).view(sum(map(len, parts)), *first.shape[1:])
+        flat = [part.contiguous().view(-1).view(torch.uint8).numpy().data for part in parts]
+        lengths = np.array([part.nbytes for part in parts])
+        numbers = np.arange(len(parts))
+        kernels.gather(flat, numbers, np.zeros_like(numbers), lengths, memory, nbytes)
+        whole = torch.from_numpy(memory).view(first.dtype)
+        return whole.view(sum(map(len, parts)), *first.shape[1:])
 
 
 def _named(batch: Any, source: int) -> dict[Any, torch.Tensor]:

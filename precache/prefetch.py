@@ -64,25 +64,17 @@ class Threads:
                 "this iterator was begun before the process forked; begin another one in the child"
             )
 
-    def close(
-        self,
-        pending: Iterable[Future[Result]] = (),
-        discard: Callable[[Result], None] = lambda result: None,
-    ) -> None:
-        """Cancel what has not begun, join the threads, and `discard` results nobody took.
+    def close(self, pending: Iterable[tuple[Future[Any], Callable[[], None]]] = ()) -> None:
+        """Cancel what has not begun, join the threads, and have done what each pending one is
+        paired with, once it is over.
 
         Where the iterator is `collected`, the threads end by themselves.
         """
         if not self.here:
             return
-
-        def done(future: Future[Result]) -> None:
-            if not future.cancelled() and future.exception() is None:
-                discard(future.result())
-
         self._pool.shutdown(wait=not collected(), cancel_futures=True)
-        for future in pending:
-            future.add_done_callback(done)
+        for future, then in pending:
+            future.add_done_callback(lambda _, then=then: then())  # type: ignore[misc]
 
 
 def prefetch(
@@ -91,22 +83,60 @@ def prefetch(
     threads: int,
     ahead: int,
     discard: Callable[[Result], None] = lambda result: None,
+    together: int = 1,
 ) -> Generator[Result, None, None]:
-    """``map(work, items)`` in order, up to `ahead` results in the making.
+    """``map(work, items)`` in order, up to `ahead` times `together` results in the making.
 
     Closing the generator, early or not, cancels what has not begun and joins every thread; an
     error of `work` is raised at its item's turn. `discard` is told results that nobody took.
+
+    Parameters
+    ----------
+    together
+        Items that a thread works on before it wakes the consumer, which costs as much as little
+        work does.
     """
     remaining = iter(items)
-    pending: deque[Future[Result]] = deque()
+    groups = iter(lambda: list(islice(remaining, together)), [])
+    pending: deque[_Task[Result]] = deque()
+    results: deque[Result] = deque()
     pool = Threads(threads, "precache")
     try:
-        pending.extend(pool.submit(work, item) for item in islice(remaining, ahead))
+        pending.extend(_begin(pool, work, group) for group in islice(groups, ahead))
         while pending:
             pool.require_here()
-            result = pending.popleft().result()
-            pending.extend(pool.submit(work, item) for item in islice(remaining, 1))
-            yield result
-            del result  # what the consumer dropped must not live on here
+            pending[0][1].exception()  # waits; the turn of an error comes after what is before it
+            results, worked = pending.popleft()
+            pending.extend(_begin(pool, work, group) for group in islice(groups, 1))
+            while results:
+                pool.require_here()
+                yield results.popleft()  # and not a name more: what the consumer dropped is gone
+            try:
+                worked.result()
+            finally:
+                del worked  # which holds an error that holds this frame
     finally:
-        pool.close(pending, discard)
+        pool.close([(worked, _discarding(left, discard)) for left, worked in pending])
+        _discarding(results, discard)()
+
+
+_Task = tuple[deque[Result], Future[None]]
+"""Results of some items, up to the first that failed, and whether one did."""
+
+
+def _begin(pool: Threads, work: Callable[[Item], Result], items: Iterable[Item]) -> _Task[Result]:
+    results: deque[Result] = deque()
+    return results, pool.submit(_work, work, items, results)
+
+
+def _work(work: Callable[[Item], Result], items: Iterable[Item], results: deque[Result]) -> None:
+    for item in items:
+        results.append(work(item))
+
+
+def _discarding(results: deque[Result], discard: Callable[[Result], None]) -> Callable[[], None]:
+    def discard_all() -> None:
+        while results:
+            discard(results.popleft())
+
+    return discard_all

@@ -82,6 +82,11 @@ class ArrayReader:
         return self.array.decoder.plain and self._objects.mapped
 
     @property
+    def copying(self) -> bool:
+        """Whether reading is copying from memory, but for the first time a chunk is needed."""
+        return self.plain or (self._small and self._fits and len(self._pieces) == 1)
+
+    @property
     def filtered(self) -> bool:
         """Whether rows read with ``undo=False`` are still filtered."""
         return self.array.decoder.filtered

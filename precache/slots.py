@@ -148,13 +148,14 @@ class SlotPool:
         """Give a slot back; takes no lock, so that a finalizer may call it."""
         self._free.append(slot)
 
-    def lend(self, slot: np.ndarray) -> torch.Tensor:
-        """The slot as a uint8 tensor; it comes back when the last tensor over it dies."""
-        view = slot[:]
+    def lend(self, slot: np.ndarray) -> np.ndarray:
+        """The slot's bytes; it comes back when the last array or tensor over them dies."""
+        # Of a memoryview, because a view of a view of an array would hold that array alone.
+        view = np.frombuffer(slot.data, np.uint8)
         lent = _Lent(view, self._free.append)
         lent.slot = slot
         self._lent[id(lent)] = lent
-        return torch.from_numpy(view)
+        return view
 
     def release_after(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
         """Give a slot back once the device has passed `event`."""

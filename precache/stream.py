@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -18,6 +19,7 @@ from precache.columns import Columns
 from precache.feed import ShardFeed
 from precache.fetchers import Requests
 from precache.gathering import Places
+from precache.growing import GrowingVersion
 from precache.prefetch import prefetch
 from precache.readahead import ReadAhead
 from precache.registered import registered
@@ -42,12 +44,18 @@ SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from there."""
 
 
+TOGETHER_NBYTES, MOST_TOGETHER = 4 << 20, 8
+"""Batches are decoded by so many bytes together, and so many batches at most."""
+
+
 @dataclass(frozen=True)
 class _Filled:
     """A slot with a batch in it.
 
     Attributes
     ----------
+    small
+        The fields that are not in the slot.
     frames
         Field -> where its zstd frames start, for those that the device decompresses.
     gathered
@@ -60,6 +68,7 @@ class _Filled:
 
     slot: np.ndarray
     rows: np.ndarray
+    small: Mapping[str, np.ndarray]
     frames: Mapping[str, int]
     gathered: Mapping[str, str]
     longest: Mapping[str, int]
@@ -98,24 +107,31 @@ class BatchStream:
             self._registered = registered(columns, device, frames=bool(self._framed))
         there = self._registered.places if self._registered else {}
         self._gathered = {name for name, array in columns.arrays.items() if array in there}
-        copying = all(each.plain or name in self._framed for name, each in columns.readers.items())
+        copying = all(n in self._framed or each.copying for n, each in columns.readers.items())
         self._threads = threads or (1 if copying else min(4, os.cpu_count() or 1))
         self._ahead = ahead or self._threads + 1
         self.thread_time = ThreadTime()
         self._read_ahead = self._advising(columns)
-        elsewhere = self._framed.keys() | self._gathered
+        cuda = device if device.type == "cuda" else None
+        # A list of all labels must not keep all images alive.
+        self._small = {
+            n for n, each in columns.shapes.items() if _row_nbytes(each) <= SMALL_ROW_NBYTES
+        }
+        elsewhere = self._framed.keys() | self._gathered | (set() if cuda else self._small)
         shapes = {name: each for name, each in columns.shapes.items() if name not in elsewhere}
         lengths = {_lengths(name): ((), "int64") for name in self._framed}
         places = {_places(name): ((), "int64") for name in self._gathered}
         self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
         self._sent = {n: each for n, each in self._framed.items() if n not in self._gathered}
         frames = batch_size * sum(reader.frame_bound for reader in self._sent.values())
-        cuda = device if device.type == "cuda" else None
-        slots = self._ahead + SLOTS_IN_USE + (STEPS_AHEAD if cuda else 0)
+        # Who waits for a shard that is yet to be built, or says how far ahead, waits for no more.
+        alone = ahead is not None or isinstance(columns.version, GrowingVersion)
+        fitting = max(1, TOGETHER_NBYTES // max(1, self._layout.nbytes))
+        self._together = 1 if alone else min(MOST_TOGETHER, fitting)
+        slots = (self._ahead + 1) * self._together - 1 + SLOTS_IN_USE
+        slots += STEPS_AHEAD if cuda else 0
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
         self._copier = DeviceCopier(self._pool, cuda) if cuda else None
-        fields = self._layout.columns.items()
-        self._cloned = {name for name, c in fields if c.nbytes(1) <= SMALL_ROW_NBYTES}
         self._filled: deque[None] = deque()
 
     @property
@@ -140,12 +156,13 @@ class BatchStream:
             cached, arrays = columns.cached, columns.arrays.values()
             feed = ends.enter_context(cached.feed(arrays)) if cached else None
             ahead = self._read_ahead_of(columns)
-            coming = feed.around(rows) if feed else ahead.around(rows, self._ahead)
+            together = 1 if feed else self._together
+            coming = feed.around(rows) if feed else ahead.around(rows, self._ahead * together)
             ends.enter_context(contextlib.closing(coming))
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
             make = functools.partial(self._make, columns, ready, feed, requests, doubts)
-            work = prefetch(make, coming, self._threads, self._ahead, self._give_back)
+            work = prefetch(make, coming, self._threads, self._ahead, self._give_back, together)
             ends.enter_context(contextlib.closing(work))
             ends.callback(requests.stop)
             if feed:
@@ -195,7 +212,8 @@ class BatchStream:
         """Decode a batch into a slot."""
         slot = self._pool.acquire()
         try:
-            out = self._layout.arrays(slot, len(rows))
+            small = {} if self._copier else self._fresh(len(rows))
+            out = {**self._layout.arrays(slot, len(rows)), **small}
             columns.read(rows, out, undo=self._copier is None)
             frames, nbytes = {}, self._layout.nbytes
             for name in self._sent:
@@ -207,7 +225,12 @@ class BatchStream:
         except BaseException:
             self._pool.release(slot)
             raise
-        return _Filled(slot, rows, frames, gathered, longest, nbytes)
+        return _Filled(slot, rows, small, frames, gathered, longest, nbytes)
+
+    def _fresh(self, rows: int) -> dict[str, np.ndarray]:
+        """Memory of their own for the small fields."""
+        shapes = self._columns.shapes.items()
+        return {n: np.empty((rows, *shape), d) for n, (shape, d) in shapes if n in self._small}
 
     def _send(self, copier: DeviceCopier, filled: _Filled, doubts: _Doubts) -> Sent:
         unpack = functools.partial(self._unpack, filled, doubts)
@@ -241,9 +264,10 @@ class BatchStream:
         if isinstance(made, Sent):
             assert self._copier is not None  # which sent it
             return self._copier.hand_out(made)
-        batch = self._layout.tensors(self._pool.lend(made.slot), len(made.rows))
-        # A list of all labels must not keep all images alive.
-        return {n: t.clone() if n in self._cloned else t for n, t in batch.items()}
+        # NumPy's views: torch's own would each let go of the interpreter lock, and wait for it.
+        large = self._layout.arrays(self._pool.lend(made.slot), len(made.rows))
+        made_of = {**large, **made.small}
+        return {name: torch.from_numpy(made_of[name]) for name in self._columns.shapes}
 
     def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
@@ -266,9 +290,8 @@ class BatchStream:
         for name, reader in self._columns.readers.items():
             if reader.filtered:
                 found[name] = undo_image_tensor(found[name])
-        # A list of all labels must not keep all images alive.
         return {
-            name: found[name].clone() if name in self._cloned else found[name]
+            name: found[name].clone() if name in self._small else found[name]
             for name in self._columns.shapes
         }
 
@@ -277,6 +300,11 @@ class BatchStream:
         shape, dtype = self._columns.shapes[name]
         like = torch.from_numpy(np.empty(0, dtype)).dtype
         return values.view(like).view(len(values), *shape)
+
+
+def _row_nbytes(field: tuple[tuple[int, ...], str]) -> int:
+    shape, dtype = field
+    return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 def _places(name: str) -> str:

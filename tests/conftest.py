@@ -6,6 +6,7 @@ Stores of a session are shared: a test that writes into one asks `copy_store` fo
 
 from __future__ import annotations
 
+import gc
 import shutil
 import signal
 import subprocess
@@ -259,3 +260,11 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]
 def empty(tmp_path: Path) -> LocalFolder:
     """A folder in which a store may be begun."""
     return LocalFolder(tmp_path / "store")
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """What is let go of is let go of at once."""
+    gc.disable()
+    yield
+    gc.enable()

@@ -71,6 +71,7 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     monkeypatch.setattr(stream, "_framed", lambda columns, device: dict(columns.readers))
     monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
     monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
+    monkeypatch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
     batches = BatchStream(columns, 4, CPU, decompress="device")
     rows = np.array([7, 1, 19])
     filled = batches._fill(columns, rows)

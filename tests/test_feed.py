@@ -294,14 +294,6 @@ def test_what_is_free_on_a_disk_does_not_change_the_order(
     assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """What is let go of is let go of at once."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     url: str,
     large: BuiltStore,

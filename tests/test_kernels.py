@@ -97,6 +97,17 @@ def test_pieces_of_another_size_than_their_room_are_refused(room: int) -> None:
         kernels.gather([memoryview(b"0123456789")], *columns, np.empty(room, np.uint8), room)
 
 
+@pytest.mark.usefixtures("way", "past")
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
+def test_rows_are_taken_as_numpy_takes_them(dtype: str) -> None:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 100, (30, 3, 17, 5)).astype(dtype)
+    rows = random.integers(0, 30, 12)
+    out = np.empty((12, 3, 17, 5), dtype)
+    kernels.take(values, rows, out)
+    np.testing.assert_array_equal(out, values[rows])
+
+
 # --- the filter ---------------------------------------------------------------------------------
 
 

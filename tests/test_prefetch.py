@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.prefetch import prefetch
+from tests.building import poll
 
 
 def _ours() -> list[threading.Thread]:
@@ -66,18 +67,61 @@ def test_no_more_than_ahead_items_are_taken_before_the_consumer_asks() -> None:
     work.close()
 
 
-def test_an_error_is_raised_at_the_turn_of_its_item() -> None:
+@pytest.mark.parametrize("together", [1, 2, 3, 20])
+def test_an_error_is_raised_at_the_turn_of_its_item(together: int) -> None:
     def work(item: int) -> int:
         if item >= 2:
             raise ValueError(f"item {item}")
         return item
 
-    results = prefetch(work, range(10), threads=4, ahead=10)
+    results = prefetch(work, range(10), threads=4, ahead=10, together=together)
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="item 2"):
         next(results)
     with pytest.raises(StopIteration):
         next(results)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_error_holds_nothing_once_it_was_handled() -> None:
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+
+    def work(item: int, held: Held = held) -> int:
+        raise ValueError(f"item {item}")
+
+    results = prefetch(work, range(10), threads=2, ahead=3, together=2)
+    with pytest.raises(ValueError, match="item 0"):
+        next(results)
+    del results, work, held
+    poll(lambda: alive() is None, "threads that have ended let go of their work")
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 20])
+@pytest.mark.parametrize("taken", [0, 1, 4, 9])
+def test_what_nobody_took_is_discarded(together: int, taken: int) -> None:
+    discarded: list[int] = []
+    begun: list[int] = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        return item
+
+    results = prefetch(work, range(9), 2, 3, discarded.append, together)
+    got = [next(results) for _ in range(taken)]
+    results.close()
+    assert got == list(range(taken))
+    assert sorted(got + discarded) == sorted(begun)
+
+
+@pytest.mark.parametrize("together", [2, 3, 20])
+def test_results_of_one_thread_at_a_time_come_in_order(together: int) -> None:
+    items = list(range(50))
+    found = list(prefetch(lambda x: 3 * x, items, threads=3, ahead=2, together=together))
+    assert found == [3 * x for x in items]
 
 
 def test_an_error_of_the_items_reaches_the_consumer() -> None:

@@ -559,7 +559,7 @@ def read_late(self, *args, **options):
     read(self, *args, **options)
 
 Columns.read = read_late
-loader = precache.Loader(store, 4, threads=2)
+loader = precache.Loader(store, 4, threads=2, ahead=3)
 try:
     for epoch in itertools.count():
         for number, batch in enumerate(loader):
