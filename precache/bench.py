@@ -42,6 +42,8 @@ class BenchResult:
         Rows of the same size from memory into a reused buffer, by the code that copies `raw`.
     cpu_ratio
         CPU time of `warm` over `copy_limit`.
+    compiled
+        Whether precache's compiled code is there.
     """
 
     version: str
@@ -53,6 +55,7 @@ class BenchResult:
     warm: Cost
     copy_limit: Cost
     cpu_ratio: float
+    compiled: bool
 
 
 def bench(
@@ -105,6 +108,7 @@ def bench(
         read,
         floor,
         read.cpu_ms_per_1000 / floor.cpu_ms_per_1000,
+        kernels.compiled is not None,
     )
 
 

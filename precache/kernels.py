@@ -6,11 +6,20 @@ before it is overwritten, which halves the time to copy it.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
 from numcodecs import zstd
+
+log = logging.getLogger(__name__)
+
+MISSING = (
+    "precache's compiled code is missing, without which reading takes up to twice the CPU time: "
+    "have a C compiler and Python's headers at hand, and install precache again"
+)
 
 compiled: ModuleType | None
 """The compiled functions, or None."""
@@ -27,6 +36,13 @@ decodes = compiled is not None and compiled.load_zstd(zstd.__file__)
 
 PAST_CACHES_NBYTES = 8 << 20
 """Batches of so many bytes are written past the caches; smaller ones may be found in them."""
+
+
+@functools.cache
+def tell_if_missing() -> None:
+    """Say so once, where nothing is compiled."""
+    if compiled is None:
+        log.warning(MISSING)
 
 
 def gather(

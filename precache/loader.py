@@ -20,6 +20,7 @@ from precache.errors import UsageError
 from precache.eventclock import stall_clock
 from precache.following import FINISHED, FollowOrder, check_options
 from precache.growing import GrowingVersion
+from precache.kernels import tell_if_missing
 from precache.loader_options import find_device, require_sense
 from precache.orders import order_of, shuffle_of
 from precache.ranks import find_rank, require_rank
@@ -209,6 +210,7 @@ class Loader:
         self._stream = stream or BatchStream(
             self._columns, batch_size, self.device, threads, ahead, decompress, gather
         )
+        tell_if_missing()
         self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         self._closed = False

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
+from precache.kernels import MISSING
 from precache.pipeline import op_texts
 from precache.variants import variants_text
 from precache.version import FieldInfo, Version
@@ -243,3 +244,5 @@ def print_bench(result: BenchResult) -> None:
     )
     _print(table)
     _print(f"warm reading costs {result.cpu_ratio:.2f} times the CPU of copying plain rows")
+    if not result.compiled:
+        _print(MISSING)

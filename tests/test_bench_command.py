@@ -76,6 +76,7 @@ def test_the_result_is_plain_data(store: BuiltStore) -> None:
         "warm",
         "copy_limit",
         "cpu_ratio",
+        "compiled",
     }
 
 

@@ -235,3 +235,18 @@ def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert found.stdout.split() == ["None", str(tmp_path / "site/precache/kernels.py")]
+
+
+@pytest.mark.parametrize("compiled", [None, kernels])
+def test_a_loader_says_once_what_is_missing(
+    compiled: object,
+    store: BuiltStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(kernels, "compiled", compiled)
+    kernels.tell_if_missing.cache_clear()
+    for _ in range(2):
+        precache.Loader(store.path, 4).close()
+    said = [record.message for record in caplog.records if record.name == "precache.kernels"]
+    assert said == ([] if compiled else [kernels.MISSING])

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 
 import precache
+from precache import kernels
 from precache.layout import decode_index
 from precache.objects import map_file
 from precache.shards import ArrayReader
@@ -50,6 +51,7 @@ class Machine:
     cores: int
     python: str
     libraries: dict[str, str]
+    compiled: bool
 
     @classmethod
     def here(cls) -> "Machine":
@@ -57,11 +59,13 @@ class Machine:
         for name in LIBRARIES:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[name] = importlib.metadata.version(name)
-        return cls(_cpu_model(), cores(), platform.python_version(), versions)
+        compiled = kernels.compiled is not None
+        return cls(_cpu_model(), cores(), platform.python_version(), versions, compiled)
 
     def __str__(self) -> str:
         libraries = ", ".join(f"{name} {version}" for name, version in self.libraries.items())
-        return f"{self.cpu}, {self.cores} cores, Python {self.python}, {libraries}"
+        said = f"{self.cpu}, {self.cores} cores, Python {self.python}, {libraries}"
+        return said if self.compiled else f"{said}; without precache's compiled code"
 
 
 def cores() -> int:
