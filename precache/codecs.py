@@ -129,6 +129,11 @@ class Decoder:
         """Whether a chunk's bytes are the rows themselves, with at most a CRC32C behind them."""
         return not (self.swap or self.filtered) and self.codecs in ((), ("crc32c",))
 
+    @property
+    def framed(self) -> bool:
+        """Whether a chunk is a zstd frame, and nothing is left to do but to undo a filter."""
+        return self.codecs == ("zstd",) and not self.swap
+
     def decode(self, data: memoryview, out: np.ndarray, *, verify: bool = True) -> None:
         """Decode one chunk.
 

@@ -283,8 +283,8 @@ class ArrayReader:
     @property
     def _compiled(self) -> bool:
         """Whether `kernels.decode` does all that there is to chunks."""
-        decoder, ours = self.array.decoder, self._objects.expected is not None
-        return kernels.decodes and ours and decoder.codecs == ("zstd",) and not decoder.swap
+        ours = self._objects.expected is not None
+        return kernels.decodes and ours and self.array.decoder.framed
 
     def _decode_places(
         self, places: Sequence[Place], out: np.ndarray, filtered: bool, batch_nbytes: int
@@ -388,9 +388,8 @@ class ArrayReader:
     @property
     def framed(self) -> bool:
         """Whether every row is stored as one zstd frame, which `read_frames` can hand out."""
-        decoder = self.array.decoder
         single = len(self._pieces) == 1 and self.array.chunk_shape[0] == 1
-        return single and decoder.codecs == ("zstd",) and self._objects.expected is not None
+        return single and self.array.decoder.framed and self._objects.expected is not None
 
     @property
     def frame_bound(self) -> int:

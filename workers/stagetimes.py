@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from precache import kernels
 from precache.codecs import codec_metadata, decoder, encoder
 from precache.errors import FetchError, SampleError
 from precache.imagecodec import undo_image
@@ -29,6 +30,8 @@ Result = TypeVar("Result")
 
 LEAST = 8
 """Samples that are measured however long they take."""
+BATCH = 256
+"""Rows of the batches that a training is taken to read: large ones are written past the caches."""
 HELD_BYTES = 256 << 20
 """Of rows that are kept in memory for the trials that follow."""
 AS_IT_IS = "no op"
@@ -303,9 +306,13 @@ class _Coder:
         return self._encode(self._chunk)
 
     def decode(self, data: bytes) -> None:
-        self._decoder.decode(memoryview(data), self._out)
-        if self._decoder.filtered:
-            undo_image(self._out)
+        frame, out, filtered = memoryview(data), self._out, self._decoder.filtered
+        if kernels.decodes and self._decoder.framed:
+            kernels.decode([frame], out, filtered=filtered, batch_nbytes=BATCH * out.nbytes)
+            return
+        self._decoder.decode(frame, out)
+        if filtered:
+            undo_image(out)
 
 
 def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> Iterator[np.ndarray]:
