@@ -84,6 +84,7 @@ def prefetch(
     ahead: int,
     discard: Callable[[Result], None] = lambda result: None,
     together: int = 1,
+    stop: Callable[[], None] = lambda: None,
 ) -> Generator[Result, None, None]:
     """``map(work, items)`` in order, up to `ahead` times `together` results in the making.
 
@@ -95,6 +96,8 @@ def prefetch(
     together
         Items that a thread works on before it wakes the consumer, which costs as much as little
         work does.
+    stop
+        Called before threads are joined, to let go those whose work waits for something.
     """
     remaining = iter(items)
     groups = iter(lambda: list(islice(remaining, together)), [])
@@ -116,6 +119,7 @@ def prefetch(
             finally:
                 del worked  # which holds an error that holds this frame
     finally:
+        stop()
         pool.close([(worked, _discarding(left, discard)) for left, worked in pending])
         _discarding(results, discard)()
 

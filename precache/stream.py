@@ -124,8 +124,9 @@ class BatchStream:
         self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
         self._sent = {n: each for n, each in self._framed.items() if n not in self._gathered}
         frames = batch_size * sum(reader.frame_bound for reader in self._sent.values())
-        # Who waits for a shard that is yet to be built, or says how far ahead, waits for no more.
-        alone = ahead is not None or isinstance(columns.version, GrowingVersion)
+        # Where a batch may be long in coming, the one before it is not to wait for it.
+        grows = isinstance(columns.version, GrowingVersion)
+        alone = ahead is not None or grows or not columns.local
         fitting = max(1, TOGETHER_NBYTES // max(1, self._layout.nbytes))
         self._together = 1 if alone else min(MOST_TOGETHER, fitting)
         slots = (self._ahead + 1) * self._together - 1 + SLOTS_IN_USE
@@ -156,17 +157,22 @@ class BatchStream:
             cached, arrays = columns.cached, columns.arrays.values()
             feed = ends.enter_context(cached.feed(arrays)) if cached else None
             ahead = self._read_ahead_of(columns)
+
+            def stop() -> None:
+                requests.stop()
+                if feed:
+                    feed.stop()
+
             together = 1 if feed else self._together
             coming = feed.around(rows) if feed else ahead.around(rows, self._ahead * together)
             ends.enter_context(contextlib.closing(coming))
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
             make = functools.partial(self._make, columns, ready, feed, requests, doubts)
-            work = prefetch(make, coming, self._threads, self._ahead, self._give_back, together)
+            work = prefetch(
+                make, coming, self._threads, self._ahead, self._give_back, together, stop
+            )
             ends.enter_context(contextlib.closing(work))
-            ends.callback(requests.stop)
-            if feed:
-                ends.callback(feed.stop)
             for made in work:
                 ready.pop()
                 batch = self._deliver(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -284,6 +285,34 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
             np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
         proxy.stop()
         poll(lambda: threading.active_count() <= before, "what was left behind ends")
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_hangs(
+    stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetchers, "GRACE", 0.05)
+    precache.pull(stores["raw"].path, "s3://bucket/pressed", storage_options=s3.options())
+    main, answer = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/0/0/0/0"):
+            signal.pthread_kill(main, signal.SIGINT)
+            assert answer.wait(60)
+
+    proxy.before = hang
+    options = s3.options(proxy.port)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            precache.Loader("s3://bucket/pressed", 4, storage_options=options) as loader,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            list(loader)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not answer.is_set()
+    answer.set()
 
 
 def test_requests_of_an_iterator_end_with_it() -> None:
