@@ -4,7 +4,6 @@
    All functions let go of the interpreter lock, and check every offset before they read. */
 
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include <dlfcn.h>
@@ -19,76 +18,38 @@
 #define LINE 64
 #define AHEAD (16 * LINE)
 
-/* ---- pieces of sources ---------------------------------------------------------------------- */
+/* ---- sources -------------------------------------------------------------------------------- */
 
-/* `lengths[i]` bytes from `starts[i]` of the source `numbers[i]`, for each i below `count`. */
 typedef struct {
-    Py_buffer *sources;
-    Py_ssize_t source_count, count;
-    Py_buffer numbers, starts, lengths;
-} Pieces;
+    Py_buffer *views;
+    Py_ssize_t count;
+} Sources;
 
-static const uint8_t *piece(const Pieces *pieces, Py_ssize_t i)
+static void close_sources(Sources *sources)
 {
-    const int64_t *numbers = pieces->numbers.buf, *starts = pieces->starts.buf;
-    return (const uint8_t *)pieces->sources[numbers[i]].buf + starts[i];
+    for (Py_ssize_t i = 0; i < sources->count; i++)
+        PyBuffer_Release(&sources->views[i]);
+    PyMem_Free(sources->views);
 }
 
-static size_t piece_size(const Pieces *pieces, Py_ssize_t i)
+static int open_sources(Sources *sources, PyObject *list)
 {
-    return (size_t)((const int64_t *)pieces->lengths.buf)[i];
-}
-
-static void close_pieces(Pieces *pieces)
-{
-    for (Py_ssize_t i = 0; i < pieces->source_count; i++)
-        PyBuffer_Release(&pieces->sources[i]);
-    PyMem_Free(pieces->sources);
-    PyBuffer_Release(&pieces->numbers);
-    PyBuffer_Release(&pieces->starts);
-    PyBuffer_Release(&pieces->lengths);
-}
-
-static int pieces_lie_inside(const Pieces *pieces)
-{
-    const int64_t *numbers = pieces->numbers.buf, *starts = pieces->starts.buf;
-    const int64_t *lengths = pieces->lengths.buf;
-    for (Py_ssize_t i = 0; i < pieces->count; i++) {
-        if (numbers[i] < 0 || numbers[i] >= pieces->source_count)
-            return 0;
-        int64_t size = pieces->sources[numbers[i]].len;
-        if (starts[i] < 0 || lengths[i] < 0 || starts[i] > size || lengths[i] > size - starts[i])
-            return 0;
-    }
-    return 1;
-}
-
-/* Takes over the three buffers of int64, and gives them back where it fails. */
-static int open_pieces(Pieces *pieces, PyObject *list)
-{
-    Py_ssize_t count = PyList_Size(list), size = sizeof(int64_t);
-    pieces->source_count = 0;
-    pieces->count = pieces->numbers.len / size;
-    pieces->sources = PyMem_Calloc(count ? count : 1, sizeof(Py_buffer));
-    if (pieces->sources == NULL) {
+    Py_ssize_t count = PyList_Size(list);
+    sources->count = 0;
+    sources->views = PyMem_Calloc(count ? (size_t)count : 1, sizeof(Py_buffer));
+    if (sources->views == NULL) {
         PyErr_NoMemory();
-        goto failed;
+        return -1;
     }
-    for (; pieces->source_count < count; pieces->source_count++) {
-        PyObject *item = PyList_GetItem(list, pieces->source_count);
-        Py_buffer *source = &pieces->sources[pieces->source_count];
-        if (item == NULL || PyObject_GetBuffer(item, source, PyBUF_SIMPLE) < 0)
-            goto failed;
-    }
-    if (pieces->starts.len != pieces->count * size || pieces->lengths.len != pieces->count * size ||
-        !pieces_lie_inside(pieces)) {
-        PyErr_SetString(PyExc_ValueError, "pieces that do not lie in their sources");
-        goto failed;
+    for (; sources->count < count; sources->count++) {
+        PyObject *item = PyList_GetItem(list, sources->count);
+        Py_buffer *view = &sources->views[sources->count];
+        if (item == NULL || PyObject_GetBuffer(item, view, PyBUF_SIMPLE) < 0) {
+            close_sources(sources);
+            return -1;
+        }
     }
     return 0;
-failed:
-    close_pieces(pieces);
-    return -1;
 }
 
 /* ---- copying ------------------------------------------------------------------------------- */
@@ -135,12 +96,49 @@ static void end_streaming(void) {}
 
 #endif
 
-static void put(uint8_t *out, const uint8_t *in, size_t size, int past_caches)
+/* `lengths[i]` bytes from `starts[i]` of the source `numbers[i]`, for each i below `count`. */
+typedef struct {
+    Sources sources;
+    Py_ssize_t count;
+    const int64_t *numbers, *starts, *lengths;
+} Pieces;
+
+static int pieces_lie_inside(const Pieces *pieces)
 {
-    if (past_caches)
-        stream(out, in, size);
-    else
-        memcpy(out, in, size);
+    for (Py_ssize_t i = 0; i < pieces->count; i++) {
+        int64_t number = pieces->numbers[i], start = pieces->starts[i];
+        if (number < 0 || number >= pieces->sources.count)
+            return 0;
+        int64_t size = pieces->sources.views[number].len;
+        if (start < 0 || start > size || pieces->lengths[i] < 0 ||
+            pieces->lengths[i] > size - start)
+            return 0;
+    }
+    return 1;
+}
+
+static int pieces_fill(const Pieces *pieces, int64_t room)
+{
+    for (Py_ssize_t i = 0; i < pieces->count; i++) {
+        if (pieces->lengths[i] > room)
+            return 0;
+        room -= pieces->lengths[i];
+    }
+    return room == 0;
+}
+
+static void put_pieces(const Pieces *pieces, uint8_t *out, int past_caches)
+{
+    for (Py_ssize_t i = 0; i < pieces->count; i++) {
+        size_t size = (size_t)pieces->lengths[i];
+        const uint8_t *source = pieces->sources.views[pieces->numbers[i]].buf;
+        if (past_caches)
+            stream(out, source + pieces->starts[i], size);
+        else
+            memcpy(out, source + pieces->starts[i], size);
+        out += size;
+    }
+    end_streaming();
 }
 
 PyDoc_STRVAR(gather_doc,
@@ -151,29 +149,30 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
     Pieces pieces;
-    Py_buffer out;
+    Py_buffer numbers, starts, lengths, out;
     int past_caches;
-    if (!PyArg_ParseTuple(args, "O!y*y*y*w*p:gather", &PyList_Type, &list, &pieces.numbers,
-                          &pieces.starts, &pieces.lengths, &out, &past_caches))
+    if (!PyArg_ParseTuple(args, "O!y*y*y*w*p:gather", &PyList_Type, &list, &numbers, &starts,
+                          &lengths, &out, &past_caches))
         return NULL;
-    if (open_pieces(&pieces, list) == 0) {
-        size_t left = (size_t)out.len;
-        Py_ssize_t i = 0;
-        for (; i < pieces.count && piece_size(&pieces, i) <= left; i++)
-            left -= piece_size(&pieces, i);
-        if (i < pieces.count || left != 0) {
+    if (open_sources(&pieces.sources, list) == 0) {
+        pieces.count = numbers.len / (Py_ssize_t)sizeof(int64_t);
+        pieces.numbers = numbers.buf, pieces.starts = starts.buf, pieces.lengths = lengths.buf;
+        if (starts.len != numbers.len || lengths.len != numbers.len ||
+            !pieces_lie_inside(&pieces)) {
+            PyErr_SetString(PyExc_ValueError, "pieces that do not lie in their sources");
+        } else if (!pieces_fill(&pieces, out.len)) {
             PyErr_SetString(PyExc_ValueError, "pieces of another size than the room for them");
         } else {
             Py_BEGIN_ALLOW_THREADS
-            uint8_t *to = out.buf;
-            for (i = 0; i < pieces.count; to += piece_size(&pieces, i), i++)
-                put(to, piece(&pieces, i), piece_size(&pieces, i), past_caches);
-            end_streaming();
+            put_pieces(&pieces, out.buf, past_caches);
             Py_END_ALLOW_THREADS
             result = Py_NewRef(Py_None);
         }
-        close_pieces(&pieces);
+        close_sources(&pieces.sources);
     }
+    PyBuffer_Release(&numbers);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&lengths);
     PyBuffer_Release(&out);
     return result;
 }
@@ -245,85 +244,107 @@ static PyObject *undo_image(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- zstd ----------------------------------------------------------------------------------- */
 
-/* Of zstd.h, all of its stable interface; from the library that numcodecs brings. */
-static struct {
+/* Of the stable interface of zstd.h; from the library that numcodecs brings. */
+typedef struct {
     void *(*create)(void);
     size_t (*release)(void *context);
     size_t (*decompress)(void *context, void *out, size_t room, const void *in, size_t size);
-} zstd;
+    unsigned long long (*content_size)(const void *in, size_t size);
+    size_t (*frame_size)(const void *in, size_t size);
+} Zstd;
+
+#define CONTENT_SIZE_UNKNOWN (0ULL - 1)
+
+static Zstd zstd;
 
 PyDoc_STRVAR(load_zstd_doc,
 "load_zstd(path)\n--\n\nTake zstd from a shared library; whether `decode` can be called.");
 
 static PyObject *load_zstd(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    const char *path;
-    if (!PyArg_ParseTuple(args, "s:load_zstd", &path))
+    PyObject *path;
+    if (!PyArg_ParseTuple(args, "O&:load_zstd", PyUnicode_FSConverter, &path))
         return NULL;
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen(PyBytes_AsString(path), RTLD_NOW | RTLD_LOCAL);
+    Py_DECREF(path);
     if (library == NULL)
         Py_RETURN_FALSE;
-    *(void **)&zstd.create = dlsym(library, "ZSTD_createDCtx");
-    *(void **)&zstd.release = dlsym(library, "ZSTD_freeDCtx");
-    *(void **)&zstd.decompress = dlsym(library, "ZSTD_decompressDCtx");
-    return PyBool_FromLong(zstd.create && zstd.release && zstd.decompress);
+    Zstd found;
+    *(void **)&found.create = dlsym(library, "ZSTD_createDCtx");
+    *(void **)&found.release = dlsym(library, "ZSTD_freeDCtx");
+    *(void **)&found.decompress = dlsym(library, "ZSTD_decompressDCtx");
+    *(void **)&found.content_size = dlsym(library, "ZSTD_getFrameContentSize");
+    *(void **)&found.frame_size = dlsym(library, "ZSTD_findFrameCompressedSize");
+    if (!found.create || !found.release || !found.decompress || !found.content_size ||
+        !found.frame_size)
+        Py_RETURN_FALSE;
+    zstd = found;
+    Py_RETURN_TRUE;
 }
 
-/* Decompress pieces of `size` bytes each to `out`, by way of `aside` where that is not NULL; the
-   number of those that came out whole before one did not. */
-static Py_ssize_t decode_pieces(const Pieces *pieces, uint8_t *out, size_t size, int filtered,
+/* Whether `in` is one frame that decompresses to `room` bytes. */
+static int decompress(void *context, uint8_t *out, size_t room, const Py_buffer *in)
+{
+    size_t size = (size_t)in->len;
+    unsigned long long said = zstd.content_size(in->buf, size);
+    return (said == room || said == CONTENT_SIZE_UNKNOWN) &&
+           zstd.frame_size(in->buf, size) == size &&
+           zstd.decompress(context, out, room, in->buf, size) == room;
+}
+
+/* How many of the frames came out whole, to `size` bytes each, before one did not. By way of
+   `aside` where that is not NULL: zstd and the filter read what they have written, which must be
+   in a cache. */
+static Py_ssize_t decode_frames(const Sources *frames, uint8_t *out, size_t size, int filtered,
                                 Shape shape, uint8_t *aside, void *context)
 {
-    for (Py_ssize_t i = 0; i < pieces->count; i++, out += size) {
+    Py_ssize_t whole = 0;
+    for (; whole < frames->count; whole++, out += size) {
         uint8_t *to = aside ? aside : out;
-        // An error is a number larger than any size.
-        if (zstd.decompress(context, to, size, piece(pieces, i), piece_size(pieces, i)) != size)
-            return i;
+        if (!decompress(context, to, size, &frames->views[whole]))
+            break;
         if (filtered)
             undo_rows(to, size, shape);
         if (aside)
             stream(out, aside, size);
     }
-    return pieces->count;
+    end_streaming();
+    return whole;
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(sources, numbers, starts, lengths, out, filtered, channels, height, width, past_caches)\n"
-"--\n\n"
-"Decompress zstd frames, each the same share of `out`, and undo the filter of their rows.\n\n"
+"decode(frames, out, filtered, channels, height, width, past_caches)\n--\n\n"
+"Decompress zstd frames, each to the same share of `out`, and undo the filter of their rows.\n\n"
 "Returns how many came out whole before one did not.");
 
 static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
-    Pieces pieces;
+    Sources frames;
     Py_buffer out;
     Shape shape;
     int filtered, past_caches;
-    if (!PyArg_ParseTuple(args, "O!y*y*y*w*pnnnp:decode", &PyList_Type, &list, &pieces.numbers,
-                          &pieces.starts, &pieces.lengths, &out, &filtered, &shape.channels,
-                          &shape.height, &shape.width, &past_caches))
+    if (!PyArg_ParseTuple(args, "O!w*pnnnp:decode", &PyList_Type, &list, &out, &filtered,
+                          &shape.channels, &shape.height, &shape.width, &past_caches))
         return NULL;
-    if (open_pieces(&pieces, list) == 0) {
-        Py_ssize_t size = pieces.count ? out.len / pieces.count : 0;
+    if (open_sources(&frames, list) == 0) {
+        Py_ssize_t size = frames.count ? out.len / frames.count : 0, whole;
         void *context = zstd.create ? zstd.create() : NULL;
-        uint8_t *aside = past_caches && size ? malloc((size_t)size) : NULL;
-        if (size * pieces.count != out.len || (filtered && !holds_rows(shape, size))) {
+        if (size * frames.count != out.len || (filtered && !holds_rows(shape, size))) {
             PyErr_SetString(PyExc_ValueError, "rows of another shape");
-        } else if (context == NULL || (past_caches && size && aside == NULL)) {
-            PyErr_NoMemory();
+        } else if (context == NULL) {
+            PyErr_SetString(PyExc_RuntimeError, "zstd was not loaded, or has no memory");
         } else {
-            Py_ssize_t whole;
+            uint8_t *aside = past_caches && size ? malloc((size_t)size) : NULL;
             Py_BEGIN_ALLOW_THREADS
-            whole = decode_pieces(&pieces, out.buf, (size_t)size, filtered, shape, aside, context);
-            end_streaming();
+            whole = decode_frames(&frames, out.buf, (size_t)size, filtered, shape, aside, context);
             Py_END_ALLOW_THREADS
+            free(aside);
             result = PyLong_FromSsize_t(whole);
         }
-        free(aside);
         if (context)
             zstd.release(context);
-        close_pieces(&pieces);
+        close_sources(&frames);
     }
     PyBuffer_Release(&out);
     return result;

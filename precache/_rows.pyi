@@ -11,10 +11,7 @@ def gather(
     past_caches: bool,
 ) -> None: ...
 def decode(
-    sources: Sequence[memoryview],
-    numbers: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
+    frames: Sequence[memoryview],
     out: np.ndarray,
     filtered: bool,
     channels: int,

@@ -177,8 +177,7 @@ def _expand(name: str, source: Any, verify: bool) -> Any:
 
 def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -> None:
     if name == "zstd":
-        if verify:
-            _require(_zstd_content_size(source) in (None, out.nbytes), "its frame is another size")
+        _require(_zstd_content_size(source) in (None, out.nbytes), "its frame is another size")
         zstd.decompress(source, out)
     elif name == "blosc":
         _require(_blosc_sizes(source) == (out.nbytes, len(source)), "its buffer is another size")

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 MISSING = (
     "precache's compiled code is missing, without which reading takes up to twice the CPU time: "
-    "have a C compiler and Python's headers at hand, and install precache again"
+    "with a C compiler and Python's headers at hand, install precache again "
+    "(pip install --force-reinstall --no-deps --no-cache-dir)"
 )
 
 compiled: ModuleType | None
@@ -82,6 +83,13 @@ def gather(
         np.concatenate(pieces, out=out.reshape(-1).view(np.uint8))
 
 
+def join(sources: Sequence[memoryview], out: np.ndarray) -> None:
+    """Copy sources whole, one after another, to contiguous memory of as many bytes."""
+    lengths = np.array([len(source) for source in sources], np.int64)
+    numbers = np.arange(len(sources), dtype=np.int64)
+    gather(sources, numbers, np.zeros_like(numbers), lengths, out, out.nbytes)
+
+
 def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """``np.take(values, rows, axis=0, out=out)``, past the caches where the batch is large.
 
@@ -99,8 +107,8 @@ def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
         return
     nbytes = out.nbytes // len(rows)
     source = values.reshape(-1).view(np.uint8).data
-    numbers, lengths = np.zeros_like(rows), np.full_like(rows, nbytes)
-    gather([source], numbers, rows * nbytes, lengths, out, out.nbytes)
+    starts = rows.astype(np.int64) * nbytes
+    gather([source], np.zeros_like(starts), starts, np.full_like(starts, nbytes), out, out.nbytes)
 
 
 def decode(
@@ -122,11 +130,8 @@ def decode(
     int
         How many frames came out whole before one did not.
     """
-    numbers = np.arange(len(frames))
-    lengths = np.array([len(frame) for frame in frames])
-    starts = np.zeros_like(numbers)
+    assert compiled is not None
     channels, height, width = out.shape[-3:] if filtered else (1, 1, 1)
     past = batch_nbytes >= PAST_CACHES_NBYTES
-    return _rows.decode(
-        list(frames), numbers, starts, lengths, out, filtered, channels, height, width, past
-    )
+    whole: int = compiled.decode(list(frames), out, filtered, channels, height, width, past)
+    return whole

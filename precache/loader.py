@@ -379,6 +379,11 @@ class Loader:
             return stats
         return dataclasses.replace(stats, repeated=self._order.take_repeated())
 
+    @property
+    def together(self) -> int:
+        """Batches that are made at a time: small ones come in rounds of so many."""
+        return self._stream.together
+
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: what it has received, not what is being read ahead."""
         return {**self.identity(), **self._place.saved()}

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from precache import kernels
@@ -300,9 +299,7 @@ class _Joiner:
             pool = self._pools[name] = SlotPool(nbytes, SLOTS)
         memory = pool.lend(pool.acquire())[:nbytes]
         flat = [part.contiguous().view(-1).view(torch.uint8).numpy().data for part in parts]
-        lengths = np.array([part.nbytes for part in parts])
-        numbers = np.arange(len(parts))
-        kernels.gather(flat, numbers, np.zeros_like(numbers), lengths, memory, nbytes)
+        kernels.join(flat, memory)
         whole = torch.from_numpy(memory).view(first.dtype)
         return whole.view(sum(map(len, parts)), *first.shape[1:])
 

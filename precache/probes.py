@@ -118,6 +118,7 @@ class _Probes:
         self._loader, self._step, self._limits, self._device = loader, step, limits, device
         self._paths, self._batches, self._snapshot, self._tick = paths, batches, snapshot, tick
         self._workers = loader.num_workers if isinstance(loader, DataLoader) else None
+        self._together = loader.together if isinstance(loader, Loader) else 1
         self._prefetch = getattr(loader, "prefetch_factor", None) or 2
         self._alone = isinstance(loader, Iterator)
 
@@ -185,8 +186,9 @@ class _Probes:
     def _load(self, rewound: bool, limits: Limits | None = None) -> Run:
         if rewound:
             self._rewind()
-        # Workers deliver in rounds: whole ones, after those that they had in the making.
-        stride = max(1, self._workers or 0)
+        # Workers deliver in rounds, and so does a `Loader` its small batches: whole ones, after
+        # those that they had in the making.
+        stride = max(self._together, self._workers or 0)
         limits = limits or self._limits
         return _timed(lambda: self._fetch(self._batches), limits, self._ahead, stride)
 
@@ -201,7 +203,7 @@ class _Probes:
             self._step(batch)
             return self._counts(fresh), waited
 
-        return _timed(once, self._limits, self._ahead, max(1, self._workers or 0))
+        return _timed(once, self._limits, self._ahead, max(self._together, self._workers or 0))
 
     def _fetch(self, batches: Batches) -> tuple[bool, float]:
         _, fresh = batches.take()
@@ -213,7 +215,7 @@ class _Probes:
 
     @property
     def _ahead(self) -> int:
-        return 2 if self._workers is None else self._workers * self._prefetch
+        return 2 * self._together if self._workers is None else self._workers * self._prefetch
 
     def _rewind(self) -> None:
         self._batches.close()

@@ -27,9 +27,6 @@ DECODE_NBYTES = 1 << 20
 """Chunks of small rows are decoded, and plain rows checked, up to this size before their rows are
 copied."""
 
-CALL_NBYTES = 8 << 20
-"""Compiled code decodes rows up to this size before it may be stopped."""
-
 Place = tuple[int, int, int, bool]
 """A row, its object, its chunk there, and whether to check that."""
 
@@ -68,6 +65,7 @@ class ArrayReader:
         chunk_nbytes = self.array.chunk_shape[0] * self.array.row_nbytes
         self._together = max(1, DECODE_NBYTES // max(1, chunk_nbytes))
         chunks = math.prod(self.array.chunks_per_object)
+        self._beyond = math.prod(self.array.chunks_per_object[1:])
         try:
             self._checked = np.full((self.array.objects, chunks), verify == "off")
         except (MemoryError, ValueError):
@@ -84,7 +82,8 @@ class ArrayReader:
     @property
     def copying(self) -> bool:
         """Whether reading is copying from memory, but for the first time a chunk is needed."""
-        return self.plain or (self._small and self._fits and len(self._pieces) == 1)
+        kept = self._small and self._fits and len(self._pieces) == 1
+        return self.plain or (kept and self._objects.mapped and self._verify != "always")
 
     @property
     def filtered(self) -> bool:
@@ -118,7 +117,7 @@ class ArrayReader:
             return
         elif not self._read_plain(rows, numbers, inside, out):
             if self.array.chunk_shape[0] == 1:
-                self._read_single(rows, numbers, inside, out, undo)
+                self._read_single(rows, numbers, self._chunks(inside), out, undo)
             else:
                 self._read_shared(rows, out, undo)
             return
@@ -154,9 +153,9 @@ class ArrayReader:
                 flat[here] = view[chunks[here], within[here]]
             return True
         starts = np.array(begin)[which] + chunks * self.pitch + within * self.array.row_nbytes
-        lengths = np.full(len(rows), self.array.row_nbytes)
+        lengths = np.full(len(rows), self.array.row_nbytes, np.int64)
         # Right before they are copied: they are then read from memory once for both.
-        together = max(1, DECODE_NBYTES // self.array.row_nbytes) if checks.any() else len(rows)
+        together = DECODE_NBYTES // self.array.row_nbytes + 1 if checks.any() else len(rows)
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             for at in (start + np.flatnonzero(checks[part])).tolist():
@@ -269,22 +268,18 @@ class ArrayReader:
         verify = ~self._checked[numbers, chunks] | (self._verify == "always")
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         places = list(zip(*columns, strict=True))
-        together = len(rows)
-        if self._compiled:
-            together = max(1, CALL_NBYTES // self.array.row_nbytes)
-        elif filtered:
-            together = undone_together(out.shape[1:])
+        numpys = filtered and not kernels.decodes
+        together = undone_together(out.shape[1:]) if numpys else len(rows)
         with self._objects.gathered(rows):
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
                 self._decode_places(places[part], out[part], filtered, out.nbytes)
         self._checked[numbers, chunks] = True
 
-    @property
-    def _compiled(self) -> bool:
-        """Whether `kernels.decode` does all that there is to chunks."""
-        ours = self._objects.expected is not None
-        return kernels.decodes and ours and self.array.decoder.framed
+    def _chunks(self, inside: np.ndarray) -> np.ndarray:
+        """(n,) int64: the chunk of an object that each row is in, by the row's place there."""
+        chunks: np.ndarray = inside // self.array.chunk_shape[0] * self._beyond
+        return chunks
 
     def _decode_places(
         self, places: Sequence[Place], out: np.ndarray, filtered: bool, batch_nbytes: int
@@ -292,10 +287,15 @@ class ArrayReader:
         """Decode chunks (n, ...), each whole; `filtered`: and undo the filter."""
         decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
         whole = 0
-        if self._compiled:
-            found = (self._objects.chunk(n, tail, chunk, row) for row, n, chunk, _ in places)
-            frames = [frame for frame in found if frame is not None]
-            whole = kernels.decode(frames, out, filtered=filtered, batch_nbytes=batch_nbytes)
+        if kernels.decodes and self.array.decoder.framed:
+            frames = []
+            for row, number, chunk, _ in places:
+                data = self._objects.chunk(number, tail, chunk, row)
+                if data is None:
+                    break
+                frames.append(data)
+            room = out[: len(frames)]
+            whole = kernels.decode(frames, room, filtered=filtered, batch_nbytes=batch_nbytes)
         for position, (row, number, chunk, check) in enumerate(places[whole:], whole):
             data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
@@ -343,11 +343,10 @@ class ArrayReader:
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        chunks = inside // self.array.chunk_shape[0]
-        columns = rows.tolist(), numbers.tolist(), chunks.tolist()
+        columns = rows.tolist(), numbers.tolist(), self._chunks(inside).tolist()
         places = [(*place, self._verify != "off") for place in zip(*columns, strict=True)]
         with self._objects.gathered(rows):
-            self._decode_places(places, decoded, undo and self.filtered, decoded.nbytes)
+            self._decode_places(places, decoded, undo and self.filtered, batch_nbytes=0)
         return decoded
 
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
@@ -431,8 +430,7 @@ class ArrayReader:
                 frames.append(data)
         self._checked[numbers, chunks] = True
         lengths = np.array([len(frame) for frame in frames], np.int64)
-        numbers, total = np.arange(len(frames)), int(lengths.sum())
-        kernels.gather(frames, numbers, np.zeros_like(numbers), lengths, out[:total], total)
+        kernels.join(frames, out[: int(lengths.sum())])
         return lengths
 
     def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -445,7 +443,7 @@ class ArrayReader:
             return found
         tail = self._pieces[0].object_tail
         numbers, within = np.divmod(rows, self.array.object_shape[0])
-        chunks = within // self.array.chunk_shape[0]
+        chunks = self._chunks(within)
         for number in np.unique(numbers).tolist():
             with contextlib.suppress(PrecacheError):  # told to whoever reads the row
                 mapped = self._objects.get(number, tail, int(rows[numbers == number][0]))

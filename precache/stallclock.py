@@ -59,7 +59,7 @@ class LoaderStats:
         CPU time of the threads that read ahead and decode, in all.
     ready
         Batches that lay decoded when one was asked for, on average; near 0 means that decoding
-        is what the loop waits for.
+        is what the loop waits for (of small batches, which come in rounds of up to 8, below 8).
     fetched
         From a remote store into the disk cache; what was there already does not count.
     repeated

@@ -78,6 +78,11 @@ class _Filled:
 class BatchStream:
     """Decodes rows into slots on a few threads, and hands them out as tensors on the device.
 
+    Attributes
+    ----------
+    together
+        Batches that a thread makes at a time, so that they come in rounds of so many.
+
     Parameters
     ----------
     threads
@@ -114,9 +119,8 @@ class BatchStream:
         self._read_ahead = self._advising(columns)
         cuda = device if device.type == "cuda" else None
         # A list of all labels must not keep all images alive.
-        self._small = {
-            n for n, each in columns.shapes.items() if _row_nbytes(each) <= SMALL_ROW_NBYTES
-        }
+        sizes = {name: _row_nbytes(each) for name, each in columns.shapes.items()}
+        self._small = {name for name, nbytes in sizes.items() if nbytes <= SMALL_ROW_NBYTES}
         elsewhere = self._framed.keys() | self._gathered | (set() if cuda else self._small)
         shapes = {name: each for name, each in columns.shapes.items() if name not in elsewhere}
         lengths = {_lengths(name): ((), "int64") for name in self._framed}
@@ -124,12 +128,11 @@ class BatchStream:
         self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
         self._sent = {n: each for n, each in self._framed.items() if n not in self._gathered}
         frames = batch_size * sum(reader.frame_bound for reader in self._sent.values())
-        # Where a batch may be long in coming, the one before it is not to wait for it.
-        grows = isinstance(columns.version, GrowingVersion)
-        alone = ahead is not None or grows or not columns.local
-        fitting = max(1, TOGETHER_NBYTES // max(1, self._layout.nbytes))
-        self._together = 1 if alone else min(MOST_TOGETHER, fitting)
-        slots = (self._ahead + 1) * self._together - 1 + SLOTS_IN_USE
+        # Where a batch is long in coming, the one before it is not to wait for it.
+        grouped = copying and ahead is None and not isinstance(columns.version, GrowingVersion)
+        fitting = max(1, TOGETHER_NBYTES // max(1, batch_size * sum(sizes.values())))
+        self.together = min(MOST_TOGETHER, fitting) if grouped else 1
+        slots = (self._ahead + 1) * self.together - 1 + SLOTS_IN_USE
         slots += STEPS_AHEAD if cuda else 0
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
         self._copier = DeviceCopier(self._pool, cuda) if cuda else None
@@ -163,7 +166,7 @@ class BatchStream:
                 if feed:
                     feed.stop()
 
-            together = 1 if feed else self._together
+            together = 1 if feed else self.together
             coming = feed.around(rows) if feed else ahead.around(rows, self._ahead * together)
             ends.enter_context(contextlib.closing(coming))
             requests = Requests(self._threads, self._columns.version.path)
@@ -382,6 +385,7 @@ class ResidentStream:
     """
 
     ready = 0
+    together = 1
 
     def __init__(self, fields: Sequence[Batch], device: torch.device) -> None:
         self._fields = fields

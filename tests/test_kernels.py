@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from numcodecs import zstd
 
 import precache
 from precache import kernels
+from precache.codecs import Decoder
 from precache.errors import DamageError
 from precache.imagecodec import filter_image, undo_image
 from tests.conftest import BuiltStore
@@ -132,9 +134,8 @@ def test_rows_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="another shape"):
         kernels.compiled.undo_image(np.zeros(48, np.uint8), *shape)
     frame = [memoryview(bytes(zstd.compress(bytes(48))))]
-    columns = np.array([0]), np.array([0]), np.array([len(frame[0])])
     with pytest.raises(ValueError, match="another shape"):
-        kernels.compiled.decode(frame, *columns, np.zeros(48, np.uint8), True, *shape, False)
+        kernels.compiled.decode(frame, np.zeros(48, np.uint8), True, *shape, False)
 
 
 # --- zstd ---------------------------------------------------------------------------------------
@@ -155,6 +156,37 @@ def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) ->
         views = list(map(memoryview, frames[first:]))
         assert kernels.decode(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
         np.testing.assert_array_equal(out[:whole], rows[first : first + whole])
+
+
+def _empty_and(frame: bytes) -> bytes:
+    return bytes(zstd.compress(b"", 1, True)) + frame
+
+
+OTHER_FRAMES: dict[str, Callable[[bytes], bytes]] = {
+    "two frames": lambda frame: bytes(zstd.compress(bytes(600))) + bytes(zstd.compress(bytes(600))),
+    "an empty frame before it": _empty_and,
+    "an empty frame behind it": lambda frame: frame + bytes(zstd.compress(b"")),
+    "a skippable frame before it": lambda frame: SKIPPABLE + frame,
+    "a skippable frame behind it": lambda frame: frame + SKIPPABLE,
+    "a shorter row": lambda frame: bytes(zstd.compress(bytes(1199), 1, True)),
+    "a longer row": lambda frame: bytes(zstd.compress(bytes(1201), 1, True)),
+    "nothing": lambda frame: b"",
+}
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+
+
+@needs_compiled
+@pytest.mark.parametrize("case", OTHER_FRAMES)
+def test_what_is_not_one_frame_of_a_row_is_left_to_python(case: str) -> None:
+    """Which takes frames without content behind it, and refuses all else."""
+    frame = memoryview(OTHER_FRAMES[case](bytes(zstd.compress(bytes(1200), 1, True))))
+    out = np.empty((1, 1200), np.uint8)
+    assert kernels.decode([frame], out, filtered=False, batch_nbytes=0) == 0
+    for verify in (True, False):
+        harmless = case.endswith("behind it")
+        raises = pytest.raises(DamageError, match="does not decode")
+        with contextlib.nullcontext() if harmless else raises:
+            Decoder(("zstd",)).decode(frame, out, verify=verify)
 
 
 @needs_compiled

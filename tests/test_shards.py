@@ -448,6 +448,8 @@ GRIDS: dict[str, dict[str, Any]] = {
     "chunked along other axes": {"chunks": (2, 2, 8, 5)},
     "sharded, chunked along other axes": {"chunks": (2, 1, 4, 8), "shards": (4, 3, 8, 8)},
     "sharded along other axes": {"chunks": (1, 3, 2, 8), "shards": (4, 3, 4, 8)},
+    "shards wider than rows, a row a chunk": {"chunks": (1, 3, 8, 8), "shards": (5, 3, 16, 24)},
+    "shards wider than rows": {"chunks": (2, 3, 8, 8), "shards": (6, 6, 8, 16)},
     "index at the start": {
         "chunks": (2, 3, 8, 8),
         "shards": {"shape": (6, 3, 8, 8), "index_location": "start"},
