@@ -269,16 +269,38 @@ def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
     assert found.stdout.split() == ["None", str(tmp_path / "site/precache/kernels.py")]
 
 
-@pytest.mark.parametrize("compiled", [None, kernels])
+@pytest.mark.parametrize(
+    ("compiled", "decodes", "expected"),
+    [
+        (None, False, [kernels.MISSING]),
+        (kernels, False, [kernels.ZSTD_MISSING]),
+        (kernels, True, []),
+    ],
+)
 def test_a_loader_says_once_what_is_missing(
     compiled: object,
+    decodes: bool,
+    expected: list[str],
     store: BuiltStore,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(kernels, "decodes", decodes)
     kernels.tell_if_missing.cache_clear()
     for _ in range(2):
         precache.Loader(store.path, 4).close()
     said = [record.message for record in caplog.records if record.name == "precache.kernels"]
-    assert said == ([] if compiled else [kernels.MISSING])
+    assert said == expected
+
+
+def test_a_library_without_zstd_is_told_from_one_with_it(tmp_path: Path) -> None:
+    if kernels.compiled is None:
+        pytest.skip("precache/_rows.c is not compiled")
+    for path in (
+        tmp_path / "none.so",
+        tmp_path / "bad \udcff.so",
+        Path(kernels.compiled.__file__ or ""),
+    ):
+        assert not kernels.compiled.load_zstd(str(path))
+    assert kernels.compiled.load_zstd(zstd.__file__)
