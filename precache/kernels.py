@@ -7,6 +7,7 @@ before it is overwritten, which halves the time to copy it.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Sequence
 from types import ModuleType
@@ -31,11 +32,9 @@ compiled: ModuleType | None
 """The compiled functions, or None."""
 
 try:
-    from precache import _rows
+    compiled = importlib.import_module("precache._rows")
 except ImportError:
     compiled = None
-else:
-    compiled = _rows
 
 decodes = compiled is not None and compiled.load_zstd(zstd.__file__)
 """Whether `decode` can be called: numcodecs' own zstd is found, too."""

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -64,9 +65,9 @@ class Threads:
                 "this iterator was begun before the process forked; begin another one in the child"
             )
 
-    def close(self, pending: Iterable[tuple[Future[Any], Callable[[], None]]] = ()) -> None:
-        """Cancel what has not begun, join the threads, and have done what each pending one is
-        paired with, once it is over.
+    def close(self, pending: Iterable[tuple[Future[Any], Callable[[object], None]]] = ()) -> None:
+        """Cancel what has not begun, join the threads, and call what each pending future is paired
+        with, with it, once it is over.
 
         Where the iterator is `collected`, the threads end by themselves.
         """
@@ -74,7 +75,7 @@ class Threads:
             return
         self._pool.shutdown(wait=not collected(), cancel_futures=True)
         for future, then in pending:
-            future.add_done_callback(lambda _, then=then: then())  # type: ignore[misc]
+            future.add_done_callback(then)
 
 
 def prefetch(
@@ -120,8 +121,8 @@ def prefetch(
                 del worked  # which holds an error that holds this frame
     finally:
         stop()
-        pool.close([(worked, _discarding(left, discard)) for left, worked in pending])
-        _discarding(results, discard)()
+        pool.close([(worked, partial(_discard, left, discard)) for left, worked in pending])
+        _discard(results, discard)
 
 
 _Task = tuple[deque[Result], Future[None]]
@@ -138,9 +139,8 @@ def _work(work: Callable[[Item], Result], items: Iterable[Item], results: deque[
         results.append(work(item))
 
 
-def _discarding(results: deque[Result], discard: Callable[[Result], None]) -> Callable[[], None]:
-    def discard_all() -> None:
-        while results:
-            discard(results.popleft())
-
-    return discard_all
+def _discard(
+    results: deque[Result], discard: Callable[[Result], None], worked: object = None
+) -> None:
+    while results:
+        discard(results.popleft())
