@@ -17,6 +17,7 @@
 
 #define LINE 64
 #define AHEAD (16 * LINE)
+#define PLACES 4
 
 /* ---- sources -------------------------------------------------------------------------------- */
 
@@ -32,19 +33,25 @@ static void close_sources(Sources *sources)
     PyMem_Free(sources->views);
 }
 
-static int open_sources(Sources *sources, PyObject *list)
+/* Those of a list that `numbers` names, all where that is NULL; the others stay NULL. */
+static int open_sources(Sources *sources, PyObject *list, const Py_buffer *numbers)
 {
-    Py_ssize_t count = PyList_Size(list);
-    sources->count = 0;
-    sources->views = PyMem_Calloc(count ? (size_t)count : 1, sizeof(Py_buffer));
+    sources->count = PyList_Size(list);
+    size_t count = (size_t)sources->count, wanted = count;
+    const int64_t *named = NULL;
+    sources->views = PyMem_Calloc(count ? count : 1, sizeof(Py_buffer));
     if (sources->views == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (; sources->count < count; sources->count++) {
-        PyObject *item = PyList_GetItem(list, sources->count);
-        Py_buffer *view = &sources->views[sources->count];
-        if (item == NULL || PyObject_GetBuffer(item, view, PyBUF_SIMPLE) < 0) {
+    if (numbers != NULL)
+        named = numbers->buf, wanted = (size_t)numbers->len / sizeof(int64_t);
+    for (size_t i = 0; i < wanted; i++) {
+        size_t number = named ? (size_t)named[i] : i;
+        if (number >= count || sources->views[number].obj != NULL)
+            continue;
+        PyObject *item = PyList_GetItem(list, (Py_ssize_t)number);
+        if (item == NULL || PyObject_GetBuffer(item, &sources->views[number], PyBUF_SIMPLE) < 0) {
             close_sources(sources);
             return -1;
         }
@@ -55,6 +62,8 @@ static int open_sources(Sources *sources, PyObject *list)
 /* ---- copying ------------------------------------------------------------------------------- */
 
 #if defined(__SSE2__)
+
+static inline size_t before_line(const uint8_t *place) { return -(uintptr_t)place & (LINE - 1); }
 
 static inline void stream_line(uint8_t *out, const uint8_t *in)
 {
@@ -71,20 +80,54 @@ static inline void stream_line(uint8_t *out, const uint8_t *in)
 
 /* Past the caches: memory that is overwritten need not be read first, and what the caches hold
    stays. Four places at a time keep more of the memory's banks busy than one does. */
+static void stream_places(uint8_t *const out[PLACES], const uint8_t *const in[PLACES], size_t size)
+{
+    for (size_t at = 0; at < size; at += LINE)
+        for (int place = 0; place < PLACES; place++)
+            stream_line(out[place] + at, in[place] + at);
+}
+
 static void stream(uint8_t *out, const uint8_t *in, size_t size)
 {
-    size_t head = -(uintptr_t)out & (LINE - 1);
-    if (size < head + 4 * LINE) {
+    size_t head = before_line(out);
+    if (size < head + PLACES * LINE) {
         memcpy(out, in, size);
         return;
     }
     memcpy(out, in, head);
     out += head, in += head, size -= head;
-    size_t quarter = size / 4 & ~(size_t)(LINE - 1);
-    for (size_t at = 0; at < quarter; at += LINE)
-        for (size_t place = at; place < 4 * quarter; place += quarter)
-            stream_line(out + place, in + place);
-    memcpy(out + 4 * quarter, in + 4 * quarter, size - 4 * quarter);
+    size_t part = size / PLACES & ~(size_t)(LINE - 1);
+    uint8_t *to[PLACES];
+    const uint8_t *from[PLACES];
+    for (int place = 0; place < PLACES; place++)
+        to[place] = out + place * part, from[place] = in + place * part;
+    stream_places(to, from, part);
+    memcpy(out + PLACES * part, in + PLACES * part, size - PLACES * part);
+}
+
+/* Rows of `size` bytes, one after another. */
+static void stream_rows(uint8_t *out, const uint8_t *const in[PLACES], size_t size)
+{
+    size_t lines = size;
+    uint8_t *to[PLACES];
+    const uint8_t *from[PLACES];
+    for (int row = 0; row < PLACES; row++) {
+        size_t head = before_line(out + row * size);
+        if (size < head + LINE) {
+            for (int each = 0; each < PLACES; each++)
+                memcpy(out + each * size, in[each], size);
+            return;
+        }
+        to[row] = out + row * size + head, from[row] = in[row] + head;
+        size_t room = (size - head) & ~(size_t)(LINE - 1);
+        lines = room < lines ? room : lines;
+    }
+    stream_places(to, from, lines);
+    for (int row = 0; row < PLACES; row++) {
+        size_t head = (size_t)(from[row] - in[row]), done = head + lines;
+        memcpy(out + row * size, in[row], head);
+        memcpy(out + row * size + done, in[row] + done, size - done);
+    }
 }
 
 static void end_streaming(void) { _mm_sfence(); }
@@ -92,6 +135,13 @@ static void end_streaming(void) { _mm_sfence(); }
 #else
 
 static void stream(uint8_t *out, const uint8_t *in, size_t size) { memcpy(out, in, size); }
+
+static void stream_rows(uint8_t *out, const uint8_t *const in[PLACES], size_t size)
+{
+    for (int row = 0; row < PLACES; row++)
+        memcpy(out + row * size, in[row], size);
+}
+
 static void end_streaming(void) {}
 
 #endif
@@ -127,16 +177,38 @@ static int pieces_fill(const Pieces *pieces, int64_t room)
     return room == 0;
 }
 
+static const uint8_t *piece(const Pieces *pieces, Py_ssize_t i)
+{
+    const uint8_t *source = pieces->sources.views[pieces->numbers[i]].buf;
+    return source + pieces->starts[i];
+}
+
+/* How many pieces from `i` on have one length, up to PLACES. */
+static int alike(const Pieces *pieces, Py_ssize_t i)
+{
+    int count = 1;
+    while (count < PLACES && i + count < pieces->count &&
+           pieces->lengths[i + count] == pieces->lengths[i])
+        count++;
+    return count;
+}
+
 static void put_pieces(const Pieces *pieces, uint8_t *out, int past_caches)
 {
-    for (Py_ssize_t i = 0; i < pieces->count; i++) {
+    for (Py_ssize_t i = 0; i < pieces->count;) {
         size_t size = (size_t)pieces->lengths[i];
-        const uint8_t *source = pieces->sources.views[pieces->numbers[i]].buf;
-        if (past_caches)
-            stream(out, source + pieces->starts[i], size);
+        int count = past_caches && alike(pieces, i) == PLACES ? PLACES : 1;
+        const uint8_t *from[PLACES];
+        for (int each = 0; each < count; each++)
+            from[each] = piece(pieces, i + each);
+        if (count == PLACES)
+            stream_rows(out, from, size);
+        else if (past_caches)
+            stream(out, from[0], size);
         else
-            memcpy(out, source + pieces->starts[i], size);
-        out += size;
+            memcpy(out, from[0], size);
+        out += count * size;
+        i += count;
     }
     end_streaming();
 }
@@ -154,7 +226,7 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!y*y*y*w*p:gather", &PyList_Type, &list, &numbers, &starts,
                           &lengths, &out, &past_caches))
         return NULL;
-    if (open_sources(&pieces.sources, list) == 0) {
+    if (open_sources(&pieces.sources, list, &numbers) == 0) {
         pieces.count = numbers.len / (Py_ssize_t)sizeof(int64_t);
         pieces.numbers = numbers.buf, pieces.starts = starts.buf, pieces.lengths = lengths.buf;
         if (starts.len != numbers.len || lengths.len != numbers.len ||
@@ -327,7 +399,7 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!w*pnnnp:decode", &PyList_Type, &list, &out, &filtered,
                           &shape.channels, &shape.height, &shape.width, &past_caches))
         return NULL;
-    if (open_sources(&frames, list) == 0) {
+    if (open_sources(&frames, list, NULL) == 0) {
         Py_ssize_t size = frames.count ? out.len / frames.count : 0, whole;
         void *context = zstd.create ? zstd.create() : NULL;
         if (size * frames.count != out.len || (filtered && !holds_rows(shape, size))) {
