@@ -53,7 +53,7 @@ def tell_if_missing() -> None:
 
 
 def gather(
-    sources: Sequence[memoryview],
+    sources: list[memoryview],
     numbers: np.ndarray,
     starts: np.ndarray,
     lengths: np.ndarray,
@@ -80,16 +80,16 @@ def gather(
     """
     if compiled is not None:
         past = batch_nbytes >= PAST_CACHES_NBYTES
-        compiled.gather(list(sources), numbers, starts, lengths, out, past)
+        compiled.gather(sources, numbers, starts, lengths, out, past)
         return
-    arrays = [np.frombuffer(source, np.uint8) for source in sources]
+    arrays = {n: np.frombuffer(sources[n], np.uint8) for n in np.unique(numbers).tolist()}
     places = zip(numbers.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
     pieces = [arrays[number][start:end] for number, start, end in places]
     if pieces:
         np.concatenate(pieces, out=out.reshape(-1).view(np.uint8))
 
 
-def join(sources: Sequence[memoryview], out: np.ndarray) -> None:
+def join(sources: list[memoryview], out: np.ndarray) -> None:
     """Copy sources whole, one after another, to contiguous memory of as many bytes."""
     lengths = np.array([len(source) for source in sources], np.int64)
     numbers = np.arange(len(sources), dtype=np.int64)

@@ -31,14 +31,14 @@ class StoredObject:
         (chunks, 2) offsets and lengths.
     data
         All its bytes, where it is mapped.
-    rows
-        (chunks, rows, bytes of a row) view of plain chunks that lie at equal distances, or None.
+    begin
+        Its first byte of rows, where all of them lie at equal distances as they are, or None.
     """
 
     size: int
     index: np.ndarray
     data: memoryview = _NOTHING
-    rows: np.ndarray | None = None
+    begin: int | None = None
 
 
 def map_file(path: Path) -> np.ndarray:
@@ -64,6 +64,9 @@ class Objects(ABC):
     ----------
     expected
         (objects, 2) sizes and XXH3-64 of what was written; None for a foreign array.
+    sources, begins
+        By number, the bytes of an object that is open, and its first byte of rows where all of
+        them lie at equal distances as they are, else -1.
     """
 
     mapped = True
@@ -75,6 +78,14 @@ class Objects(ABC):
         self.version = version
         self.pieces = self.array.pieces()
         self.expected = version.shard_table(name) if name in version.stored else None
+        try:
+            self.sources = [_NOTHING] * self.array.objects
+            self.begins = np.full(self.array.objects, -1, np.int64)
+        except (MemoryError, OverflowError, ValueError):
+            raise StoreError(
+                f"{version.path}/{self.folder} has {self.array.objects} objects, too many to tell "
+                "apart"
+            ) from None
         self._kept: dict[tuple[int, ...], StoredObject | None] = {}
 
     def get(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
@@ -83,10 +94,16 @@ class Objects(ABC):
         try:
             return self._kept[key]
         except KeyError:
-            return self._kept.setdefault(key, self._open(number, tail, row))
+            found = self._kept.setdefault(key, self._open(number, tail, row))
+            if found is not None and found.begin is not None:
+                self.sources[number] = found.data  # before others are told that it is there
+                self.begins[number] = found.begin
+            return found
 
     def forget(self, number: int) -> None:
         """Close an object that precache wrote; nobody may be reading it."""
+        self.begins[number] = -1
+        self.sources[number] = _NOTHING
         self._kept.pop((number, *self.pieces[0].object_tail), None)
 
     def gathered(self, rows: np.ndarray) -> AbstractContextManager[None]:
@@ -100,6 +117,16 @@ class Objects(ABC):
     def name(self, number: int, tail: tuple[int, ...] = ()) -> str:
         """An object's name below the version's folder."""
         return f"{self.folder}/{self.array.object_name(number, tail)}"
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one plain chunk to the next."""
+        return self.array.chunk_shape[0] * self.array.row_nbytes + self.gap
+
+    @property
+    def gap(self) -> int:
+        """Bytes of checksums between the rows of one plain chunk and the next."""
+        return 4 * len(self.array.decoder.codecs)
 
     @abstractmethod
     def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
@@ -196,27 +223,21 @@ class MappedObjects(Objects):
             raise StorageError(f"cannot map {where}: {error}") from None
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
-        return StoredObject(len(data), index, data.data, self._plain_rows(data, index))
+        return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))
 
     def _require_size(self, size: int, number: int) -> None:
         if self.expected is not None and size != int(self.expected[number, 0]):
             written = int(self.expected[number, 0])
             raise DamageError(f"it has {size} bytes where {written} were written")
 
-    def _plain_rows(self, data: np.ndarray, index: np.ndarray) -> np.ndarray | None:
+    def _begin(self, number: int, size: int, index: np.ndarray) -> int | None:
+        """As `StoredObject.begin`."""
         if not self.array.decoder.plain or len(self.pieces) > 1:
             return None
-        chunk_rows, row_nbytes = self.array.chunk_shape[0], self.array.row_nbytes
-        pitch = chunk_rows * row_nbytes + 4 * len(self.array.decoder.codecs)
-        written = index[index[:, 0] != MISSING]
-        expected = np.arange(len(written), dtype=np.uint64) * np.uint64(pitch) + index[0, 0]
-        regular = np.array_equal(written[:, 0], expected) and (written[:, 1] == pitch).all()
-        if not len(written) or not regular or (index[: len(written)] != written).any():
-            return None
-        if len(written) < len(index) and self.expected is None:
-            return None  # the others are fill values
-        start = int(index[0, 0])
-        if start + len(written) * pitch > len(data):
-            return None
-        shape = (len(written), chunk_rows, row_nbytes)
-        return np.lib.stride_tricks.as_strided(data[start:], shape, (pitch, row_nbytes, 1))
+        shard_rows, chunk_rows = self.array.object_shape[0], self.array.chunk_shape[0]
+        rows = min(shard_rows, self.array.shape[0] - number * shard_rows)
+        extents = index[: -(-rows // chunk_rows)].astype(np.int64)
+        start = int(extents[0, 0])
+        places = start + np.arange(len(extents)) * self.pitch
+        regular = np.array_equal(extents[:, 0], places) and (extents[:, 1] == self.pitch).all()
+        return start if regular and 0 <= start <= size - len(extents) * self.pitch else None

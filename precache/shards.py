@@ -32,7 +32,7 @@ Place = tuple[int, int, int, bool]
 
 SHARED_ROW_NBYTES = 16 << 10
 """Rows below this size are not worth a Python object each. Where all fit, they are copied from
-chunks that are kept decoded, whatever the codec; else plain ones are gathered shard by shard."""
+chunks that are kept decoded, whatever the codec."""
 
 
 class ArrayReader:
@@ -109,13 +109,14 @@ class ArrayReader:
         """
         if len(rows) == 0:
             return
+        rows = np.ascontiguousarray(rows, np.int64)
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         if len(self._pieces) > 1:
             self._read_chunked(rows, out)
         elif self._small and self._fits:
             self._read_shared(rows, out, undo)
             return
-        elif not self._read_plain(rows, numbers, inside, out):
+        elif not (self.plain and self._read_plain(rows, numbers, inside, out)):
             if self.array.chunk_shape[0] == 1:
                 self._read_single(rows, numbers, self._chunks(inside), out, undo)
             else:
@@ -128,47 +129,35 @@ class ArrayReader:
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
     ) -> bool:
         """Copy rows that are stored as they are; False, and nothing done, where some are not."""
-        if not self.plain:
-            return False
-        tail = self._pieces[0].object_tail
-        shards, first, which = np.unique(numbers, return_index=True, return_inverse=True)
-        sources, views, begin = [], [], []
-        for number, row in zip(shards.tolist(), rows[first].tolist(), strict=True):
-            mapped = self._objects.get(number, tail, row)
-            if mapped is None or mapped.rows is None:
+        objects = self._objects
+        begins = objects.begins[numbers]
+        if begins.min() < 0:
+            for at in np.flatnonzero(begins < 0).tolist():
+                objects.get(int(numbers[at]), self._pieces[0].object_tail, int(rows[at]))
+            begins = objects.begins[numbers]
+            if begins.min() < 0:
                 return False
-            sources.append(mapped.data)
-            views.append(mapped.rows)
-            begin.append(int(mapped.index[0, 0]))
-        chunks, within = np.divmod(inside, self.array.chunk_shape[0])
-        if (chunks >= np.array(list(map(len, views)))[which]).any():
-            return False
-        flat = out.reshape(len(out), -1).view(np.uint8)
-        checks = self._checks(numbers, chunks)
-        if self._small:
-            for position in np.flatnonzero(checks):
-                self._check_plain(rows[position], numbers[position], chunks[position])
-            for number, view in enumerate(views):
-                here = np.flatnonzero(which == number)
-                flat[here] = view[chunks[here], within[here]]
-            return True
-        starts = np.array(begin)[which] + chunks * self.pitch + within * self.array.row_nbytes
+        chunks = inside // self.array.chunk_shape[0]
+        starts = begins + inside * self.array.row_nbytes + chunks * objects.gap
         lengths = np.full(len(rows), self.array.row_nbytes, np.int64)
+        checks = self._checks(numbers, chunks)
+        if not checks.any():
+            kernels.gather(objects.sources, numbers, starts, lengths, out, out.nbytes)
+            return True
         # Right before they are copied: they are then read from memory once for both.
-        together = DECODE_NBYTES // self.array.row_nbytes + 1 if checks.any() else len(rows)
+        together = DECODE_NBYTES // self.array.row_nbytes + 1
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             for at in (start + np.flatnonzero(checks[part])).tolist():
                 self._check_plain(rows[at], numbers[at], chunks[at])
-            places = which[part], starts[part], lengths[part]
-            kernels.gather(sources, *places, flat[part], out.nbytes)
+            some = numbers[part], starts[part], lengths[part]
+            kernels.gather(objects.sources, *some, out[part], out.nbytes)
         return True
 
     @property
     def pitch(self) -> int:
         """Bytes from one plain chunk of an object to the next."""
-        array = self.array
-        return array.chunk_shape[0] * array.row_nbytes + 4 * len(array.decoder.codecs)
+        return self._objects.pitch
 
     def plain_objects(self) -> list[tuple[Path, int, int]]:
         """Path, size, and first byte of the rows of each object, from which plain chunks lie at
@@ -182,18 +171,13 @@ class ArrayReader:
         if not self.plain or self._objects.expected is None:
             return []
         found = []
-        rows, shard_rows, chunk_rows = (
-            self.array.shape[0], self.array.object_shape[0], self.array.chunk_shape[0],
-        )  # fmt: skip
+        tail, shard_rows = self._pieces[0].object_tail, self.array.object_shape[0]
         for number in range(self.array.objects):
-            row = number * shard_rows
-            path = self._objects.path(number, self._pieces[0].object_tail)
-            mapped = self._objects.get(number, self._pieces[0].object_tail, row)
-            if path is None or mapped is None or mapped.rows is None:
+            path = self._objects.path(number, tail)
+            mapped = self._objects.get(number, tail, number * shard_rows)
+            if path is None or mapped is None or mapped.begin is None:
                 return []
-            if len(mapped.rows) * chunk_rows < min(shard_rows, rows - row):
-                return []
-            found.append((path, mapped.size, int(mapped.index[0, 0])))
+            found.append((path, mapped.size, mapped.begin))
         return found
 
     def frame_objects(self) -> list[tuple[Path, int, np.ndarray]]:
