@@ -2,7 +2,8 @@
 
 For each codec, a `Loader` and its floor take turns, epoch by epoch, in one process: for `raw` the
 floor is `np.take` from a memory map of the same rows into a reused buffer, for the others zstd
-decompressing the same frames into one.
+decompressing the same frames into one. Of `image` there is one more `Loader`, which leaves the
+filter on, as it does where batches go to a device that undoes it.
 """
 
 import argparse
@@ -45,8 +46,14 @@ ROW_NBYTES = 3 * CROP * CROP
 CODECS = ("raw", "zstd", "image")
 FLOOR = "floor"
 DEFAULT = "loader"
+FILTERED = "filter left on"
 FLOORS = {"raw": "np.take from a map", "zstd": "bare zstd", "image": "bare zstd"}
-TARGETS = {"raw": "ratio ≤ 1.25", "zstd": "ratio ≤ 1.1", "image": "ratio ≤ 1.35"}
+TARGETS = {
+    ("raw", DEFAULT): "ratio ≤ 1.25",
+    ("zstd", DEFAULT): "ratio ≤ 1.1",
+    ("image", DEFAULT): "ratio ≤ 1.35",
+    ("image", FILTERED): "ratio ≤ 1.1",
+}
 
 Epoch = Callable[[], int]
 
@@ -155,6 +162,17 @@ def _batches(rows: int) -> Iterator[np.ndarray]:
     return (order[start : start + BATCH] for start in range(0, rows, BATCH))
 
 
+def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
+    loader = precache.Loader(store, BATCH, device="cpu")
+    read = loader._columns.read
+
+    def read_filtered(rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool) -> None:
+        read(rows, out, undo=False)
+
+    loader._columns.read = read_filtered  # type: ignore[method-assign]
+    return loader
+
+
 def _loader_epoch(loader: precache.Loader) -> int:
     return sum(len(batch["row"]) for batch in loader)
 
@@ -210,6 +228,8 @@ def _compare(
     loaders = {DEFAULT: precache.Loader(store, BATCH, device="cpu")}
     for count in threads:
         loaders[_threads(count)] = precache.Loader(store, BATCH, device="cpu", threads=count)
+    if loaders[DEFAULT]._columns.readers["image"].filtered:
+        loaders[FILTERED] = _loader_that_leaves_filters_on(store)
     ways: dict[str, Epoch] = {FLOOR: floor}
     for name, loader in loaders.items():
         # mypy cannot infer a lambda with a default.
@@ -291,7 +311,7 @@ def _cells(codec: str, name: str, contender: Contender) -> tuple[str, ...]:
         f"{contender.cpu_ms_per_1000:.1f}",
         f"{contender.ratio:.2f}",
         f"{contender.samples_per_s:,.0f}",
-        TARGETS[codec] if name == DEFAULT else "",
+        TARGETS.get((codec, name), ""),
     )
 
 
