@@ -21,42 +21,63 @@
 
 /* ---- sources -------------------------------------------------------------------------------- */
 
+/* Some members of a list, as bytes. */
 typedef struct {
     Py_buffer *views;
-    Py_ssize_t count;
+    Py_ssize_t opened;
+    Py_ssize_t *places; /* by number in the list, 1 + where its view is, or 0 */
+    Py_ssize_t count;   /* of the list */
 } Sources;
 
 static void close_sources(Sources *sources)
 {
-    for (Py_ssize_t i = 0; i < sources->count; i++)
-        PyBuffer_Release(&sources->views[i]);
+    while (sources->opened)
+        PyBuffer_Release(&sources->views[--sources->opened]);
     PyMem_Free(sources->views);
+    PyMem_Free(sources->places);
 }
 
-/* Those of a list that `numbers` names, all where that is NULL; the others stay NULL. */
+static int open_source(Sources *sources, PyObject *list, Py_ssize_t number)
+{
+    PyObject *item = PyList_GetItem(list, number);
+    Py_buffer *view = &sources->views[sources->opened];
+    if (item == NULL || PyObject_GetBuffer(item, view, PyBUF_SIMPLE) < 0)
+        return -1;
+    sources->places[number] = ++sources->opened;
+    return 0;
+}
+
+/* Those that `numbers` names, all where that is NULL; a list may have thousands more. */
 static int open_sources(Sources *sources, PyObject *list, const Py_buffer *numbers)
 {
-    sources->count = PyList_Size(list);
-    size_t count = (size_t)sources->count, wanted = count;
+    Py_ssize_t count = PyList_Size(list), wanted = count;
     const int64_t *named = NULL;
-    sources->views = PyMem_Calloc(count ? count : 1, sizeof(Py_buffer));
-    if (sources->views == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
     if (numbers != NULL)
-        named = numbers->buf, wanted = (size_t)numbers->len / sizeof(int64_t);
-    for (size_t i = 0; i < wanted; i++) {
-        size_t number = named ? (size_t)named[i] : i;
-        if (number >= count || sources->views[number].obj != NULL)
-            continue;
-        PyObject *item = PyList_GetItem(list, (Py_ssize_t)number);
-        if (item == NULL || PyObject_GetBuffer(item, &sources->views[number], PyBUF_SIMPLE) < 0) {
-            close_sources(sources);
-            return -1;
+        named = numbers->buf, wanted = numbers->len / (Py_ssize_t)sizeof(int64_t);
+    Py_ssize_t most = wanted < count ? wanted : count;
+    sources->count = count, sources->opened = 0;
+    sources->views = PyMem_Malloc((size_t)(most ? most : 1) * sizeof(Py_buffer));
+    sources->places = PyMem_Calloc((size_t)(count ? count : 1), sizeof(Py_ssize_t));
+    if (sources->views == NULL || sources->places == NULL)
+        PyErr_NoMemory();
+    else {
+        Py_ssize_t i = 0;
+        for (; i < wanted; i++) {
+            int64_t number = named ? named[i] : i;
+            int there = number >= 0 && number < count && sources->places[number] == 0;
+            if (there && open_source(sources, list, (Py_ssize_t)number) < 0)
+                break;
         }
+        if (i == wanted)
+            return 0;
     }
-    return 0;
+    close_sources(sources);
+    return -1;
+}
+
+static const Py_buffer *source(const Sources *sources, int64_t number)
+{
+    return &sources->views[sources->places[number] - 1];
 }
 
 /* ---- copying ------------------------------------------------------------------------------- */
@@ -159,7 +180,7 @@ static int pieces_lie_inside(const Pieces *pieces)
         int64_t number = pieces->numbers[i], start = pieces->starts[i];
         if (number < 0 || number >= pieces->sources.count)
             return 0;
-        int64_t size = pieces->sources.views[number].len;
+        int64_t size = source(&pieces->sources, number)->len;
         if (start < 0 || start > size || pieces->lengths[i] < 0 ||
             pieces->lengths[i] > size - start)
             return 0;
@@ -179,8 +200,8 @@ static int pieces_fill(const Pieces *pieces, int64_t room)
 
 static const uint8_t *piece(const Pieces *pieces, Py_ssize_t i)
 {
-    const uint8_t *source = pieces->sources.views[pieces->numbers[i]].buf;
-    return source + pieces->starts[i];
+    const uint8_t *data = source(&pieces->sources, pieces->numbers[i])->buf;
+    return data + pieces->starts[i];
 }
 
 /* How many pieces from `i` on have one length, up to PLACES. */
