@@ -15,7 +15,15 @@ from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
 from tests.building import cut, encoded, write, write_jpegs
 from workers.shard_task import Job, recipes_of
 from workers.sources import FolderSource
-from workers.stagetimes import Passed, codec_for, frozen_after, step_names, take_through
+from workers.stagetimes import (
+    Codec,
+    Passed,
+    _Coder,
+    codec_for,
+    frozen_after,
+    step_names,
+    take_through,
+)
 
 PIPELINE = precache.Pipeline.image(resize=40, crop=32)
 
@@ -139,3 +147,14 @@ def test_a_codec_that_cannot_hold_rows_gives_way() -> None:
     assert codec_for(ImageCodec(), pixels) == ImageCodec()
     assert codec_for(ImageCodec(), floats) == ZstdCodec()
     assert codec_for(RawCodec(), floats) == RawCodec()
+
+
+@pytest.mark.parametrize("codec", [RawCodec(), ZstdCodec(), ImageCodec()])
+@pytest.mark.parametrize("pixels", [8, 700])
+def test_a_row_is_decoded_as_often_as_its_time_is_divided_by(codec: Codec, pixels: int) -> None:
+    row = np.random.default_rng(0).integers(0, 256, (3, pixels, pixels), np.uint8)
+    coder = _Coder(codec, RowShape(row.shape, "uint8"))
+    coder.decode(coder.encode(row))
+    assert coder.together == (256 if pixels == 8 else 1)
+    assert (coder._out == row).all()
+    assert len(coder._out) == coder.together

@@ -32,6 +32,8 @@ LEAST = 8
 """Samples that are measured however long they take."""
 BATCH = 256
 """Rows of the batches that a training is taken to read: large ones are written past the caches."""
+TOGETHER_NBYTES = 512 << 10
+"""Of the memory that rows are decoded into at a time."""
 HELD_BYTES = 256 << 20
 """Of rows that are kept in memory for the trials that follow."""
 AS_IT_IS = "no op"
@@ -275,7 +277,7 @@ class _Bench:
             coder = self._coder(name, self._fields[name].stored_as, row)
             data, cpu, _ = clocked(partial(coder.encode, row))
             nbytes, encoding = nbytes + len(data), encoding + cpu
-            decoding += clocked(partial(coder.decode, data))[1]
+            decoding += clocked(partial(coder.decode, data))[1] / coder.together
         found.cut_nbytes.append(nbytes)
         found.cut_encode.append(encoding)
         found.cut_decode.append(decoding)
@@ -294,23 +296,38 @@ class _Bench:
 
 
 class _Coder:
-    """Encodes and decodes single rows into memory that is used again, as builds and loaders do."""
+    """Encodes and decodes rows into memory that is used again, as builds and loaders do.
+
+    Attributes
+    ----------
+    together
+        Times that a row is decoded at a time: what a call costs is shared, as by a batch.
+    """
 
     def __init__(self, codec: Codec, row: RowShape) -> None:
         self._encode = encoder(codec, row.dtype)
         self._decoder = decoder(codec_metadata(codec, row.dtype), np.dtype(row.dtype).itemsize, "")
-        self._chunk, self._out = (np.zeros((1, *row.shape), row.dtype) for _ in range(2))
+        self._chunk = np.zeros((1, *row.shape), row.dtype)
+        self.together = max(1, min(BATCH, TOGETHER_NBYTES // max(1, self._chunk.nbytes)))
+        self._out = np.zeros((self.together, *row.shape), row.dtype)
 
     def encode(self, row: np.ndarray) -> bytes:
         np.copyto(self._chunk[0], row)
         return self._encode(self._chunk)
 
     def decode(self, data: bytes) -> None:
-        frame, out, filtered = memoryview(data), self._out, self._decoder.filtered
+        """Decode an encoded row `together` times."""
+        frames, out, filtered = (
+            [memoryview(data)] * self.together,
+            self._out,
+            self._decoder.filtered,
+        )
         if kernels.decodes and self._decoder.framed:
-            kernels.decode([frame], out, filtered=filtered, batch_nbytes=BATCH * out.nbytes)
+            batch_nbytes = BATCH * self._chunk.nbytes
+            kernels.decode(frames, out, filtered=filtered, batch_nbytes=batch_nbytes)
             return
-        self._decoder.decode(frame, out)
+        for number, frame in enumerate(frames):
+            self._decoder.decode(frame, out[number : number + 1])
         if filtered:
             undo_image(out)
 
