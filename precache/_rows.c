@@ -18,66 +18,48 @@
 #define LINE 64
 #define AHEAD (16 * LINE)
 #define PLACES 4
+#define OUTSIDE "pieces that do not lie in their sources"
 
 /* ---- sources -------------------------------------------------------------------------------- */
 
-/* Some members of a list, as bytes. */
 typedef struct {
     Py_buffer *views;
-    Py_ssize_t opened;
-    Py_ssize_t *places; /* by number in the list, 1 + where its view is, or 0 */
-    Py_ssize_t count;   /* of the list */
+    Py_ssize_t count;
 } Sources;
 
 static void close_sources(Sources *sources)
 {
-    while (sources->opened)
-        PyBuffer_Release(&sources->views[--sources->opened]);
+    while (sources->count)
+        PyBuffer_Release(&sources->views[--sources->count]);
     PyMem_Free(sources->views);
-    PyMem_Free(sources->places);
 }
 
-static int open_source(Sources *sources, PyObject *list, Py_ssize_t number)
-{
-    PyObject *item = PyList_GetItem(list, number);
-    Py_buffer *view = &sources->views[sources->opened];
-    if (item == NULL || PyObject_GetBuffer(item, view, PyBUF_SIMPLE) < 0)
-        return -1;
-    sources->places[number] = ++sources->opened;
-    return 0;
-}
-
-/* Those that `numbers` names, all where that is NULL; a list may have thousands more. */
+/* The members of a list that `numbers` names, one after another; all where that is NULL. */
 static int open_sources(Sources *sources, PyObject *list, const Py_buffer *numbers)
 {
-    Py_ssize_t count = PyList_Size(list), wanted = count;
-    const int64_t *named = NULL;
+    Py_ssize_t size = PyList_Size(list), wanted = size;
     if (numbers != NULL)
-        named = numbers->buf, wanted = numbers->len / (Py_ssize_t)sizeof(int64_t);
-    Py_ssize_t most = wanted < count ? wanted : count;
-    sources->count = count, sources->opened = 0;
-    sources->views = PyMem_Malloc((size_t)(most ? most : 1) * sizeof(Py_buffer));
-    sources->places = PyMem_Calloc((size_t)(count ? count : 1), sizeof(Py_ssize_t));
-    if (sources->views == NULL || sources->places == NULL)
+        wanted = numbers->len / (Py_ssize_t)sizeof(int64_t);
+    sources->count = 0;
+    sources->views = PyMem_Malloc((size_t)(wanted ? wanted : 1) * sizeof(Py_buffer));
+    if (sources->views == NULL) {
         PyErr_NoMemory();
-    else {
-        Py_ssize_t i = 0;
-        for (; i < wanted; i++) {
-            int64_t number = named ? named[i] : i;
-            int there = number >= 0 && number < count && sources->places[number] == 0;
-            if (there && open_source(sources, list, (Py_ssize_t)number) < 0)
-                break;
-        }
-        if (i == wanted)
-            return 0;
+        return -1;
     }
-    close_sources(sources);
-    return -1;
-}
-
-static const Py_buffer *source(const Sources *sources, int64_t number)
-{
-    return &sources->views[sources->places[number] - 1];
+    for (; sources->count < wanted; sources->count++) {
+        Py_ssize_t i = sources->count;
+        int64_t number = numbers ? ((const int64_t *)numbers->buf)[i] : i;
+        PyObject *item = NULL;
+        if (number < 0 || number >= size)
+            PyErr_SetString(PyExc_ValueError, OUTSIDE);
+        else
+            item = PyList_GetItem(list, (Py_ssize_t)number);
+        if (item == NULL || PyObject_GetBuffer(item, &sources->views[i], PyBUF_SIMPLE) < 0) {
+            close_sources(sources);
+            return -1;
+        }
+    }
+    return 0;
 }
 
 /* ---- copying ------------------------------------------------------------------------------- */
@@ -134,7 +116,7 @@ static void stream_rows(uint8_t *out, const uint8_t *const in[PLACES], size_t si
     const uint8_t *from[PLACES];
     for (int row = 0; row < PLACES; row++) {
         size_t head = before_line(out + row * size);
-        if (size < head + LINE) {
+        if (size < head + PLACES * LINE) {
             for (int each = 0; each < PLACES; each++)
                 memcpy(out + each * size, in[each], size);
             return;
@@ -167,22 +149,18 @@ static void end_streaming(void) {}
 
 #endif
 
-/* `lengths[i]` bytes from `starts[i]` of the source `numbers[i]`, for each i below `count`. */
+/* `lengths[i]` bytes from `starts[i]` of each source. */
 typedef struct {
     Sources sources;
-    Py_ssize_t count;
-    const int64_t *numbers, *starts, *lengths;
+    const int64_t *starts, *lengths;
 } Pieces;
 
 static int pieces_lie_inside(const Pieces *pieces)
 {
-    for (Py_ssize_t i = 0; i < pieces->count; i++) {
-        int64_t number = pieces->numbers[i], start = pieces->starts[i];
-        if (number < 0 || number >= pieces->sources.count)
-            return 0;
-        int64_t size = source(&pieces->sources, number)->len;
-        if (start < 0 || start > size || pieces->lengths[i] < 0 ||
-            pieces->lengths[i] > size - start)
+    for (Py_ssize_t i = 0; i < pieces->sources.count; i++) {
+        int64_t size = pieces->sources.views[i].len;
+        int64_t start = pieces->starts[i], length = pieces->lengths[i];
+        if (start < 0 || start > size || length < 0 || length > size - start)
             return 0;
     }
     return 1;
@@ -190,7 +168,7 @@ static int pieces_lie_inside(const Pieces *pieces)
 
 static int pieces_fill(const Pieces *pieces, int64_t room)
 {
-    for (Py_ssize_t i = 0; i < pieces->count; i++) {
+    for (Py_ssize_t i = 0; i < pieces->sources.count; i++) {
         if (pieces->lengths[i] > room)
             return 0;
         room -= pieces->lengths[i];
@@ -198,30 +176,27 @@ static int pieces_fill(const Pieces *pieces, int64_t room)
     return room == 0;
 }
 
-static const uint8_t *piece(const Pieces *pieces, Py_ssize_t i)
-{
-    const uint8_t *data = source(&pieces->sources, pieces->numbers[i])->buf;
-    return data + pieces->starts[i];
-}
-
-/* How many pieces from `i` on have one length, up to PLACES. */
+/* Whether PLACES pieces from `i` on have one length. */
 static int alike(const Pieces *pieces, Py_ssize_t i)
 {
-    int count = 1;
-    while (count < PLACES && i + count < pieces->count &&
-           pieces->lengths[i + count] == pieces->lengths[i])
-        count++;
-    return count;
+    if (i + PLACES > pieces->sources.count)
+        return 0;
+    for (int each = 1; each < PLACES; each++)
+        if (pieces->lengths[i + each] != pieces->lengths[i])
+            return 0;
+    return 1;
 }
 
 static void put_pieces(const Pieces *pieces, uint8_t *out, int past_caches)
 {
-    for (Py_ssize_t i = 0; i < pieces->count;) {
+    for (Py_ssize_t i = 0; i < pieces->sources.count;) {
         size_t size = (size_t)pieces->lengths[i];
-        int count = past_caches && alike(pieces, i) == PLACES ? PLACES : 1;
+        int count = past_caches && alike(pieces, i) ? PLACES : 1;
         const uint8_t *from[PLACES];
-        for (int each = 0; each < count; each++)
-            from[each] = piece(pieces, i + each);
+        for (int each = 0; each < count; each++) {
+            const uint8_t *source = pieces->sources.views[i + each].buf;
+            from[each] = source + pieces->starts[i + each];
+        }
         if (count == PLACES)
             stream_rows(out, from, size);
         else if (past_caches)
@@ -248,11 +223,10 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
                           &lengths, &out, &past_caches))
         return NULL;
     if (open_sources(&pieces.sources, list, &numbers) == 0) {
-        pieces.count = numbers.len / (Py_ssize_t)sizeof(int64_t);
-        pieces.numbers = numbers.buf, pieces.starts = starts.buf, pieces.lengths = lengths.buf;
+        pieces.starts = starts.buf, pieces.lengths = lengths.buf;
         if (starts.len != numbers.len || lengths.len != numbers.len ||
             !pieces_lie_inside(&pieces)) {
-            PyErr_SetString(PyExc_ValueError, "pieces that do not lie in their sources");
+            PyErr_SetString(PyExc_ValueError, OUTSIDE);
         } else if (!pieces_fill(&pieces, out.len)) {
             PyErr_SetString(PyExc_ValueError, "pieces of another size than the room for them");
         } else {

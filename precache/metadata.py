@@ -134,6 +134,11 @@ class Array:
         tail = tail or (0,) * (len(self.shape) - 1)
         return self.key_prefix + self.separator.join(map(str, (number, *tail)))
 
+    @property
+    def whole_rows(self) -> bool:
+        """Whether a chunk holds rows whole, and nothing beside them."""
+        return self.chunk_shape[1:] == self.shape[1:]
+
     def pieces(self) -> list[Piece]:
         """The chunks that a row is spread over; a single one for arrays that precache writes."""
         per_axis = [list(self._axis_pieces(axis)) for axis in range(1, len(self.shape))]

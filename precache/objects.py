@@ -32,7 +32,7 @@ class StoredObject:
     data
         All its bytes, where it is mapped.
     begin
-        Its first byte of rows, where all of them lie at equal distances as they are, or None.
+        Where its first row begins, if all chunks of its rows are plain and follow each other.
     """
 
     size: int
@@ -65,8 +65,8 @@ class Objects(ABC):
     expected
         (objects, 2) sizes and XXH3-64 of what was written; None for a foreign array.
     sources, begins
-        By number, the bytes of an object that is open, and its first byte of rows where all of
-        them lie at equal distances as they are, else -1.
+        By number, the bytes and the `StoredObject.begin` of those that `begin` was asked for;
+        nothing and -1 of the others. Empty where none can have it.
     """
 
     mapped = True
@@ -78,9 +78,10 @@ class Objects(ABC):
         self.version = version
         self.pieces = self.array.pieces()
         self.expected = version.shard_table(name) if name in version.stored else None
+        count = self.array.objects if self.mapped and self.array.decoder.plain else 0
         try:
-            self.sources = [_NOTHING] * self.array.objects
-            self.begins = np.full(self.array.objects, -1, np.int64)
+            self.sources = [_NOTHING] * count
+            self.begins = np.full(count, -1, np.int64)
         except (MemoryError, OverflowError, ValueError):
             raise StoreError(
                 f"{version.path}/{self.folder} has {self.array.objects} objects, too many to tell "
@@ -94,16 +95,22 @@ class Objects(ABC):
         try:
             return self._kept[key]
         except KeyError:
-            found = self._kept.setdefault(key, self._open(number, tail, row))
-            if found is not None and found.begin is not None:
-                self.sources[number] = found.data  # before others are told that it is there
-                self.begins[number] = found.begin
-            return found
+            return self._kept.setdefault(key, self._open(number, tail, row))
+
+    def begin(self, number: int, tail: tuple[int, ...], row: int) -> int | None:
+        """The `StoredObject.begin` of an object, which is one of `sources` from here on."""
+        found = self.get(number, tail, row)
+        if found is None or found.begin is None:
+            return None
+        self.sources[number] = found.data  # before others are told that it is there
+        self.begins[number] = found.begin
+        return found.begin
 
     def forget(self, number: int) -> None:
-        """Close an object that precache wrote; nobody may be reading it."""
-        self.begins[number] = -1
-        self.sources[number] = _NOTHING
+        """Close an object that precache wrote; whoever needs it again opens it."""
+        if len(self.begins):
+            self.begins[number] = -1
+            self.sources[number] = _NOTHING
         self._kept.pop((number, *self.pieces[0].object_tail), None)
 
     def gathered(self, rows: np.ndarray) -> AbstractContextManager[None]:
@@ -232,7 +239,8 @@ class MappedObjects(Objects):
 
     def _begin(self, number: int, size: int, index: np.ndarray) -> int | None:
         """As `StoredObject.begin`."""
-        if not self.array.decoder.plain or len(self.pieces) > 1:
+        wider = math.prod(self.array.chunks_per_object[1:]) > 1
+        if not self.array.decoder.plain or not self.array.whole_rows or wider:
             return None
         shard_rows, chunk_rows = self.array.object_shape[0], self.array.chunk_shape[0]
         rows = min(shard_rows, self.array.shape[0] - number * shard_rows)

@@ -82,7 +82,7 @@ class ArrayReader:
     @property
     def copying(self) -> bool:
         """Whether reading is copying from memory, but for the first time a chunk is needed."""
-        kept = self._small and self._fits and len(self._pieces) == 1
+        kept = self._small and self._fits and self.array.whole_rows
         return self.plain or (kept and self._objects.mapped and self._verify != "always")
 
     @property
@@ -111,7 +111,7 @@ class ArrayReader:
             return
         rows = np.ascontiguousarray(rows, np.int64)
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        if len(self._pieces) > 1:
+        if not self.array.whole_rows:
             self._read_chunked(rows, out)
         elif self._small and self._fits:
             self._read_shared(rows, out, undo)
@@ -128,30 +128,38 @@ class ArrayReader:
     def _read_plain(
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
     ) -> bool:
-        """Copy rows that are stored as they are; False, and nothing done, where some are not."""
+        """Copy rows that are stored as they are; False where some are not, or not at hand."""
         objects = self._objects
         begins = objects.begins[numbers]
-        if begins.min() < 0:
-            for at in np.flatnonzero(begins < 0).tolist():
-                objects.get(int(numbers[at]), self._pieces[0].object_tail, int(rows[at]))
-            begins = objects.begins[numbers]
-            if begins.min() < 0:
+        for at in np.flatnonzero(begins < 0).tolist():
+            begin = objects.begin(int(numbers[at]), self._pieces[0].object_tail, int(rows[at]))
+            if begin is None:
                 return False
+            begins[at] = begin
         chunks = inside // self.array.chunk_shape[0]
         starts = begins + inside * self.array.row_nbytes + chunks * objects.gap
-        lengths = np.full(len(rows), self.array.row_nbytes, np.int64)
         checks = self._checks(numbers, chunks)
         if not checks.any():
-            kernels.gather(objects.sources, numbers, starts, lengths, out, out.nbytes)
-            return True
+            return self._gather(numbers, starts, out, out.nbytes)
         # Right before they are copied: they are then read from memory once for both.
         together = DECODE_NBYTES // self.array.row_nbytes + 1
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             for at in (start + np.flatnonzero(checks[part])).tolist():
                 self._check_plain(rows[at], numbers[at], chunks[at])
-            some = numbers[part], starts[part], lengths[part]
-            kernels.gather(objects.sources, *some, out[part], out.nbytes)
+            if not self._gather(numbers[part], starts[part], out[part], out.nbytes):
+                return False
+        return True
+
+    def _gather(
+        self, numbers: np.ndarray, starts: np.ndarray, out: np.ndarray, batch_nbytes: int
+    ) -> bool:
+        """Copy rows; False where another iterator's feed let go of an object meanwhile."""
+        lengths = np.full(len(out), self.array.row_nbytes, np.int64)
+        try:
+            kernels.gather(self._objects.sources, numbers, starts, lengths, out, batch_nbytes)
+        except ValueError:
+            return False
         return True
 
     @property
@@ -371,7 +379,7 @@ class ArrayReader:
     @property
     def framed(self) -> bool:
         """Whether every row is stored as one zstd frame, which `read_frames` can hand out."""
-        single = len(self._pieces) == 1 and self.array.chunk_shape[0] == 1
+        single = self.array.whole_rows and self.array.chunk_shape[0] == 1
         return single and self.array.decoder.framed and self._objects.expected is not None
 
     @property
@@ -423,7 +431,7 @@ class ArrayReader:
         Nothing for arrays whose rows are spread over several chunks, or what cannot be read.
         """
         found: dict[str, np.ndarray] = {}
-        if len(self._pieces) > 1 or not self._objects.mapped:
+        if not self.array.whole_rows or not self._objects.mapped:
             return found
         tail = self._pieces[0].object_tail
         numbers, within = np.divmod(rows, self.array.object_shape[0])

@@ -68,7 +68,8 @@ def _gathered(
 def test_pieces_are_copied_one_after_another(length: int, shift: int) -> None:
     random = np.random.default_rng(length)
     sources = [random.bytes(length + 300), random.bytes(2 * length + 7)]
-    pieces = [(1, 7, length), (0, 299, length), (1, length, length), (0, 0, 3)]
+    pieces = [(1, 7, length), (0, 299, length), (1, length, length), (0, 1, length)]
+    pieces += [(0, 0, 3), *pieces, (1, 3, length)]
     expected = b"".join(sources[n][start : start + size] for n, start, size in pieces)
     assert _gathered(sources, pieces, shift).tobytes() == expected
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import precache
+from precache import kernels
 from precache.codecs import encoder
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.layout import decode_index
@@ -255,6 +256,27 @@ def test_several_threads_may_share_a_reader(store: BuiltStore) -> None:
             np.testing.assert_array_equal(pixels, expected[rows])
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
+    stores: dict[str, BuiltStore], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(kernels, "compiled", None)
+    store = stores["raw"]
+    reader = _reader(store.open())
+    checks = reader._checks
+
+    def let_go(*where: np.ndarray) -> np.ndarray:
+        reader._objects.forget(0)
+        return checks(*where)
+
+    monkeypatch.setattr(reader, "_checks", let_go)
+    for _ in range(3):
+        np.testing.assert_array_equal(_read(reader, [0, 9, 1]), store.rows()[[0, 9, 1]])
+    monkeypatch.undo()
+    np.testing.assert_array_equal(_read(reader, [2, 1, 9]), store.rows()[[2, 1, 9]])
+
+
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path cannot list what vanishes
 
@@ -450,6 +472,9 @@ GRIDS: dict[str, dict[str, Any]] = {
     "sharded along other axes": {"chunks": (1, 3, 2, 8), "shards": (4, 3, 4, 8)},
     "shards wider than rows, a row a chunk": {"chunks": (1, 3, 8, 8), "shards": (5, 3, 16, 24)},
     "shards wider than rows": {"chunks": (2, 3, 8, 8), "shards": (6, 6, 8, 16)},
+    "chunks wider than rows": {"chunks": (1, 3, 10, 9)},
+    "chunks wider than rows, rows share a chunk": {"chunks": (2, 4, 8, 8)},
+    "sharded, chunks wider than rows": {"chunks": (1, 3, 16, 9), "shards": (4, 3, 32, 9)},
     "index at the start": {
         "chunks": (2, 3, 8, 8),
         "shards": {"shape": (6, 3, 8, 8), "index_location": "start"},
@@ -599,6 +624,26 @@ def test_arrays_of_tensorstore_are_read(
     array[:9].write(values[:9]).result()
     values[9:] = 0
     _assert_reads(tmp_path, values)
+
+
+def test_chunks_beyond_the_edge_are_not_taken_for_rows(tmp_path: Path) -> None:
+    """An array that was cut in two keeps them, one between each row and the next."""
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    plain = TENSORSTORE_CODECS["raw"]
+    configuration = {"chunk_shape": [1, 5], "codecs": plain, "index_codecs": index}
+    metadata = {
+        "shape": [6, 10],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 10]}},
+        "codecs": [{"name": "sharding_indexed", "configuration": configuration}],
+    }
+    array = _tensorstore(tmp_path / "train" / "pixels", metadata=metadata, create=True)
+    values = np.arange(60, dtype=np.uint8).reshape(6, 10)
+    array.write(values).result()
+    array.resize(exclusive_max=[6, 5]).result()
+    reader = _reader(precache.store.open_version(tmp_path, {"image": "train/pixels"}))
+    for rows in ([0, 1, 2, 3, 4, 5], [1, 2], [5, 4]):
+        np.testing.assert_array_equal(_read(reader, rows), values[rows, :5])
 
 
 def test_arrays_of_a_group_are_read_together_and_by_their_names(tmp_path: Path) -> None:

@@ -358,8 +358,10 @@ def _said_of(direct: Direct | str) -> str:
         return f"left out: {direct}"
     cpu = statistics.median(cost.cpu_ms_per_1000 for cost in direct.epochs[1:])
     speed = statistics.median(cost.samples_per_s for cost in direct.epochs[1:])
-    how = "copied by its threads" if direct.copied else "by GPUDirect Storage"
-    return f"{how}, {cpu:.1f} CPU-ms per 1,000, {speed:,.0f} samples/s"
+    how = "itself" if direct.by_itself else "through cuFile"
+    module = "" if direct.module_loaded else "not "
+    how += f", nvidia-fs {module}loaded"
+    return f"{how}: {cpu:.1f} CPU-ms per 1,000, {speed:,.0f} samples/s"
 
 
 def _per_1000(cost: Mapping[str, Any]) -> float:

@@ -1,8 +1,9 @@
 """Plain rows that kvikio reads from the shards of a store straight into a CUDA device's memory.
 
 Not a way of a `Loader`: it is here to be compared with those. Where the machine has GPUDirect
-Storage, no CPU touches the bytes, and they come from the disk each time; where it has not, kvikio's
-threads copy them. Source: the documentation of kvikio, `CuFile.pread` and `defaults`.
+Storage, no CPU touches the bytes, and they come from the disk each time; elsewhere kvikio or cuFile
+copies them. Sources: kvikio's documentation, `CuFile.pread` and `defaults`; NVIDIA's of GPUDirect
+Storage, whose kernel module shows itself in /proc.
 """
 
 import contextlib
@@ -19,13 +20,16 @@ from precache.shards import ArrayReader
 from tests.bench.common import Cost, cost_of
 
 PACKAGE = "kvikio-cu13"
+MODULE = Path("/proc/driver/nvidia-fs/stats")
 
 
 @dataclass(frozen=True)
 class Direct:
-    """Epochs, and whether kvikio's threads copied what they read."""
+    """Epochs, whether kvikio reads by itself instead of cuFile, and whether the kernel module of
+    GPUDirect Storage is loaded, without which cuFile copies."""
 
-    copied: bool
+    by_itself: bool
+    module_loaded: bool
     epochs: tuple[Cost, ...]
 
 
@@ -33,7 +37,7 @@ def read_directly(store: Path, device: torch.device, batch: int, epochs: int) ->
     """Shuffled epochs of a `raw` store, one more than is asked for; or why there are none."""
     try:
         return _read(store, device, batch, epochs)
-    except (ImportError, OSError, RuntimeError, TypeError) as error:
+    except (AttributeError, ImportError, OSError, RuntimeError, TypeError) as error:
         return f"{error} (it takes {PACKAGE} and a CUDA driver)"
 
 
@@ -54,7 +58,7 @@ def _read(store: Path, device: torch.device, batch: int, epochs: int) -> Direct:
             return reader.array.shape[0]
 
         costs = tuple(cost_of(run) for _ in range(epochs + 1))
-    return Direct(defaults.is_compat_mode_preferred(), costs)
+    return Direct(defaults.is_compat_mode_preferred(), MODULE.exists(), costs)
 
 
 def _batches(reader: ArrayReader, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
