@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PROCESSES ?= 2
 EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
 
 .DEFAULT_GOAL := help
@@ -18,11 +19,13 @@ venv: $(STAMP)  ## make .venv, with everything that the targets below need
 demo: $(STAMP)  ## build a store from real photos, and train from it and from the photos
 	@$(BIN)/python -m tests.demo
 
+# A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it.
 test: lint  ## check style and types, run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
-test-all: lint $(FRAMEWORKS)  ## the same, with the tests that take minutes
-	$(BIN)/python -m pytest -m ""
+# One at a time: they measure, or load the machine by themselves.
+test-all: $(FRAMEWORKS) test  ## the same, and the tests that take minutes
+	$(BIN)/python -m pytest -m heavy
 
 lint: $(STAMP)  ## check style and types
 	$(BIN)/ruff check .
