@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from precache.errors import DamageError, UsageError
 from precache.imagecodec import filter_image, undo_image
 from precache.machine import MachineReader
 from precache.slots import STEPS_AHEAD, undo_image_tensor
+from tests.bench.direct import DirectRows
 from tests.conftest import BuiltStore
 
 pytestmark = [
@@ -64,6 +66,20 @@ def test_batches_on_the_device_are_those_of_the_host(store: BuiltStore, on_host:
 def test_a_resident_version_gives_the_same_batches(store: BuiltStore, on_host: Epoch) -> None:
     with precache.Loader(store.path, 4, seed=2, device="cuda", resident="device") as loader:
         _assert_same(_epoch(loader), on_host)
+
+
+def test_rows_that_kvikio_reads_are_those_of_the_host(stores: dict[str, BuiltStore]) -> None:
+    try:
+        importlib.import_module("kvikio")
+    except (ImportError, RuntimeError) as error:  # the latter where it finds no libcufile
+        pytest.skip(f"kvikio cannot be had: {error}")
+    store, numbers = stores["raw"], np.array([9, 0, 3, 22, 9])
+    with DirectRows(store.path) as rows:
+        shape = (len(numbers), rows.array.row_nbytes)
+        memory = torch.empty(shape, dtype=torch.uint8, device="cuda")
+        rows.read(numbers, memory)
+    found = memory.cpu().numpy().view(rows.array.dtype).reshape(-1, *rows.array.row_shape)
+    np.testing.assert_array_equal(found, store.rows()[numbers])
 
 
 @needs_nvcomp

@@ -8,7 +8,6 @@ Storage, whose kernel module shows itself in /proc.
 
 import contextlib
 import importlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,40 +32,45 @@ class Direct:
     epochs: tuple[Cost, ...]
 
 
+class DirectRows(contextlib.ExitStack):
+    """The rows of a plain field's shards, which lie open until the context is left."""
+
+    def __init__(self, store: Path, field: str = "image") -> None:
+        super().__init__()
+        kvikio = importlib.import_module("kvikio")
+        self._reader = ArrayReader(precache.open(store), field)
+        self.array = self._reader.array
+        found = self._reader.plain_objects()
+        self._begins = np.array([begin for _, _, begin in found])
+        self._files = [self.enter_context(kvikio.CuFile(path)) for path, _, _ in found]
+
+    def read(self, rows: np.ndarray, memory: torch.Tensor) -> None:
+        """Fill the first of (n, bytes of a row) uint8 with rows."""
+        numbers, inside = np.divmod(rows, self.array.object_shape[0])
+        chunks, within = np.divmod(inside, self.array.chunk_shape[0])
+        starts = self._begins[numbers] + chunks * self._reader.pitch
+        starts += within * self.array.row_nbytes
+        places = zip(memory, numbers.tolist(), starts.tolist(), strict=False)
+        reads = [self._files[n].pread(row, row.nbytes, start) for row, n, start in places]
+        for read in reads:
+            read.get()
+
+
 def read_directly(store: Path, device: torch.device, batch: int, epochs: int) -> Direct | str:
     """Shuffled epochs of a `raw` store, one more than is asked for; or why there are none."""
     try:
-        return _read(store, device, batch, epochs)
+        by_itself = importlib.import_module("kvikio.defaults").is_compat_mode_preferred()
+        with DirectRows(store) as rows:
+            costs = tuple(cost_of(lambda: _epoch(rows, device, batch)) for _ in range(epochs + 1))
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError) as error:
         return f"{error} (it takes {PACKAGE} and a CUDA driver)"
+    return Direct(by_itself, MODULE.exists(), costs)
 
 
-def _read(store: Path, device: torch.device, batch: int, epochs: int) -> Direct:
-    kvikio = importlib.import_module("kvikio")
-    defaults = importlib.import_module("kvikio.defaults")
-    reader = ArrayReader(precache.open(store), "image")
-    with contextlib.ExitStack() as opened:
-        files = [opened.enter_context(kvikio.CuFile(p)) for p, _, _ in reader.plain_objects()]
-        memory = torch.empty((batch, reader.array.row_nbytes), dtype=torch.uint8, device=device)
-
-        def run() -> int:
-            for numbers, offsets in _batches(reader, batch):
-                places = zip(memory, numbers.tolist(), offsets.tolist(), strict=False)
-                reads = [files[n].pread(row, row.nbytes, offset) for row, n, offset in places]
-                for read in reads:
-                    read.get()
-            return reader.array.shape[0]
-
-        costs = tuple(cost_of(run) for _ in range(epochs + 1))
-    return Direct(defaults.is_compat_mode_preferred(), MODULE.exists(), costs)
-
-
-def _batches(reader: ArrayReader, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Shard and offset there of each row of a batch, in random order."""
-    array = reader.array
-    begins = np.array([begin for _, _, begin in reader.plain_objects()])
-    order = np.random.default_rng().permutation(array.shape[0])
-    for start in range(0, len(order), batch):
-        numbers, inside = np.divmod(order[start : start + batch], array.object_shape[0])
-        chunks, within = np.divmod(inside, array.chunk_shape[0])
-        yield numbers, begins[numbers] + chunks * reader.pitch + within * array.row_nbytes
+def _epoch(rows: DirectRows, device: torch.device, batch: int) -> int:
+    count = rows.array.shape[0]
+    memory = torch.empty((batch, rows.array.row_nbytes), dtype=torch.uint8, device=device)
+    order = np.random.default_rng().permutation(count)
+    for start in range(0, count, batch):
+        rows.read(order[start : start + batch], memory)
+    return count
