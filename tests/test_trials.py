@@ -76,6 +76,7 @@ def test_held_rows_come_over_and_over() -> None:
     ("population", "sampled", "row", "most", "rows"),
     [
         (160, 160, 150_528, 1e12, 160),  # as many as there are
+        (320, 200, 150_528, 1e12, 400),  # or a little more: each sample as often as the others
         (10_000, 200, 150_528, 1e12, 1600),  # whole samples, within 256 MiB
         (1_000_000, 200, 3072, 1e12, 87_200),
         (10_000, 200, 150_528, 1e6, 6),  # less than the sample, where time is short

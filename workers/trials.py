@@ -100,12 +100,14 @@ class Read:
 
 
 def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: float) -> int:
-    """Rows of a store to read: as many as the source has, up to some bytes, in whole samples.
+    """Rows of a store to read: as many as the source has or a little more, up to some bytes, in
+    whole samples.
 
     Where the bytes do not suffice for the sample, a part of it.
     """
-    most = min(population, int(min(MOST_BYTES, most_bytes) // max(1, row_nbytes)))
-    return most // sampled * sampled or max(1, most)
+    most = int(min(MOST_BYTES, most_bytes) // max(1, row_nbytes))
+    whole = min(-(-population // sampled), most // sampled) * sampled
+    return whole or max(1, most)
 
 
 def read_codec(
