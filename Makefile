@@ -20,7 +20,7 @@ demo: $(STAMP)  ## build a store from real photos, and train from it and from th
 	@$(BIN)/python -m tests.demo
 
 # A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it.
-test: lint  ## check style and types, run the tests
+test: lint  ## check style and types, run the tests, two at a time (PROCESSES=4: four)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
 # One at a time: they measure, or load the machine by themselves.

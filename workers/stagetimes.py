@@ -317,11 +317,8 @@ class _Coder:
 
     def decode(self, data: bytes) -> None:
         """Decode an encoded row `together` times."""
-        frames, out, filtered = (
-            [memoryview(data)] * self.together,
-            self._out,
-            self._decoder.filtered,
-        )
+        frames = [memoryview(data)] * self.together
+        out, filtered = self._out, self._decoder.filtered
         if kernels.decodes and self._decoder.framed:
             batch_nbytes = BATCH * self._chunk.nbytes
             kernels.decode(frames, out, filtered=filtered, batch_nbytes=batch_nbytes)

@@ -169,6 +169,7 @@ def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
     def read_filtered(rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool) -> None:
         read(rows, out, undo=False)
 
+    # A loader leaves filters on for a CUDA device alone, and this is to run without one.
     loader._columns.read = read_filtered  # type: ignore[method-assign]
     return loader
 
