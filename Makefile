@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-PROCESSES ?= 2
+# In several processes, two Rays that start at the same moment may take the same port.
+PROCESSES ?= 0
 EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
 
 .DEFAULT_GOAL := help
@@ -20,7 +21,7 @@ demo: $(STAMP)  ## build a store from real photos, and train from it and from th
 	@$(BIN)/python -m tests.demo
 
 # A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it.
-test: lint  ## check style and types, run the tests, two at a time (PROCESSES=4: four)
+test: lint  ## check style and types, run the tests (PROCESSES=2: two at a time)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
 # One at a time: they measure, or load the machine by themselves.
