@@ -71,6 +71,11 @@ class Claim:
                 with contextlib.suppress(OSError):  # somebody else has one in it
                     path.rmdir()
 
+    def is_held(self) -> bool:
+        """Whether nobody took the next one, believing that this process had ended."""
+        folder, _, own = self.name.rpartition("/")
+        return max(self._store.names(folder), default="") == own
+
     def give_to(self, process: Process, note: str) -> None:
         """Have another process hold it, which will enter one of the same name and note."""
         self._note = note
