@@ -110,7 +110,7 @@ class Claims:
         if number and self._held(number) is not None:
             return None
         name = self._path(number + 1)
-        made = self._store.create(name, _document(process_of(os.getpid()), ""))
+        made = self._store.create(name, [_document(process_of(os.getpid()), "")])
         return Claim(self._store, name) if made else None
 
     def holder(self) -> Claimed | None:
