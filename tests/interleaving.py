@@ -271,9 +271,7 @@ class Turns:
                 ready = self._changed.wait_for(
                     lambda: not self._turn and self.live <= self._waiting.keys(), timeout=60
                 )
-                assert ready, (
-                    f"{self.live - self._waiting.keys()} neither ends nor calls the store"
-                )
+                assert ready, f"{self.live - self._waiting.keys()} neither ends nor calls the store"
                 if not self.live:
                     break
                 asleep = {n for n in self.live if self._waiting[n] == self._memory.changes}
