@@ -34,7 +34,7 @@ from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
-from workers.goal import Goal, Recipe, find_goal
+from workers.goal import Goal, Recipe, find_goal, receipt_name
 from workers.lease import BuildLease, deciding
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
@@ -43,7 +43,6 @@ from workers.repair import give_to_twins, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
-from workers.shard_objects import receipt_name
 from workers.sharing import require_shared
 from workers.standing import is_readable, is_whole
 from workers.work import Measured, Work, failed_rows, find_work, is_tried_again, remaining
@@ -225,6 +224,7 @@ class _Build:
             except BuildError:
                 if not is_whole(goal):
                     raise
+        self.account.end()
         return self._nothing_to_do(goal)  # another build was first
 
     def _start(self, lease: BuildLease, work: Work) -> Work | None:

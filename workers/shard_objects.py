@@ -20,28 +20,20 @@ import numpy as np
 import xxhash
 
 from precache.codecs import codec_metadata, decoder
-from precache.commits import BUILD
 from precache.errors import BuildError, DamageError
 from precache.folder import Buffer
 from precache.layout import MISSING, decode_index
 from precache.receipts import Receipt, ShardObject
 from precache.status import live_leases
-from workers.goal import SCRATCH
+from workers.goal import SCRATCH, receipt_name
 from workers.lease import deciding
 from workers.shardrows import Object
 
 if TYPE_CHECKING:
     from workers.shard_task import ShardTask
 
-RECEIPTS = f"{BUILD}/receipts"
-
 OWN_SECONDS, OTHER_SECONDS = 5.0, 60.0
 """For the receipt of another task that follows its object: of this build, and of another."""
-
-
-def receipt_name(shard: int) -> str:
-    """Name of a shard's receipt below the version's folder."""
-    return f"{RECEIPTS}/{shard:08d}.json"
 
 
 class DoneElsewhere(Exception):
