@@ -422,8 +422,8 @@ def test_no_key_leads_to_another_folder_of_a_web_server(tmp_path: Path) -> None:
     write(tmp_path / "secret.jpg", b"secret")
     write(tmp_path / "in/a.jpg", b"inside")
     with web_server(tmp_path) as url:
-        keys = ["../secret.jpg", "/secret.jpg", f"{url}secret.jpg", "%2e%2e/secret.jpg", "a.jpg"]
-        *others, own = open_source(f"{url}in").fetch(keys, [-1] * len(keys))
+        keys = ["../secret.jpg", "/secret.jpg", f"{url}/secret.jpg", "%2e%2e/secret.jpg", "a.jpg"]
+        *others, own = open_source(f"{url}/in").fetch(keys, [-1] * len(keys))
     assert all(isinstance(each, FetchError) for each in others)
     assert isinstance(own, Sample)
 

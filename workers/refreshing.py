@@ -15,7 +15,7 @@ import numpy as np
 from precache.commits import read_commits, source_of, source_to_keep
 from precache.errors import PipelineError, StoreError, UsageError
 from precache.rowtable import REMOVED, RowTable
-from precache.storage import open_folder
+from precache.storage import open_folder, shown
 from precache.store import open_version
 from precache.version import ROW_TABLE, Version
 from workers.build import run_build
@@ -80,7 +80,8 @@ def _source(version: Version, request: Request) -> str:
             refuse_stored_code([found], str(store))
     elif found != source_to_keep(found):  # such as one relative to wherever this runs
         raise UsageError(
-            f"{store} names {found!r} as its source, as no build writes it; give --source SOURCE"
+            f"{store} names {shown(found)!r} as its source, as no build writes it; give --source "
+            "SOURCE"
         )
     source = open_source(found, request.storage_options)
     seen_here = not is_joined(request.address)
