@@ -502,3 +502,30 @@ def test_modules_that_lie_in_the_store_are_not_imported_from_there(copied: Path)
     assert not marker.exists(), marker.read_text()
     assert ran.returncode == 0, ran.stderr
     assert precache.open(store).fields["image"].first_variant == 1
+
+
+@pytest.mark.heavy
+def test_a_build_in_the_background_imports_none_of_them_either(
+    copied: Path, tmp_path: Path
+) -> None:
+    folder, marker = copied / "store", copied / "ran"
+    for name in ("workers", "precache", "numpy"):
+        write(folder / f"{name}.py", f"open({str(marker)!r}, 'a').write('{name} ')".encode())
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import precache\n"
+        f"recipe = precache.Pipeline.image(crop=20)\n"
+        f"version = precache.ensure(recipe, {str(copied / 'in')!r}, {str(tmp_path / 'new')!r},\n"
+        "                          wait=60, address='serial')\n"
+        "print(version.rows)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not marker.exists(), marker.read_text()
+    assert ran.stdout == "6\n", ran.stderr
