@@ -215,14 +215,18 @@ class Turns:
             if actor not in self.live:
                 raise Killed
             self.calls.append((actor, call, name))
-            view = self._memory.view(name)
-            self._seen[actor] = digest(self._seen.get(actor), call, name, view)
+            self._note(call, name, self._memory.view(name), actor=actor)
 
         return MemoryFolder(self._memory, wait)
 
     def sleep(self, seconds: float) -> None:
         """As `time.sleep`: the actor goes on once the store changed, or nobody else can."""
         self._wait(ACTORS.name, self._memory.changes)
+        self._note("woke", self._memory.changes)
+
+    def _note(self, *learned: object, actor: str | None = None) -> None:
+        name = actor or ACTORS.name
+        self._seen[name] = digest(self._seen.get(name), *learned)
 
     def _wait(self, actor: str, seen: int | None) -> None:
         with self._changed:
@@ -242,6 +246,7 @@ class Turns:
             ACTORS.numbers = itertools.count()
             try:
                 self._wait(name, None)
+                self._note("began")
                 outcomes[name] = actors[name]()
             except (Exception, Killed) as error:
                 outcomes[name] = error

@@ -8,6 +8,7 @@ that had to give way succeeds when it is run again.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import time
 import uuid
@@ -53,7 +54,7 @@ from workers.sources import Fetched
 from workers.trials import HeldRows
 
 LEVELS = {"first": 1, "second": 19, "again": 1, "base": 1}
-"""Of zstd, by actor."""
+"""Of zstd, and of JSON's indentation, by actor: as of other releases of libraries."""
 
 PIPELINE = Pipeline(fields={"image": Field(codec=ZstdCodec())})
 
@@ -80,6 +81,10 @@ def sleep(seconds: float) -> None:
     ACTORS.turns.sleep(seconds)
 
 
+def json_of_the_actor(value: object) -> bytes:
+    return json.dumps(value, indent=LEVELS[ACTORS.name]).encode()
+
+
 def own_process(pid: int) -> Process:
     return Process(node="memory", pid=pid, started=0, host=ACTORS.name)
 
@@ -98,6 +103,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.build, "shown", str)
     monkeypatch.setattr(workers.account, "FinishedLog", Silent)
     monkeypatch.setattr(workers.commit, "PUTS", 1)
+    monkeypatch.setattr(workers.commit, "_json", json_of_the_actor)
     monkeypatch.setattr(workers.shardrows, "encoder", encoder_of_the_actor)
     monkeypatch.setattr(workers.shard_objects, "OWN_SECONDS", 0.0)
     monkeypatch.setattr(workers.shard_objects, "OTHER_SECONDS", 0.5)
@@ -132,6 +138,7 @@ class Rows(HeldRows):
 
 def rows(count: int, *missing: str) -> Rows:
     made = np.random.default_rng(0).integers(0, 99, (count, 3, 4, 4), np.uint8)
+    made[1:2] = 0
     return Rows([{"image": row} for row in made], count, missing=frozenset(missing))
 
 
@@ -215,7 +222,11 @@ def turns_of(memory: Memory, source: Rows) -> int:
     return len(turns.calls)
 
 
-SECOND = {"the same": rows(4), "without one that cannot be fetched": rows(4, "2")}
+SECOND = {
+    "the same": rows(4),
+    "without one that cannot be fetched": rows(4, "2"),
+    "without one whose pixels are those of a hole": rows(4, "1"),
+}
 
 
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
