@@ -318,38 +318,41 @@ def put_away(store: Folder, version: str) -> bool:
         left = f"{TRASH}/{version}.{uuid.uuid4().hex}"
         return move(store, version, left) and _finish(store, left)
     left = f"{TRASH}/{version}"
-    signs = [f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"]
-    documents = [data for name in signs if (data := store.get(name)) is not None]
-    store.put(left, documents[:1])
-    for name in signs:
+    root = store.get(f"{version}/{ROOT}")
+    store.put(left, [root] if root is not None and version_of(root) == version else [])
+    for name in (f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"):
         store.remove(name)
     return _finish(store, left)
 
 
 def _end_what_was_begun(store: Folder) -> None:
-    own = VERSION if store.local("") is None else _REMAINS
+    local = store.local("") is not None
     for name in store.names(TRASH):
-        if own.fullmatch(name):
-            _finish(store, f"{TRASH}/{name}")
+        left, version = f"{TRASH}/{name}", name.partition(".")[0]
+        if local and _REMAINS.fullmatch(name):
+            _finish(store, left)
+        elif not local and VERSION.fullmatch(name):
+            record = store.get(left)
+            if record is not None and (not record or version_of(record) == version):
+                _finish(store, left)
 
 
 def _finish(store: Folder, left: str) -> bool:
     """Remove what is out of reach for good; True where it had to be put back instead."""
     path = store.local(left)
-    if path is not None and is_link(store, left):
+    if path is not None and is_link(store, left):  # as an earlier release moved it
         path.unlink(missing_ok=True)
         return False
     version = left.removeprefix(f"{TRASH}/").partition(".")[0]
     log, there = read_commits(store), store.exists(f"{version}/{ROOT}")
     wanted = bool(log) and log[-1].version == version and not there
     begun = there or store.exists(f"{version}/{DESCRIPTION}")
-    if path is None:
-        begun = begun or store.exists(f"{COPIES}/{version}")
     if not (wanted or begun):
         store.remove(kept_name(version))
     if path is None:
+        begun = begun or store.size(f"{COPIES}/{version}") is not None
         document = store.get(left)
-        if wanted and document and version_of(document) == version:
+        if wanted and document:
             store.put(f"{version}/{ROOT}", [document])
         elif not begun:
             _remove_all(store, version)
