@@ -321,7 +321,7 @@ def _put_in_place(source: Folder, received: _Received, store: Folder, count: _Co
     store.put(_copy_name(version), [received.root])
     _put(source, received, target, count, check=check)
     _require_all(received, target)
-    if not target.create(ROOT, received.root):
+    if not target.create(ROOT, [received.root]):
         raise others
 
 
