@@ -398,6 +398,12 @@ def collect_until(change: int, store: Path) -> None:
     precache.gc(store, keep=1, older_than=0)
 
 
+def pull_until(change: int, store: Path, to: Path) -> None:
+    """Pull a store, and be killed right before change number `change` of the other one."""
+    _kill_at(change, to)
+    precache.pull(store, to)
+
+
 def refresh_until(change: int, store: Path) -> None:
     """Make a fresh variant, and be killed right before change number `change`."""
     _kill_at(change, store)
