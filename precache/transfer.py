@@ -291,11 +291,11 @@ def _receive(version: Version) -> _Received:
         objects |= _there(version.folder, contents.sums)
         root = objects.pop(ROOT)
         with tempfile.TemporaryDirectory(prefix="precache-pull-") as path:
-            here = LocalFolder(Path(path))
             for name, data in [*objects.items(), (ROOT, root)]:
-                here.put(name, [data])
+                Path(path, name).parent.mkdir(parents=True, exist_ok=True)
+                Path(path, name).write_bytes(data)
             try:
-                own = open_own(here)
+                own = open_own(LocalFolder(Path(path)))
                 _check(own)
                 if own.attributes == version.attributes:
                     return _Received(own, root, objects, _shards(own))
@@ -352,15 +352,24 @@ def _put(
                 return shard, True
         data = shard.read(source)
         check()
-        target.put(shard.name, [data], scratch=SCRATCH)
+        _put_object(target, shard.name, data)
         return shard, False
 
     def put_object(item: tuple[str, bytes]) -> int:
-        target.put(item[0], [item[1]], scratch=SCRATCH)
-        return len(item[1])
+        return _put_object(target, *item)
 
     count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
     count.copy(prefetch(put_object, received.objects.items(), THREADS, 2 * THREADS))
+
+
+def _put_object(target: Folder, name: str, data: bytes) -> int:
+    try:
+        target.put(name, [data], scratch=SCRATCH)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError | FileExistsError):  # its folder went
+            raise _TakenError(f"{error}; run the same again") from error
+        raise
+    return len(data)
 
 
 def _require_all(received: _Received, target: Folder) -> None:
@@ -424,7 +433,7 @@ def _put_together(source: Folder, received: _Received, store: Folder, count: _Co
             move(store, name, _copy_name(version))
         with contextlib.suppress(_TakenError):
             _put(source, received, side, count, target)
-            side.put(ROOT, [received.root], scratch=SCRATCH)
+            _put_object(side, ROOT, received.root)
             side.remove(BUILD)
             if _take_place(store, received):
                 return
