@@ -22,7 +22,6 @@ left in ``_build`` is removed from versions that stay.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -39,8 +38,10 @@ from precache.errors import StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
 from precache.inventory import reigns
+from precache.locks import remove_if_free
 from precache.places import (
     COPIES,
+    LOCK,
     TRASH,
     Place,
     dated_log,
@@ -49,7 +50,7 @@ from precache.places import (
     store_clock,
     version_of,
 )
-from precache.renames import is_link, move, refuse_link
+from precache.renames import is_link, move, refuse_link, remove_if_empty
 from precache.status import DESCRIPTION
 from precache.storage import StorageOptions, open_folder
 
@@ -166,11 +167,9 @@ def gc(
         for name in plan.swept:
             folder.remove(f"{name}/{BUILD}")
             folder.remove(f"{COPIES}/{name}")
+        _remove_locks(folder)
         for name in (TRASH, COPIES):
-            path = folder.local(name)
-            if path is not None:
-                with contextlib.suppress(OSError):  # there is none, or something is in it
-                    path.rmdir()
+            remove_if_empty(folder, name)
     return Collected(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
 
 
@@ -307,6 +306,9 @@ def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
     if log and log[-1].version == name:
         return "current"
     if name != place.version:
+        lock = store.local(f"{name}{LOCK}")
+        if lock is not None and not remove_if_free(lock):
+            return "somebody is at work on it"
         store.remove(name)  # nobody reads a copy under way
         return ""
     return "current" if put_away(store, name) else ""
@@ -335,6 +337,15 @@ def _end_what_was_begun(store: Folder) -> None:
             record = store.get(left)
             if record is not None and (not record or version_of(record) == version):
                 _finish(store, left)
+
+
+def _remove_locks(store: Folder) -> None:
+    """Of copies that nobody is at work on."""
+    path = store.local(COPIES)
+    if path is not None and not path.is_symlink():
+        for name in store.names(COPIES):
+            if name.endswith(LOCK) and VERSION.fullmatch(name.removesuffix(LOCK)):
+                remove_if_free(path / name)
 
 
 def _finish(store: Folder, left: str) -> bool:

@@ -37,7 +37,8 @@ together; in a bucket, by version, the `zarr.json` that is put last."""
 TRASH = "_gc"
 """Folder of a store with what is being removed."""
 
-_COPY = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]{32})?")
+LOCK = ".lock"
+"""Suffix there of the file that is locked while a copy is made."""
 
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _SCRATCH = (
@@ -97,7 +98,7 @@ class Place:
     @property
     def version(self) -> str:
         """Id of the version that it is, or is a copy of."""
-        return self.name.rpartition("/")[2].partition(".")[0]
+        return self.name.rpartition("/")[2]
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +123,7 @@ def look_around(store: Folder, log: Sequence[Commit]) -> list[Place]:
     records = _records(store)
     copies = []
     if store.local("") is not None and not is_link(store, COPIES):
-        copies = [f"{COPIES}/{name}" for name in store.names(COPIES) if _COPY.fullmatch(name)]
+        copies = [f"{COPIES}/{name}" for name in store.names(COPIES) if VERSION.fullmatch(name)]
     below = [*sorted(names | records.keys()), *copies]
     places = (look(store, name, log, records) for name in below)
     return [place for place in places if place is not None]
@@ -140,7 +141,7 @@ def look(
         return Place(name, False, (), None, link=True)
     if path is not None and not path.is_dir():
         return None
-    version = name.rpartition("/")[2].partition(".")[0]
+    version = name.rpartition("/")[2]
     record = (_records(store) if records is None else records).get(version)
     objects = tuple(_objects(folder))
     names = {each.name for each in objects}

@@ -1,4 +1,4 @@
-"""Folders of a local store under another name: moved, or exchanged with one another, at once.
+"""Folders of a local store as such: moved, or exchanged with one another, at once.
 
 A link is never followed: what is moved or removed is the link.
 """
@@ -74,6 +74,14 @@ def exchange(store: Folder, one: str, other: str) -> bool:
             raise OSError(number, os.strerror(number))
         _sync(first.parent, second.parent)
     return True
+
+
+def remove_if_empty(store: Folder, name: str) -> None:
+    """Remove a folder that nothing is in; in a bucket there is none."""
+    path = store.local(name)
+    if path is not None:
+        with contextlib.suppress(OSError):  # there is none, or something is in it
+            path.rmdir()
 
 
 def _paths(store: Folder, one: str, other: str) -> tuple[Path, Path]:

@@ -15,10 +15,11 @@ A version that is there whole, by its own tables, is made current and nothing el
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +32,10 @@ from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import Folder, is_missing
 from precache.inventory import is_gone
 from precache.localdisk import LocalFolder
-from precache.places import COPIES, TRASH, look
+from precache.locks import LockedFile
+from precache.places import COPIES, LOCK, TRASH, look
 from precache.prefetch import prefetch
-from precache.renames import exchange, is_link, move, refuse_link
+from precache.renames import exchange, move, refuse_link, remove_if_empty
 from precache.status import is_alive
 from precache.storage import StorageOptions, open_folder, shown
 from precache.store import open_own, open_version, split_uri
@@ -42,8 +44,8 @@ from precache.version import SUMS, Version
 THREADS = 4
 """Objects under way at a time; each is in memory whole."""
 
-ROUNDS = 4
-"""Times that others may take away what is being put together."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Of file systems that cannot lock; there two pulls of one version at once may fail."""
 
 SCRATCH = f"{BUILD}/tmp"
 Tick = Callable[[int], None]
@@ -89,10 +91,6 @@ class _Shard:
             f"{source.path(self.name)} is damaged: its checksum does not hold; delete it and run "
             "the same precache build command again to repair it"
         )
-
-
-class _TakenError(StorageError):
-    """Others have removed what was put."""
 
 
 class _Count:
@@ -182,21 +180,65 @@ def pull(
 
 def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
     target, count = store.folder(version.id), _Count(tick)
-    there = _whole(target)
-    if there is not None:
-        count.take((shard, True) for shard in there)
-    else:
-        committed = _require_free(store, version.id)
-        received = _receive(version)
-        if store.local("") is not None:
-            _put_together(version.folder, received, store, count)
-        elif committed:
-            _mend(version.folder, received, target, count)
+    refuse_link(store, COPIES)
+    with _alone(store, version.id):
+        there = _whole(target)
+        if there is not None:
+            count.take((shard, True) for shard in there)
         else:
-            _put_in_place(version.folder, received, store, count)
-    append_commit(store, version.id)
-    _sweep(store, version.id)
+            committed = _require_free(store, version.id)
+            received = _receive(version)
+            if store.local("") is not None:
+                _put_together(version.folder, received, store, count)
+            elif committed:
+                _mend(version.folder, received, target, count)
+            else:
+                _put_in_place(version.folder, received, store, count)
+        append_commit(store, version.id)
+        # What is not needed once a version is there whole and current.
+        store.remove(_copy_name(version.id))
+        target.remove(BUILD)
     return Transferred(version.id, str(target), count.objects, count.nbytes, count.skipped)
+
+
+@contextlib.contextmanager
+def _alone(store: Folder, version: str) -> Iterator[None]:
+    """Nobody else puts a copy of this version together on this disk until the block ends."""
+    path = store.local(f"{_copy_name(version)}{LOCK}")
+    if path is None:
+        yield  # in a bucket two put the same
+        return
+    try:
+        with _locked(path):
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+    finally:
+        remove_if_empty(store, COPIES)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = LockedFile(path)
+        except FileNotFoundError:
+            continue  # another process has just removed the folder
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror}") from error
+        with contextlib.closing(file):
+            try:
+                file.lock()
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise StorageError(f"cannot lock {path}: {error.strerror}") from error
+            else:
+                if not file.is_at(path):
+                    continue
+            yield
+            return
 
 
 # --- what is there ------------------------------------------------------------------------------
@@ -352,24 +394,15 @@ def _put(
                 return shard, True
         data = shard.read(source)
         check()
-        _put_object(target, shard.name, data)
+        target.put(shard.name, [data], scratch=SCRATCH)
         return shard, False
 
     def put_object(item: tuple[str, bytes]) -> int:
-        return _put_object(target, *item)
+        target.put(item[0], [item[1]], scratch=SCRATCH)
+        return len(item[1])
 
     count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
     count.copy(prefetch(put_object, received.objects.items(), THREADS, 2 * THREADS))
-
-
-def _put_object(target: Folder, name: str, data: bytes) -> int:
-    try:
-        target.put(name, [data], scratch=SCRATCH)
-    except StorageError as error:
-        if isinstance(error.__cause__, FileNotFoundError | FileExistsError):  # its folder went
-            raise _TakenError(f"{error}; run the same again") from error
-        raise
-    return len(data)
 
 
 def _require_all(received: _Received, target: Folder) -> None:
@@ -379,7 +412,7 @@ def _require_all(received: _Received, target: Folder) -> None:
     wanted |= {name: len(data) for name, data in received.objects.items()}
     gone = [name for name, size in wanted.items() if there.get(name) != size]
     if gone:
-        raise _TakenError(
+        raise StorageError(
             f"{target.path(gone[0])} was removed while others were copied; run the same again"
         )
 
@@ -424,63 +457,24 @@ def _mend(source: Folder, received: _Received, target: Folder, count: _Count) ->
 
 
 def _put_together(source: Folder, received: _Received, store: Folder, count: _Count) -> None:
-    """Put a version together beside its place on a local disk, then where it belongs, at once."""
+    """Put a version together beside its place on a local disk; then let it take that, at once."""
     version = received.version.id
-    refuse_link(store, COPIES)
-    target, side = store.folder(version), store.folder(_copy_name(version))
-    for _ in range(ROUNDS):
-        for name in _set_aside(store, version):  # by a process that was killed
-            move(store, name, _copy_name(version))
-        with contextlib.suppress(_TakenError):
-            _put(source, received, side, count, target)
-            _put_object(side, ROOT, received.root)
-            side.remove(BUILD)
-            if _take_place(store, received):
-                return
-        if _whole(target) is not None:
-            return  # another process was first
-    raise StorageError(f"others remove what is copied to {side}; run the same again")
-
-
-def _take_place(store: Folder, received: _Received) -> bool:
-    """Give a copy its place, and remove what was there; False where others took the copy."""
-    version = received.version.id
-    side = _copy_name(version)
-    own = f"{side}.{uuid.uuid4().hex}"
-    if not move(store, side, own):
-        return False
-    _require_all(received, store.folder(own))  # which nobody else knows
-    if not store.exists(f"{own}/{ROOT}"):
-        return False
-    if move(store, own, version):
-        return True
-    old = own
-    if not exchange(store, own, version):
-        refuse_link(store, TRASH)
-        old = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-        move(store, version, old)
-        if not move(store, own, version):
-            return False
+    name, side = _copy_name(version), store.folder(_copy_name(version))
+    _put(source, received, side, count, store.folder(version))
+    _require_all(received, side)
+    side.put(ROOT, [received.root], scratch=SCRATCH)
+    side.remove(BUILD)
+    if move(store, name, version) or exchange(store, name, version):
+        return  # what was there is where the copy was
+    refuse_link(store, TRASH)
+    old = f"{TRASH}/{version}.{uuid.uuid4().hex}"
+    move(store, version, old)
+    if not move(store, name, version):
+        raise StorageError(f"{side} was removed; run the same again")
     store.remove(old)
-    return True
+    remove_if_empty(store, TRASH)
 
 
 def _copy_name(version: str) -> str:
     """Where a copy of a version is put together; in a bucket the record that there is one."""
     return f"{COPIES}/{version}"
-
-
-def _set_aside(store: Folder, version: str) -> list[str]:
-    names = [] if is_link(store, COPIES) else store.names(COPIES)
-    return [f"{COPIES}/{name}" for name in names if name.startswith(f"{version}.")]
-
-
-def _sweep(store: Folder, version: str) -> None:
-    """Remove what is not needed once a version is there whole and current."""
-    for name in (*_set_aside(store, version), _copy_name(version), f"{version}/{BUILD}"):
-        store.remove(name)
-    for name in (COPIES, TRASH):
-        path = store.local(name)
-        if path is not None:
-            with contextlib.suppress(OSError):  # there is none, or something is in it
-                path.rmdir()

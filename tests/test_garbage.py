@@ -203,7 +203,7 @@ OTHERS: dict[str, dict[str, bytes]] = {
 }
 """Below a folder that is named by the MD5 of something."""
 
-BESIDE = ("_gc/{}/x", "_gc/notes", "_pull/{}/photo.jpg", "_pull/x", "_claims/x", "_followed/x")
+BESIDE = ("_gc/{}/x", "_gc/notes", "_pull/{}/photo.jpg", "_pull/x.lock", "_claims/x", "_followed/x")
 SOME = "d41d8cd98f00b204e9800998ecf8427e"
 
 
@@ -317,13 +317,14 @@ def test_nothing_is_removed_through_a_folder_of_ours_that_is_a_link(
 ) -> None:
     path, _ = store
     elsewhere = tmp_path / "elsewhere"
-    (elsewhere / f"{SOME}.{SOME}/image/c").mkdir(parents=True)
-    (elsewhere / f"{SOME}.{SOME}/image/c/0").write_bytes(b"mine")
+    for each in (f"{SOME}.{SOME}/image/c/0", f"{SOME}/image/c/0", f"{SOME}.lock"):
+        write(elsewhere / each, b"mine")
+    before = sorted(elsewhere.rglob("*"))
     age(elsewhere, 900 * DAY)
     (path / name).symlink_to(elsewhere)
     with contextlib.suppress(StorageError):
         precache.gc(path, keep=1, older_than=0)
-    assert (elsewhere / f"{SOME}.{SOME}/image/c/0").read_bytes() == b"mine"
+    assert sorted(elsewhere.rglob("*")) == before
 
 
 LEFT: dict[str, Sequence[str]] = {
@@ -332,7 +333,7 @@ LEFT: dict[str, Sequence[str]] = {
     "a build without a description": (f"{SOME}/_build/leases/{SOME}.json", f"{SOME}/rows/c/0"),
     "a copy of an earlier release": (f"{SOME}/image/c/0/0/0/0", f"{SOME}/_build/tmp/"),
     "a copy": (f"{COPIES}/{SOME}/image/c/0/0/0/0",),
-    "a copy that was about to take its place": (f"{COPIES}/{SOME}.{SOME}/valid/c/0",),
+    "a copy that was about to be made": (f"{COPIES}/{SOME}.lock",),
     "what a removal had put out of reach": (f"{TRASH}/{SOME}.{SOME}/image/c/0/0/0/0",),
     "an entry of the log that was being created": ("{first}/_build/tmp/",),
     "an empty folder that the log names": ("{first}/",),
