@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError
@@ -105,6 +107,32 @@ def add_running_options(
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("--json", action="store_true", help="JSON on stdout, an object a version")
     return run
+
+
+def add_run_functions(to: Any) -> None:
+    """``--run-functions``, for commands whose recipe is the store's."""
+    to.add_argument(
+        "--run-functions",
+        action="store_true",
+        help="run the code that the store names: functions of its recipe, and a python: source in "
+        "its log of commits. It runs with your rights, so only for a store that you trust: see "
+        "what precache info says of the recipe, and read these functions. A recipe file that you "
+        "name yourself is code as a Makefile is, and needs no such leave",
+    )
+
+
+def import_from_here(source: str | None, functions: bool) -> None:
+    """Let modules of the current folder be imported, after all others, where code is to run at all.
+
+    The folder may be a store, or full of samples, with files that are named like modules.
+
+    Parameters
+    ----------
+    functions
+        Whether functions of a recipe are to run.
+    """
+    if functions or (source or "").startswith("python:"):
+        sys.path.append(str(Path.cwd()))
 
 
 def add_code(to: Any) -> None:

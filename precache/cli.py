@@ -8,14 +8,15 @@ import inspect
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any
 
 import precache
 from precache.build_options import (
     add_build_options,
+    add_run_functions,
     add_storage_option,
     build_keywords,
+    import_from_here,
     read_pipeline,
 )
 from precache.doctor_command import add_doctor
@@ -129,11 +130,7 @@ def _add_view(commands: Any) -> None:
         help="what the store was built from: raw files, and what each op makes of them, stand "
         "beside the stored rows",
     )
-    what.add_argument(
-        "--run-functions",
-        action="store_true",
-        help="run the functions that the store's recipe names; only for a store that you trust",
-    )
+    add_run_functions(what)
     what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
     what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
     what.add_argument(
@@ -171,10 +168,9 @@ def _build(options: argparse.Namespace) -> int:
     if options.dry_run:
         show_plan(options, timing=True)
         return 0
-    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
-    result = precache.build(
-        options.source, options.store, read_pipeline(options), **build_keywords(options)
-    )
+    recipe = read_pipeline(options)
+    import_from_here(options.source, bool(recipe.functions))
+    result = precache.build(options.source, options.store, recipe, **build_keywords(options))
     show(options.json, build_json(result), lambda: print_build(result))
     return 0
 
@@ -263,6 +259,7 @@ def _view(options: argparse.Namespace) -> int:
         from precache.viewserver import serve, write_page
     except ModuleNotFoundError as error:
         raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
+    import_from_here(options.source, options.run_functions)
     pages = open_pages(
         options.store,
         options.source,

@@ -6,8 +6,6 @@ import argparse
 import dataclasses
 import inspect
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import precache
@@ -15,6 +13,7 @@ from precache.build_options import (
     add_recipe_options,
     add_source,
     add_storage_option,
+    import_from_here,
     read_pipeline,
 )
 from precache.doctor_text import print_prognosis
@@ -76,11 +75,12 @@ def _doctor(options: argparse.Namespace) -> int:
         from precache.charts import check_page
 
         check_page(path)
-    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
+    recipe = read_pipeline(options)
+    import_from_here(options.source, bool(recipe.functions))
     with bench_progress(shown=not options.json) as tick:
         found = precache.doctor(
             options.source,
-            read_pipeline(options),
+            recipe,
             samples=options.samples,
             seconds=options.seconds,
             rate=options.rate,

@@ -40,6 +40,7 @@ def build(
     compact: bool = False,
     recompute: bool = False,
     retry_failed: bool = False,
+    run_functions: bool = False,
     cpus_per_task: float = 1,
     memory_per_task: int | str | None = None,
     node_resources: Mapping[str, float] | None = None,
@@ -90,6 +91,9 @@ def build(
     retry_failed
         Try samples again that failed, those too that could not be fetched; all others are taken
         over. Where some are mended, that is a new version; else the current one stays.
+    run_functions
+        Let functions of a `pipeline` run that came out of a store (``precache.open(…).pipeline``),
+        which may be a stranger's. Functions that you name yourself always run.
     cpus_per_task, memory_per_task
         What each task takes of its node, on a cluster that is joined; memory in bytes or as
         ``"2GB"``, by default 1 GiB and what its shard may need.
@@ -260,12 +264,14 @@ def submit(
     """
     from workers.parcel import pack
     from workers.submission import submit_parcel
+    from workers.usercode import require_permission
 
     known = inspect.signature(build).parameters
     require_known("submit", options, known)
     defaults = {name: known[name].default for name in options} | {"progress": True}
     given = {name: value for name, value in options.items() if value != defaults[name]}
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    require_permission(recipe, given.pop("run_functions", False))
     parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
     return submit_parcel(parcel, address, storage_options or {})
 
@@ -278,6 +284,7 @@ def doctor(
     seconds: float = 45.0,
     rate: float = 1000.0,
     cores: int | None = None,
+    run_functions: bool = False,
     storage_options: StorageOptions = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Prognosis:
@@ -287,7 +294,7 @@ def doctor(
 
     Parameters
     ----------
-    source, pipeline, storage_options
+    source, pipeline, run_functions, storage_options
         As `build` takes them.
     samples
         Drawn at random from the source, without repetition.
@@ -320,6 +327,7 @@ def doctor(
         seconds=seconds,
         rate=rate,
         cores=cores,
+        run_functions=run_functions,
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         storage_options=storage_options,
     )

@@ -7,17 +7,20 @@ import dataclasses
 import inspect
 import itertools
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 import precache
-from precache.build_options import add_build_options, build_keywords, read_pipeline
+from precache.build_options import (
+    add_build_options,
+    build_keywords,
+    import_from_here,
+    read_pipeline,
+)
 from precache.report import show, size
 from precache.variants import variants_of
 
@@ -60,8 +63,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 def show_plan(options: argparse.Namespace, timing: bool) -> None:
     """Plan the build of these options, and print the plan."""
-    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
     recipe, keywords = read_pipeline(options), build_keywords(options)
+    import_from_here(options.source, bool(recipe.functions))
     found = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
     data = {**dataclasses.asdict(found), "shards_to_make": found.shards_to_make}
     show(options.json, data, lambda: _print(found))

@@ -439,9 +439,7 @@ def test_a_failed_precondition_means_that_it_exists_whatever_else_a_service_says
     proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
     assert not faulty.create("1.json", [b"another's"])
     proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
-    with pytest.raises(
-        StorageError, match=r"cannot write s3://.*/1\.json: it exists, and the"
-    ):
+    with pytest.raises(StorageError, match=r"cannot write s3://.*/1\.json: it exists, and the"):
         faulty.put("1.json", [b"another's"])
 
 

@@ -29,6 +29,7 @@ from precache.errors import BuildError, StorageError, StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
 from precache.garbage import ALIVE_SECONDS, Collected, plan_gc, seconds_of
+from precache.localdisk import LocalFolder
 from precache.places import COPIES, TRASH, Place, StoredObject
 from precache.status import DESCRIPTION, read_status
 from precache.storage import open_folder
@@ -46,6 +47,7 @@ from tests.building import (
     write_jpegs,
 )
 from tests.servers import S3Server
+from workers.lease import BuildLease
 
 SIDES = (152, 156, 160)
 """Rows of 150 x 150 x 3 bytes are chunks of their own, so that shards have four rows."""
@@ -537,8 +539,8 @@ def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, 
     assert (found.build.done, found.build.shards) == (3, 3)
     assert 3 * DAY <= found.idle_seconds < 3 * DAY + 600
 
-    (path / left / BUILD / "heartbeat").write_text("a long time ago, as its clock has it")
-    assert "at work on it" in why(precache.gc(path, older_than=0))[left]
+    with BuildLease(LocalFolder(path / left)):
+        assert "at work on it" in why(precache.gc(path, older_than=0))[left]
     age(path / left, 2 * DAY)
     assert removed(precache.gc(path, older_than="1d")) == [left]
     assert not (path / left).exists()

@@ -291,7 +291,9 @@ def test_labels_that_come_with_samples_stay(tmp_path: Path) -> None:
     pipeline = precache.Pipeline.image(random_resized_crop=24, variants=2)
     built = precache.build(source, tmp_path / "store", pipeline, **SERIAL)
     before, labels = inodes(tmp_path / "store"), precache.open(built.path).labels
-    precache.refresh(tmp_path / "store", **SERIAL)
+    with pytest.raises(UsageError, match=r"names code .*drawings'.* --run-functions"):
+        precache.refresh(tmp_path / "store", **SERIAL)
+    precache.refresh(tmp_path / "store", run_functions=True, **SERIAL)
     assert inodes(tmp_path / "store")["image.1"] == before["image.1"]
     assert np.array_equal(precache.open(tmp_path / "store").labels, labels)
     assert sorted(labels) == [0, 0, 0, 1, 1, 2, 2, 3, 3]

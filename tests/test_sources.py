@@ -637,7 +637,11 @@ def test_a_module_that_fails_on_import_is_named(module: Callable[[str], str]) ->
 def test_a_sample_that_fails_is_not_a_hole_but_a_fetch_that_failed(
     module: Callable[[str], str],
 ) -> None:
-    name = module("class D(list):\n    def __getitem__(self, i): raise OSError('link is down')")
+    name = module(
+        "class D:\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): raise OSError('link is down')"
+    )
     with pytest.raises(FetchError, match=f"sample 3 of {name}:D: .*link is down"):
         fetch(open_source(f"python:{name}:D"), "3")
 

@@ -92,7 +92,7 @@ def begin_build(request: Request, listed: Listed | None, claim: Claim, lines: Pa
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
     with lines.open("ab") as log_file:
         process = _Apart(
-            [sys.executable, "-m", "workers.background"],
+            [sys.executable, "-P", "-m", "workers.background"],
             stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=log_file,

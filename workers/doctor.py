@@ -26,6 +26,7 @@ from workers.sourceprobe import probe_source
 from workers.sources import Listing, Source, open_source
 from workers.stagetimes import Codec, Passed, codec_for, take_through
 from workers.trials import Read, build_cpu, read_codec, rows_to_read
+from workers.usercode import require_permission
 
 LISTING, STAGES, PROBE, BUILD, READING = 0.2, 0.3, 0.15, 0.1, 0.25
 """Shares of the time for each part."""
@@ -48,6 +49,7 @@ class Question:
     seconds: float = 45.0
     rate: float = 1000.0
     cores: int | None = None
+    run_functions: bool = False
     import_path: tuple[str, ...] = ()
     storage_options: StorageOptions = None
 
@@ -136,6 +138,7 @@ def _stages(
 
 
 def _check(question: Question) -> None:
+    require_permission(question.pipeline, question.run_functions)
     for name in ("samples", "cores"):
         value = getattr(question, name)
         if value is not None and value < 1:

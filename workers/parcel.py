@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from precache.errors import UsageError
 from precache.filesystems import WEB
-from precache.operations import Function
 from precache.pipeline import Pipeline
 from precache.report import size
 
@@ -99,7 +98,7 @@ def pack(
             data["fields"][name]["first_variant"] = each.first_variant
     recipe = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     line = ["build", _as_there(source), there := _as_there(store), f"--pipeline={recipe}"]
-    parcel = _pack(there, line, _imports(source, functions_of(pipeline)), options, code)
+    parcel = _pack(there, line, _imports(source, pipeline), options, code)
     if len(os.fsencode(" ".join(parcel.arguments))) > MOST_COMMAND_NBYTES:
         raise UsageError(
             f"the recipe takes {size(len(recipe))} as text, too much for a command line; put what "
@@ -111,7 +110,7 @@ def pack(
 def pack_refresh(
     source: str | None,
     store: str,
-    functions: Sequence[str],
+    pipeline: Pipeline | None,
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> Parcel:
@@ -119,14 +118,14 @@ def pack_refresh(
 
     Parameters
     ----------
-    functions
-        That the store's recipe names, as far as they are known here.
+    pipeline
+        The store's; None where the store cannot be opened here.
     options
         Keyword arguments of `precache.refresh` that differ from its defaults.
     """
     line = ["refresh", there := _as_there(store)]
     line += [f"--source={_as_there(source)}"] if source else []
-    return _pack(there, line, _imports(source or "", functions), options, code)
+    return _pack(there, line, _imports(source or "", pipeline), options, code)
 
 
 def _pack(
@@ -279,15 +278,10 @@ def _needed_modules() -> set[str]:
     return {"precache", "workers", *found}
 
 
-def functions_of(pipeline: Pipeline) -> list[str]:
-    """Functions of the user's own that a recipe names."""
-    ops = [op for field in pipeline.fields.values() for op in field.ops]
-    return [op.function for op in ops if isinstance(op, Function)]
-
-
-def _imports(source: str, functions: Sequence[str]) -> list[str]:
+def _imports(source: str, pipeline: Pipeline | None) -> list[str]:
     """What a job imports by name."""
     factories = [source.removeprefix("python:")] if source.startswith("python:") else []
+    functions = [] if pipeline is None else [op.function for op in pipeline.functions]
     return [*functions, *factories]
 
 

@@ -1,4 +1,9 @@
-"""Child versions with a fresh variant each: the oldest is dropped, all others are linked."""
+"""Child versions with a fresh variant each: the oldest is dropped, all others are linked.
+
+The recipe is the store's, and so is the source unless the user gives one. A folder or URL that the
+log of commits names is read; functions, and a ``python:`` source, are run only if the user allows
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from precache.attributes import Identity
-from precache.commits import read_commits, source_of
+from precache.commits import read_commits, source_of, source_to_keep
 from precache.errors import PipelineError, StoreError, UsageError
 from precache.rowtable import REMOVED, RowTable
 from precache.status import DESCRIPTION, live_leases
-from precache.storage import open_folder
+from precache.storage import open_folder, shown
 from precache.store import open_version
 from precache.version import ROW_TABLE, Version
 from workers.build import run_build
@@ -24,6 +29,7 @@ from workers.request import BuildResult, Request, check_request
 from workers.reuse import Placed
 from workers.sources import FolderSource, open_source
 from workers.suspects import KILLS
+from workers.usercode import refuse_stored_code
 
 
 def refresh_once(request: Request, shown: bool) -> BuildResult:
@@ -42,7 +48,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     StoreError
         There is no store, or its version has no variants.
     UsageError
-        The source is not known.
+        The source is not known, or the store names code that the user did not allow to run.
     BuildError
         It is incomplete, or a sample is not what it was.
     """
@@ -84,6 +90,14 @@ def _source(version: Version, request: Request) -> str:
         raise UsageError(
             f"{store} does not say what version {version.id[:8]} was built from; give "
             "--source SOURCE"
+        )
+    if found.startswith("python:"):
+        if not request.run_functions:
+            refuse_stored_code([found], str(store))
+    elif found != source_to_keep(found):  # such as one relative to wherever this runs
+        raise UsageError(
+            f"{store} names {shown(found)!r} as its source, as no build writes it; give --source "
+            "SOURCE"
         )
     source = open_source(found, request.storage_options)
     seen_here = not is_joined(request.address)

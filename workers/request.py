@@ -12,6 +12,7 @@ from precache.storage import StorageOptions, open_folder, shown
 from precache.store import split_uri
 from workers.cluster import check_address, is_joined
 from workers.placement import Placement
+from workers.usercode import require_permission
 
 MOST_SHARD_SAMPLES = 1 << 24
 
@@ -36,6 +37,7 @@ class Request:
     compact: bool = False
     recompute: bool = False
     retry_failed: bool = False
+    run_functions: bool = False
     import_path: tuple[str, ...] = ()
     placement: Placement = field(default_factory=Placement)
     storage_options: StorageOptions = field(default=None, repr=False)
@@ -104,6 +106,7 @@ class BuildResult:
 
 def check_request(request: Request) -> None:
     """Raise `UsageError` for what can be told to be wrong before the source is listed."""
+    require_permission(request.pipeline, request.run_functions)
     check_address(request.address)
     request.placement.check()
     if not is_joined(request.address) and request.placement != Placement():

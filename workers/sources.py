@@ -1,8 +1,12 @@
-"""Sources: where samples are listed and fetched."""
+"""Sources: where samples are listed and fetched.
+
+A source fetches only samples of its own, whatever key it is given: keys may come out of a store.
+"""
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -133,8 +137,15 @@ class FolderSource:
         return Listing(found.table(), ignored, complete)
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
-        read = self.folder.read_many(keys, sizes)
-        return [self._sample(*each) for each in zip(keys, sizes, read, strict=True)]
+        own = [_is_inside(key) for key in keys]
+        names = list(itertools.compress(keys, own))
+        read = iter(self.folder.read_many(names, list(itertools.compress(sizes, own))))
+        return [
+            self._sample(key, size, next(read))
+            if inside
+            else FetchError(f"{key!r} leads out of the source {self.folder}")
+            for key, size, inside in zip(keys, sizes, own, strict=True)
+        ]
 
     def _sample(self, key: str, size: int, data: bytes | StorageError) -> Sample | FetchError:
         if isinstance(data, StorageError):
@@ -168,6 +179,11 @@ class _Files:
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
         found = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
         return found.take(sorted(range(len(found)), key=self.keys.__getitem__))
+
+
+def _is_inside(key: str) -> bool:
+    """Whether a file below a folder can have this name."""
+    return not key.startswith("/") and "\0" not in key and ".." not in key.split("/")
 
 
 def _is_image(name: str) -> bool:
@@ -210,10 +226,7 @@ class DatasetSource:
 
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
         dataset = _dataset(self.factory, self.code)
-        try:
-            count = len(dataset)
-        except TypeError:
-            raise SourceError(f"{self.factory} gives a dataset without a length") from None
+        count = self._count(dataset)
         if not count:
             raise SourceError(f"the dataset of {self.factory} is empty")
         tick(count)
@@ -227,13 +240,24 @@ class DatasetSource:
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
         dataset = _dataset(self.factory, self.code)
+        count = self._count(dataset)
         fetched: Fetched = []
         for key in keys:
+            if not re.fullmatch("[0-9]{1,18}", key) or int(key) >= count:
+                why = f"{key!r} is no index of {self.factory}, which has {count} samples"
+                fetched.append(FetchError(why))
+                continue
             try:
                 fetched.append(_dataset_sample(dataset[int(key)]))
             except Exception as error:
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
+
+    def _count(self, dataset: Any) -> int:
+        try:
+            return len(dataset)
+        except TypeError:
+            raise SourceError(f"{self.factory} gives a dataset without a length") from None
 
 
 _datasets: dict[str, tuple[str, Any]] = {}
