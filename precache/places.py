@@ -43,11 +43,11 @@ LOCK = ".lock"
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _SCRATCH = (
     r"build\.json|rows\.parquet|heartbeat|fate|receipts/[0-9]{8}\.json|finished/[0-9]{6,}\.json"
-    r"|(leases|permits)/[0-9a-f]{32}(\.json)?"
+    r"|(leases|permits|tmp)/[0-9a-f]{32}(\.json)?|_claims/[a-z]+/[0-9]{6,}\.json"
 )
 _OBJECT = re.compile(
     rf"zarr\.json|(shards|_sums)/zarr\.json|((shards|_sums)/)?{_ARRAY}|{BUILD}/({_SCRATCH})"
-    r"|(.*/)?\.[^/]+\.[0-9a-f]{32}\.tmp"
+    r"|(.*/)?\.([^/]+\.)?[0-9a-f]{32}\.tmp"
 )
 """Names that objects of a version have, from the beginning of its build on."""
 

@@ -35,6 +35,7 @@ from precache.status import DESCRIPTION, read_status
 from precache.storage import open_folder
 from tests.building import (
     build_here,
+    build_until,
     collect_until,
     contents,
     cut,
@@ -331,7 +332,12 @@ def test_nothing_is_removed_through_a_folder_of_ours_that_is_a_link(
 
 LEFT: dict[str, Sequence[str]] = {
     "the first folders of a build": (f"{SOME}/_build/tmp/",),
-    "a file that was being put": (f"{SOME}/_build/tmp/.build.json.{SOME}.tmp",),
+    "files that were being put": (
+        f"{SOME}/_build/tmp/.build.json.{SOME}.tmp",
+        f"{SOME}/_build/tmp/.{SOME}.tmp",
+        f"{SOME}/_build/tmp/{SOME}",
+    ),
+    "a claim": (f"{SOME}/_build/_claims/commit/000001.json", f"{SOME}/_build/rows.parquet"),
     "a build without a description": (f"{SOME}/_build/leases/{SOME}.json", f"{SOME}/rows/c/0"),
     "a copy of an earlier release": (f"{SOME}/image/c/0/0/0/0", f"{SOME}/_build/tmp/"),
     "a copy": (f"{COPIES}/{SOME}/image/c/0/0/0/0",),
@@ -359,6 +365,27 @@ def test_whatever_a_killed_process_left_is_collected(
     precache.gc(path)
     assert {p.name for p in path.iterdir()} == {second, third, "commits"}
     assert precache.verify(path).ok
+
+
+def test_whatever_a_killed_build_left_is_collected(
+    source: Path, store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Each name that a build uses is known for ours, with no description of it or before there is
+    one.
+    """
+    path, versions = store
+    for change in (0, 2, 5, 8, 11, 15, 20, 40, 60):
+        killed = tmp_path / str(change)
+        shutil.copytree(path, killed)
+        options = {"shard_samples": 4}
+        status = end(start(build_until, change, source, killed, recipe(170), options))
+        assert status == -signal.SIGKILL
+        for name in {p.name for p in killed.iterdir()} - {*versions, "commits"}:
+            (killed / name / DESCRIPTION).unlink(missing_ok=True)
+        age(killed, 8 * DAY)
+        precache.gc(killed, keep=3)
+        files = {p.relative_to(killed).parts[0] for p in killed.rglob("*") if p.is_file()}
+        assert files == {*versions, "commits"}
 
 
 def test_copies_to_a_bucket_that_were_left_are_collected(source: Path, tmp_path: Path) -> None:
