@@ -134,6 +134,14 @@ def is_alive(version: Folder) -> bool:
     return build is not None and (build.idle_seconds or 0.0) < ALIVE_SECONDS
 
 
+def remove_scratch(version: Folder) -> None:
+    """Remove what served the builds of a version alone; what describes the build goes last."""
+    for name in version.names(BUILD):
+        if f"{BUILD}/{name}" != DESCRIPTION:
+            version.remove(f"{BUILD}/{name}")
+    version.remove(BUILD)
+
+
 def read_leases(version: Folder) -> dict[str, Claimed]:
     """The leases of builds that write to a version, by name; unreadable ones are left out."""
     names = [f"{LEASES}/{name}" for name in version.names(LEASES) if name.endswith(".json")]

@@ -373,6 +373,15 @@ def build_here(
 
 def changes(source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]) -> int:
     """How often a build changes what lies below `store`."""
+    return _counted(store, lambda: build_here(source, store, pipeline, options))
+
+
+def refresh_changes(store: Path) -> int:
+    """How often a refresh changes what lies below `store`."""
+    return _counted(store, lambda: precache.refresh(store, address="serial"))
+
+
+def _counted(store: Path, act: Callable[[], object]) -> int:
     made = 0
 
     def count() -> None:
@@ -380,7 +389,7 @@ def changes(source: Path, store: Path, pipeline: precache.Pipeline, options: dic
         made += 1
 
     _on_change(store, count)
-    build_here(source, store, pipeline, options)
+    act()
     return made
 
 

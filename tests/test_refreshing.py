@@ -18,11 +18,13 @@ from precache.commits import read_commits, source_to_keep
 from precache.errors import BuildError, StoreError, UsageError
 from precache.localdisk import LocalFolder
 from tests.building import (
+    ask,
     build_here,
     contents,
     cut,
     encoded,
     end,
+    refresh_changes,
     refresh_until,
     remains,
     start,
@@ -115,7 +117,9 @@ def test_killed_at_any_change_the_same_command_finishes_it(
     source: Path, store: Path, tmp_path: Path
 ) -> None:
     wanted = contents(from_scratch(source, tmp_path, 1))
-    for change in (3, 25, 60):
+    whole = shutil.copytree(store, tmp_path / "whole")
+    last = ask(refresh_changes, whole)
+    for change in (3, 25, 60, last - 8, last - 4, last - 2):
         part = tmp_path / f"killed{change}"
         shutil.copytree(store, part)
         old = contents(Path(precache.open(part).path))
@@ -123,9 +127,10 @@ def test_killed_at_any_change_the_same_command_finishes_it(
         now = precache.open(part)
         if now.fields["image"].first_variant == 0:
             assert contents(Path(now.path)) == old
-            precache.refresh(part, **SERIAL)
+        precache.refresh(part, **SERIAL)
         assert contents(Path(precache.open(part).path)) == wanted
         assert precache.verify(part).ok
+        assert remains(part) == []
 
 
 def test_a_loader_that_follows_sees_the_fresh_variant(store: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.commits import BUILD, ROOT, append_commit, source_to_keep
+from precache.commits import ROOT, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -26,7 +26,7 @@ from precache.imagecodec import load_zstd
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
-from precache.status import live_leases
+from precache.status import live_leases, remove_scratch
 from precache.storage import open_folder, shown
 from precache.store import open_own
 from workers import sources
@@ -147,7 +147,7 @@ class _Build:
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
         if not live_leases(goal.folder):  # of a repair
-            goal.folder.remove(BUILD)
+            remove_scratch(goal.folder)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 
@@ -281,7 +281,7 @@ class _Build:
         """Remove what served the build alone; what cannot be removed now, `gc` removes."""
         lease.end()
         try:
-            goal.folder.remove(BUILD)
+            remove_scratch(goal.folder)
         except StorageError as error:
             self.progress.say(f"The version is committed, but {error}")
 
@@ -314,7 +314,7 @@ class _Build:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
-        goal.folder.remove(BUILD)
+        remove_scratch(goal.folder)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = committed_result(goal, self.listed.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)

@@ -24,7 +24,7 @@ from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
-from precache.status import live_leases
+from precache.status import live_leases, remove_scratch
 from precache.version import HOLES, ROW_TABLE, SUMS
 from workers.goal import SCRATCH, Goal
 from workers.lease import deciding
@@ -66,7 +66,7 @@ def tidy_current(store: Folder) -> None:
     for commit in read_commits(store, newest=True):
         folder = store.folder(commit.version)
         if folder.names(BUILD) and folder.size(ROOT) is not None and not live_leases(folder):
-            folder.remove(BUILD)
+            remove_scratch(folder)
 
 
 def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:

@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import numpy as np
 from precache.attributes import Identity
 from precache.commits import read_commits, source_of, source_to_keep
 from precache.errors import PipelineError, StoreError, UsageError
+from precache.garbage import ago
 from precache.rowtable import REMOVED, RowTable
 from precache.status import DESCRIPTION, live_leases
 from precache.storage import open_folder, shown
@@ -69,9 +71,11 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         most = max(default_max_failures(version.rows), len(failed))
         request = replace(request, max_failures=most)
     listed = rows_of(version, request, failed)
+    current = read_commits(open_folder(request.store, request.storage_options), newest=True)[-1]
+    line = f"Refreshing version {version.id[:8]}, made current {ago(time.time() - current.time)}"
     if cut_off:
-        ended = "The refresh that made the current version was cut off after its commit"
-        listed = replace(listed, placed=replace(listed.placed, changed=ended))
+        line = f"Version {version.id[:8]} is of a refresh that was cut off after its commit"
+    listed = replace(listed, placed=replace(listed.placed, changed=line))
     return run_build(request, shown, listed)
 
 
