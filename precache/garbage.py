@@ -51,7 +51,7 @@ from precache.places import (
     version_of,
 )
 from precache.renames import is_link, move, refuse_link, remove_if_empty
-from precache.status import DESCRIPTION
+from precache.status import DESCRIPTION, remove_scratch
 from precache.storage import StorageOptions, open_folder
 
 ALIVE_SECONDS = 900.0
@@ -165,8 +165,9 @@ def gc(
                 done.append(each)
         removed = done
         for name in plan.swept:
-            folder.remove(f"{name}/{BUILD}")
-            folder.remove(f"{COPIES}/{name}")
+            remove_scratch(folder.folder(name))
+            if folder.local("") is None:
+                folder.remove(f"{COPIES}/{name}")
         _remove_locks(folder)
         for name in (TRASH, COPIES):
             remove_if_empty(folder, name)

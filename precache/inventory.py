@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from precache.attributes import Attributes
-from precache.commits import BUILD, ROOT, Commit, append_commit, read_commits
+from precache.commits import ROOT, Commit, append_commit, read_commits
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder
 from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
-from precache.status import BuildStatus
+from precache.status import BuildStatus, remove_scratch
 from precache.storage import StorageOptions, open_folder, shown
 from precache.store import open_version, read_attributes, split_uri
 from precache.variants import variants_text
@@ -244,7 +244,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     log = read_commits(store)
     previous = log[-1].version
     commit = append_commit(store, version.id)
-    version.folder.remove(BUILD)  # also what a process left that was killed after its commit
+    remove_scratch(version.folder)  # also what a process left that was killed after its commit
     return Used(version.id, commit.number, previous)
 
 

@@ -36,7 +36,7 @@ from precache.locks import LockedFile
 from precache.places import COPIES, LOCK, TRASH, look
 from precache.prefetch import prefetch
 from precache.renames import exchange, move, refuse_link, remove_if_empty
-from precache.status import is_alive
+from precache.status import is_alive, remove_scratch
 from precache.storage import StorageOptions, open_folder, shown
 from precache.store import open_own, open_version, split_uri
 from precache.version import SUMS, Version
@@ -197,7 +197,7 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
         append_commit(store, version.id)
         # What is not needed once a version is there whole and current.
         store.remove(_copy_name(version.id))
-        target.remove(BUILD)
+        remove_scratch(target)
     return Transferred(version.id, str(target), count.objects, count.nbytes, count.skipped)
 
 
