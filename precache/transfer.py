@@ -166,6 +166,7 @@ def pull(
     if split_uri(to, storage_options)[1] is not None:
         raise UsageError(f"{shown(to)} names a version; give the store itself")
     store = open_folder(to, storage_options)
+    gone = ""
     while True:
         version = open_version(uri, None, storage_options)
         if version.foreign:
@@ -173,8 +174,9 @@ def pull(
         try:
             return _pull(version, store, tick)
         except PrecacheError:
-            if not is_gone(version):
+            if version.id == gone or not is_gone(version):
                 raise
+            gone = version.id
         # Opened again, the store gives what is current now, or says that the version is gone.
 
 
