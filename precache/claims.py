@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from typing import Self
@@ -34,6 +35,8 @@ who look only once."""
 
 CLAIMS = "_claims"
 """Folder of a store with all claims."""
+
+_CLAIM = re.compile(r"[0-9]{6,}\.json")
 
 
 class Claim:
@@ -63,7 +66,7 @@ class Claim:
         folder, _, own = self.name.rpartition("/")
         with contextlib.suppress(StorageError):  # it goes stale by itself
             for name in self._store.names(folder):
-                if name <= own:  # and those of holders that were killed
+                if _CLAIM.fullmatch(name) and name <= own:  # and of holders that were killed
                     self._store.remove(f"{folder}/{name}")
         for each in (folder, CLAIMS):
             path = self._store.local(each)
@@ -123,8 +126,7 @@ class Claims:
 
     def _last(self) -> int:
         names = self._store.names(f"{CLAIMS}/{self._name}")
-        numbers = [int(name[:-5]) for name in names if name[:-5].isdigit()]
-        return max(numbers, default=0)
+        return max((int(name[:-5]) for name in names if _CLAIM.fullmatch(name)), default=0)
 
     def _held(self, number: int) -> Claimed | None:
         name = self._path(number)

@@ -213,7 +213,9 @@ def _verify(options: argparse.Namespace) -> int:
 def _transfer(options: argparse.Namespace) -> int:
     """Copy a whole version to another store and make it current there.
 
-    What is there already is checked and not copied again: stopped, the same command continues.
+    Everything is checked on its way. A version that is there whole is only made current, and a
+    damaged one stays as it is until a right one takes its place, or in a bucket is mended. Stopped,
+    the same command continues.
     """
     from precache.transfer import pull
 

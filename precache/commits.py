@@ -19,6 +19,9 @@ ROOT = "zarr.json"
 BUILD = "_build"
 """Folder of a version for what is gone after its commit."""
 
+VERSION = re.compile("[0-9a-f]{32}")
+"""Names of versions' folders; not all that is so named is one (`places`)."""
+
 _COMMIT = re.compile(r"[0-9]{6,}\.json")
 
 

@@ -96,6 +96,7 @@ def print_collected(done: Collected) -> None:
             bytes_ += f", {size(gone.nbytes - gone.freed_nbytes)} of it held by others too"
         _say([f"{verb} {gone.version[:12]}: {gone.why}; {bytes_}"])
     _say(f"kept {each.version[:12]}: {each.why}" for each in done.kept)
+    _say(f"{verb} what a build or a copy left in {version[:12]}" for version in done.swept)
     would = "would free" if done.dry_run else "freed"
     _say([f"{would} {size(done.freed_nbytes)}" if done.removed else "nothing to remove"])
 

@@ -407,6 +407,20 @@ def collect_until(change: int, store: Path) -> None:
     precache.gc(store, keep=1, older_than=0)
 
 
+def changes_of_pull(store: Path, to: Path) -> int:
+    """How often a pull changes what lies below the other store."""
+    made: list[None] = []
+    _on_change(to, lambda: made.append(None))
+    precache.pull(store, to)
+    return len(made)
+
+
+def pull_until(change: int, store: Path, to: Path) -> None:
+    """Pull a store, and be killed right before change number `change` of the other one."""
+    _kill_at(change, to)
+    precache.pull(store, to)
+
+
 def refresh_until(change: int, store: Path) -> None:
     """Make a fresh variant, and be killed right before change number `change`."""
     _kill_at(change, store)

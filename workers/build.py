@@ -21,6 +21,7 @@ from precache.errors import (
     StorageError,
     UsageError,
 )
+from precache.garbage import put_away
 from precache.imagecodec import load_zstd
 from precache.receipts import Receipt
 from precache.report import size
@@ -290,7 +291,7 @@ class _Build:
         with deciding(goal.folder):
             if goal.folder.size(ROOT) is None and not lease.others():
                 lease.end()
-                self.store.remove(goal.version)
+                put_away(self.store, goal.version)
         append_commit(self.store, before.version, source_to_keep(self.request.source))
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
