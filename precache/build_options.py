@@ -241,10 +241,12 @@ def add_storage_option(to: Any) -> None:
 
 def _storage_option(text: str) -> tuple[str, Any]:
     """The value as JSON where it is JSON, else as text."""
-    key, value = _label(text)
+    key, equals, value = text.partition("=")
+    if not key or not equals:  # it may well be the secret alone
+        raise argparse.ArgumentTypeError("expected KEY=VALUE; what was given is not shown")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value
 
 

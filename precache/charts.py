@@ -17,6 +17,7 @@ import numpy.typing as npt
 from markupsafe import Markup, escape
 
 from precache.errors import StorageError, UsageError
+from precache.messages import printable
 from precache.pages import part
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
 
 def plain(text: str) -> str:
     """What the font that text is measured with has letters for."""
-    return text.encode("ascii", "replace").decode()
+    return printable(text).encode("ascii", "replace").decode()
 
 
 # --- kinds of charts ----------------------------------------------------------------------------

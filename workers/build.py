@@ -23,10 +23,11 @@ from precache.errors import (
     UsageError,
 )
 from precache.imagecodec import load_zstd
+from precache.messages import shown
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
-from precache.storage import open_folder, shown
+from precache.storage import open_folder
 from precache.store import open_own
 from workers import sources
 from workers.account import Account

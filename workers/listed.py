@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from precache.errors import PipelineError, SourceError
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
+from precache.messages import shown
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
-from precache.storage import shown
 from workers import sources
 from workers.goal import Recipe
 from workers.plan import deciding_versions, function_hashes

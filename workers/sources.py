@@ -24,8 +24,9 @@ from precache.errors import (
     StoreError,
 )
 from precache.folder import FileInfo, Folder
+from precache.messages import shown
 from precache.rowtable import RowTable
-from precache.storage import StorageOptions, open_folder, shown
+from precache.storage import StorageOptions, open_folder
 from precache.store import open_version
 from workers.usercode import load_object, module_hash
 

@@ -213,7 +213,7 @@ class ClusterJob:
 
 def _own_lines(log: str) -> list[str]:
     """Lines of a job's log without the one in which Ray quotes the command."""
-    return [line for line in log.splitlines() if not line.startswith("Running entrypoint for job")]
+    return [line for line in log.split("\n") if not line.startswith("Running entrypoint for job")]
 
 
 def _progress(lines: list[str]) -> str:
