@@ -39,6 +39,11 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         "--classes", metavar="FROM", help="store or file whose class map is used as it is"
     )
     rows.add_argument(
+        "--accept-unmatched",
+        action="store_true",
+        help="go on though many lines of --labels fit no sample, or many samples get no label",
+    )
+    rows.add_argument(
         "--keep-order", action="store_true", help="rows in the listing's order, not shuffled"
     )
     rows.add_argument(
@@ -255,6 +260,7 @@ def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "labels": options.labels,
         "classes": options.classes,
+        "accept_unmatched": options.accept_unmatched,
         "keep_order": options.keep_order,
         "shard_samples": options.shard_samples,
         "compact": options.compact,

@@ -33,7 +33,7 @@ PRECACHE = """
     __main__
 """
 WORKERS = """
-    usercode sources plan descent goal finishing heartbeat standing made reuse repair spared
+    usercode sources plan labels descent goal finishing heartbeat standing made reuse repair spared
     decoding ops timing offered outputs shardrows shard_task dispatch placement cluster sharing
     request listed work probe takeover commit tally nodeview progress metrics suspects parcel
     jobserver submission results account buildreport reportpage build background told ensuring

@@ -27,6 +27,7 @@ class Request:
     address: str = "local"
     labels: str | None = None
     classes: str | None = None
+    accept_unmatched: bool = False
     keep_order: bool = False
     shard_samples: int | None = None
     on_error: str = "skip"
