@@ -92,7 +92,7 @@ def _svg(chart: Chart, kind: str, height: float) -> Markup:
         inside = inside.replace(colour, f"var(--{name})")
     head = f'<svg class="chart {kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img"'
     # matplotlib has escaped all text in it.
-    return Markup(f'{head} aria-label="{escape(chart.alt)}">{inside}')
+    return Markup(f'{head} aria-label="{escape(printable(chart.alt))}">{inside}')
 
 
 def _shortened(attribute: re.Match[str]) -> str:

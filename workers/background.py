@@ -16,6 +16,7 @@ from typing import Any
 from precache.claims import Claim
 from precache.errors import BuildError, PrecacheError, UsageError
 from precache.liveness import process_of
+from precache.messages import shown
 from precache.storage import open_folder
 from precache.terminal import guard_output, say_error
 from workers.listed import Listed
@@ -71,7 +72,7 @@ class _Apart(subprocess.Popen[bytes]):
 
 def new_log(store: str) -> Path:
     """An empty file for the lines of a build."""
-    name = store.rstrip("/").rpartition("/")[2]
+    name = shown(store).rstrip("/").rpartition("/")[2]
     descriptor, path = tempfile.mkstemp(prefix=f"precache-{name}-", suffix=".log")
     os.close(descriptor)
     return Path(path)

@@ -98,7 +98,7 @@ def summary(
         "version": goal.version if goal is not None else result.version if result else None,
         "source": shown(request.source),
         "store": shown(request.store),
-        "address": request.address,
+        "address": shown(request.address),
         "began": account.began,
         "seconds": time.time() - account.began,
         "rows": len(goal.table) if goal is not None else result.samples if result else 0,
