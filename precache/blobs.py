@@ -344,8 +344,8 @@ class RemoteFolder:
 
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""
-        root = shown(self._root_url)
-        return _join(root, name) if self.root else f"{root}{name}"
+        url = self._root_url
+        return shown(_join(url, name) if self.root else f"{url}{name}")
 
     @property
     def _root_url(self) -> str:

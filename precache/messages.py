@@ -41,12 +41,16 @@ def indented(text: str) -> str:
 
 
 def shown(uri: str | os.PathLike[str]) -> str:
-    """A path or URL without user, password, query and fragment, any of which may be a secret."""
+    """A path or URL without user, password, query and fragment, any of which may be a secret.
+
+    Object stores have no fragments, and keys with ``#`` in them.
+    """
     scheme, mark, rest = os.fspath(uri).partition("://")
     if not mark:
         return scheme
     rest = rest[len(_user(scheme, rest)) :]
-    return f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0]}"
+    end = "[?#]" if scheme.lower() in _WITH_PORTS else "[?]"
+    return f"{scheme}://{re.split(end, rest, maxsplit=1)[0]}"
 
 
 def credentials_of(uri: str | os.PathLike[str]) -> str:

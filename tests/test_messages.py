@@ -81,6 +81,7 @@ def test_no_error_holds_what_a_terminal_obeys(kind: type[errors.PrecacheError], 
         # what looks like a secret, and is none
         ("s3://bucket/store@3f2a", "s3://bucket/store@3f2a"),
         ("s3://bucket@3f2a", "s3://bucket@3f2a"),
+        ("s3://bucket/a#1.jpg", "s3://bucket/a#1.jpg"),
         (
             "s3://arn:aws:s3:eu-west-1:1234:accesspoint/mine/store@3f2a",
             "s3://arn:aws:s3:eu-west-1:1234:accesspoint/mine/store@3f2a",
