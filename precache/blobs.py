@@ -25,6 +25,7 @@ from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
 from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
 from precache.listings import Entry, Page, Span, page_of, splits, stripped
+from precache.messages import shown
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -48,7 +49,7 @@ class RemoteFolder:
     """
 
     protocol: str
-    root: str
+    root: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
@@ -366,8 +367,12 @@ class RemoteFolder:
 
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""
-        path = re.sub(r"^[^/]*@", "", _join(self.root, name).removeprefix(f"{self.protocol}://"))
-        return f"{self.protocol}://{path.split('?', 1)[0]}"
+        url = self._root_url
+        return shown(_join(url, name) if self.root else f"{url}{name}")
+
+    @property
+    def _root_url(self) -> str:
+        return self.root if self.protocol in WEB else f"{self.protocol}://{self.root}"
 
     def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:
         """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass."""
@@ -422,7 +427,7 @@ class RemoteFolder:
         said("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
-        reason = reason_of(error, self.options)
+        reason = reason_of(error, self.options, self._root_url)
         if isinstance(error, FileNotFoundError):
             reason = "there is no such object"
         elif retries.is_forbidden(error):

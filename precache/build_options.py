@@ -41,6 +41,11 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         "--classes", metavar="FROM", help="store or file whose class map is used as it is"
     )
     rows.add_argument(
+        "--accept-unmatched",
+        action="store_true",
+        help="go on though many lines of --labels fit no sample, or many samples get no label",
+    )
+    rows.add_argument(
         "--keep-order", action="store_true", help="rows in the listing's order, not shuffled"
     )
     rows.add_argument(
@@ -269,10 +274,12 @@ def add_storage_option(to: Any) -> None:
 
 def _storage_option(text: str) -> tuple[str, Any]:
     """The value as JSON where it is JSON, else as text."""
-    key, value = _label(text)
+    key, equals, value = text.partition("=")
+    if not key or not equals:  # it may well be the secret alone
+        raise argparse.ArgumentTypeError("expected KEY=VALUE; what was given is not shown")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value
 
 
@@ -281,6 +288,7 @@ def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "labels": options.labels,
         "classes": options.classes,
+        "accept_unmatched": options.accept_unmatched,
         "keep_order": options.keep_order,
         "shard_samples": options.shard_samples,
         "compact": options.compact,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NoReturn
 
 import precache
 from precache.build_options import (
@@ -22,6 +23,7 @@ from precache.build_options import (
 from precache.doctor_command import add_doctor
 from precache.errors import PrecacheError, UsageError
 from precache.job_commands import add_job_commands
+from precache.messages import printable, without_secrets
 from precache.plan_command import add_plan, show_plan
 from precache.refresh_command import add_refresh
 from precache.report import (
@@ -36,6 +38,7 @@ from precache.report import (
     show,
 )
 from precache.simulate_command import add_simulate
+from precache.terminal import guard_output, say_error
 from precache.version_commands import add_version_commands
 
 _EPILOG = """\
@@ -60,8 +63,30 @@ exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad us
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Quotes no value of an option that it does not know: it may be a secret."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"(invalid choice: '[^'=]*)=.*(' \(choose)", r"\1=…\2", message)
+        super().error(printable(without_secrets(message)))
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        names = [found[0] for each in unknown if (found := re.match(r"--[\w-]+|-\w", each))]
+        secret = any(each.startswith("--storage") for each in arguments)
+        values = "more than are taken" if secret else " ".join(unknown)
+        parser.error(f"unrecognized arguments: {' '.join(names) or values}")
+    return options
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
         prog="precache",
         description="Decode once, off the training node; train from memory-mapped tensors.",
         epilog=_EPILOG,
@@ -280,11 +305,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a key must not break a terminal of ASCII
-    options = _parser().parse_args(arguments)
+    guard_output()
+    options = _parsed(sys.argv[1:] if arguments is None else arguments)
     try:
         status: int = options.run(options)
     except PrecacheError as error:
-        sys.stderr.write(f"precache: {error}\n")
+        say_error(error)
         return error.exit_status
     except KeyboardInterrupt:
         sys.stderr.write("precache: interrupted; what was done is kept, run it again to continue\n")

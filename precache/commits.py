@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from precache.attributes import CommitEntry
 from precache.errors import StorageError
 from precache.folder import Folder
+from precache.messages import shown
 
 ROOT = "zarr.json"
 """Document of a version's group: written last and removed first, as only a whole version has it."""
@@ -74,8 +74,7 @@ def source_to_keep(source: str) -> str | None:
         return source
     if "://" not in source:
         return str(Path(source).absolute())
-    parts = urlsplit(source)
-    return None if "@" in parts.netloc or parts.query or parts.fragment else source
+    return source if shown(source) == source else None
 
 
 def source_of(log: Sequence[Commit], version: str) -> str | None:

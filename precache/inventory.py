@@ -12,10 +12,11 @@ from precache.attributes import Attributes
 from precache.commits import ROOT, Commit, append_commit, read_commits
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder
+from precache.messages import shown
 from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus, remove_scratch
-from precache.storage import StorageOptions, open_folder, shown
+from precache.storage import StorageOptions, open_folder
 from precache.store import open_version, read_attributes, split_uri
 from precache.variants import variants_text
 from precache.version import Version

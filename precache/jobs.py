@@ -30,6 +30,7 @@ def build(
     address: str = "local",
     labels: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | None = None,
+    accept_unmatched: bool = False,
     keep_order: bool = False,
     shard_samples: int | None = None,
     on_error: str = "skip",
@@ -65,9 +66,13 @@ def build(
         ``local`` (a Ray of our own on this machine), ``serial`` (this process, no Ray), ``auto``
         or ``ray://host:port`` (a running cluster).
     labels
-        CSV file of (key, label) that overrides the folders' labels.
+        CSV file of (key, label) that overrides the folders' labels. Keys are compared under
+        Unicode's NFC; a sample may stand there twice, but not with two labels.
     classes
         Store or file whose class map is used, so that train and validation agree.
+    accept_unmatched
+        Accept `labels` of which many lines fit no sample, or that leave many samples without a
+        label; else 1% of them, at least 5, are accepted, and the log says how many.
     keep_order
         Lay rows down in the listing's order instead of a fixed shuffle.
     shard_samples

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
+from precache.messages import shown
 from precache.operations import Function, Op
 from precache.pipeline import Field, Pipeline
 from precache.png import Shown, as_picture, in_words, thinned
-from precache.storage import StorageOptions, shown
+from precache.storage import StorageOptions
 from precache.variants import variant_at
 
 if TYPE_CHECKING:

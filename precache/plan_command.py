@@ -11,9 +11,6 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
 import precache
 from precache.build_options import (
     add_build_options,
@@ -22,6 +19,7 @@ from precache.build_options import (
     read_pipeline,
 )
 from precache.report import show, size
+from precache.terminal import say, say_rows
 from precache.variants import variants_of
 
 if TYPE_CHECKING:
@@ -71,11 +69,8 @@ def show_plan(options: argparse.Namespace, timing: bool) -> None:
 
 
 def _print(plan: BuildPlan) -> None:
-    console = Console()
-    console.print(_headline(plan), style="bold", highlight=False, soft_wrap=True)
-    for name, value in _lines(plan):
-        line = Text.assemble((name.ljust(_HEAD), "bold"), value)
-        console.print(line, soft_wrap=True)
+    say(_headline(plan), style="bold")
+    say_rows(_lines(plan), _HEAD)
 
 
 def _headline(plan: BuildPlan) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from workers.request import BuildResult
     from workers.submission import ClusterJob
 
-_OF_ROWS = ("labels", "classes", "keep_order", "shard_samples", "compact")
+_OF_ROWS = ("labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact")
 _OF_THE_VERSION = ("pipeline", *_OF_ROWS, "recompute", "retry_failed")
 """Options of a build that a refresh does not take: they are what the version has."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from precache.errors import UsageError
 from precache.filesystems import EXTRAS, WEB
 from precache.folder import Folder
 from precache.localdisk import LocalFolder
+from precache.messages import credentials_of, shown
 
 StorageOptions = Mapping[str, Any] | None
 
@@ -30,22 +30,17 @@ def open_folder(uri: str | os.PathLike[str], options: StorageOptions = None) -> 
     Raises
     ------
     UsageError
-        A URL that names no bucket.
+        A URL that names no bucket, or one of an object store that holds credentials.
     """
     protocol, path = split_protocol(os.fspath(uri))
     if protocol in (None, "file", "local"):
         return LocalFolder(Path(path).expanduser().absolute())
     if protocol in EXTRAS and not path.strip("/"):
         raise UsageError(f"{protocol}:// names no bucket; give {protocol}://BUCKET/FOLDER")
+    if protocol in EXTRAS and ":" in credentials_of(uri):
+        raise UsageError(
+            f"{shown(uri)} was given with credentials, which have no place in {protocol}:// URLs; "
+            "give them as storage options, or as the library of this service finds them"
+        )
     whole = os.fspath(uri) if protocol in WEB else path
     return RemoteFolder(protocol, whole.rstrip("/"), dict(options or {}))
-
-
-def shown(uri: str | os.PathLike[str]) -> str:
-    """A path or URL without user, password, query and fragment, any of which may be a secret."""
-    scheme, mark, rest = os.fspath(uri).partition("://")
-    if not mark:
-        return scheme
-    # Not by urlsplit, which refuses some of what a user may have mistyped.
-    host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

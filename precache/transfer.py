@@ -33,11 +33,12 @@ from precache.folder import Folder, is_missing
 from precache.inventory import is_gone
 from precache.localdisk import LocalFolder
 from precache.locks import LockedFile
+from precache.messages import shown
 from precache.places import COPIES, LOCK, TRASH, look
 from precache.prefetch import prefetch
 from precache.renames import exchange, move, refuse_link, remove_if_empty
 from precache.status import is_alive, remove_scratch
-from precache.storage import StorageOptions, open_folder, shown
+from precache.storage import StorageOptions, open_folder
 from precache.store import open_own, open_version, split_uri
 from precache.version import SUMS, Version
 

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from precache.difference import Change, Difference, Some
 from precache.garbage import Collected, ago
 from precache.inventory import Inventory, Unfinished, Used
 from precache.report import size
+from precache.terminal import say
 
 _HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)
@@ -30,9 +29,8 @@ _KINDS = {
 
 
 def _say(lines: Iterable[str]) -> None:
-    console = Console()
     for line in lines:
-        console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
+        say(line.rstrip())
 
 
 def print_inventory(found: Inventory) -> None:

@@ -531,11 +531,12 @@ def test_pull_says_what_it_copied_and_what_was_there(
     assert run("verify", tmp_path / "here").status == 0
 
 
-@pytest.mark.parametrize("option", ["novalue", "=x"])
+@pytest.mark.parametrize("option", ["novalue", "=novalue"])
 def test_a_storage_option_has_a_key_and_a_value(run: Run, store: BuiltStore, option: str) -> None:
     ran = run("info", store.path, "--storage-option", option)
     assert ran.status == 2
-    assert f"{option!r} is not KEY=VALUE" in ran.err
+    assert "expected KEY=VALUE" in ran.err
+    assert "novalue" not in ran.err
 
 
 @pytest.mark.parametrize("name", ["info", "verify", "bench"])

@@ -29,6 +29,7 @@ RECIPE = precache.Pipeline.image(resize=(20, 24), crop=16)
 OTHERWISE: dict[str, Any] = {
     "labels": "/elsewhere/labels.csv",
     "classes": "s3://bucket/train.store",
+    "accept_unmatched": True,
     "keep_order": True,
     "shard_samples": 12,
     "on_error": "raise",
@@ -73,8 +74,9 @@ def test_every_option_of_a_build_travels() -> None:
 
 
 def test_every_option_of_a_refresh_travels() -> None:
-    rows = {"labels", "classes", "keep_order", "shard_samples", "compact", "recompute"}
-    given = {n: each for n, each in OTHERWISE.items() if n not in {*rows, "retry_failed"}}
+    rows = {"labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact"}
+    rows |= {"recompute", "retry_failed"}
+    given = {n: each for n, each in OTHERWISE.items() if n not in rows}
     more = {"times": 3, "every": "60.000000s", "run_functions": True}
     sent = pack_refresh("/in", "/out", None, {**given, **more})
     parser = argparse.ArgumentParser()

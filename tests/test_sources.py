@@ -33,15 +33,8 @@ from tests.building import (
     write,
     write_jpegs,
 )
-from workers.sources import (
-    Listing,
-    Sample,
-    Source,
-    freeze_classes,
-    open_source,
-    override_labels,
-    read_classes,
-)
+from workers.labels import freeze_classes, override_labels, read_classes
+from workers.sources import Listing, Sample, Source, open_source
 from workers.usercode import load_object, module_hash
 
 SMALL = precache.Pipeline.image(resize=16, crop=16)

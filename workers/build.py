@@ -23,11 +23,12 @@ from precache.errors import (
 )
 from precache.garbage import put_away
 from precache.imagecodec import load_zstd
+from precache.messages import shown
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
 from precache.status import live_leases, remove_scratch
-from precache.storage import open_folder, shown
+from precache.storage import open_folder
 from precache.store import open_own
 from workers import sources
 from workers.account import Account

@@ -22,9 +22,10 @@ from precache.errors import (
 )
 from precache.folder import Folder
 from precache.layout import RowShape
+from precache.messages import shown
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
-from precache.storage import open_folder, shown
+from precache.storage import open_folder
 from precache.version import ROW_TABLE
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare

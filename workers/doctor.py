@@ -16,8 +16,9 @@ import psutil
 
 from precache.errors import SampleError, SourceError, UsageError
 from precache.layout import RowShape
+from precache.messages import shown
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
-from precache.storage import StorageOptions, shown
+from precache.storage import StorageOptions
 from workers.measured import CodecTimes, Host, Measured
 from workers.plan import function_hashes
 from workers.prognosis import Prognosis, prognosis

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from rich.console import Console
 
 from precache.attributes import FORMAT, Attributes
 from precache.claims import Claim, Claims
@@ -27,6 +26,7 @@ from precache.smallarrays import small_array
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
 from precache.store import open_own
+from precache.terminal import say
 from precache.version import Version
 from workers import sources
 from workers.background import Background, begin_build, new_log
@@ -191,9 +191,7 @@ class Wanted:
     def say(self, text: str) -> None:
         """A line on standard error."""
         if self.shown:
-            Console(stderr=True).print(
-                f"precache: {text}", markup=False, highlight=False, soft_wrap=True
-            )
+            say(f"precache: {text}", stderr=True)
 
     def say_waiting(self) -> None:
         """What is awaited, now and then; raises what rank 0 has failed with."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from precache.errors import PipelineError, SourceError
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
+from precache.messages import shown
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
-from precache.storage import shown
 from workers import sources
 from workers.goal import Recipe
+from workers.labels import freeze_classes, override_labels, read_classes
 from workers.plan import deciding_versions, function_hashes
 from workers.request import Request
 from workers.reuse import Placed, committed, place_rows
@@ -102,17 +103,21 @@ def _numbered_on(pipeline: Pipeline, store: Folder) -> Pipeline:
 
 def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowTable:
     """The listing with the labels and classes that the request gives it."""
+    frozen = None
+    if request.classes is not None:
+        frozen = read_classes(request.classes, request.storage_options)
     if request.labels is not None:
-        table = sources.override_labels(table, request.labels)
-    if request.classes is None:
+        table = override_labels(
+            table, request.labels, frozen or (), accept_unmatched=request.accept_unmatched
+        )
+    if request.classes is None or frozen is None:
         return table
     if source.labels_with_samples and (table.labels < 0).all():
         raise SourceError(
             f"--classes {shown(request.classes)} numbers labels before samples are fetched, and "
             f"{shown(request.source)} has no targets; give it targets, or --labels"
         )
-    frozen = sources.read_classes(request.classes, request.storage_options)
-    return sources.freeze_classes(table, frozen, request.classes)
+    return freeze_classes(table, frozen, shown(request.classes))
 
 
 def _may_have(wanted: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:

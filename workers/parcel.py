@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from precache.errors import UsageError
-from precache.filesystems import WEB
+from precache.messages import shown
 from precache.pipeline import Pipeline
 from precache.report import size
 
@@ -170,11 +169,10 @@ def _as_there(name: str) -> str:
     """
     if "://" not in name:
         return name if name.startswith("python:") else str(Path(name).expanduser().absolute())
-    url = urlsplit(name)
-    if url.password or url.query or (url.scheme in WEB and url.username):
+    if shown(name) != name:
         raise UsageError(
-            f"{url.scheme}://{url.hostname or ''}{url.path} carries credentials, which Ray would "
-            "list with the job; give them as --storage-option"
+            f"{shown(name)} carries credentials, or what may be some, and Ray would list them with "
+            "the job; give them as --storage-option"
         )
     return name
 
@@ -306,8 +304,8 @@ def _check_size(files: Mapping[str, Path]) -> None:
         top = "/".join(PurePosixPath(name).parts[:2])
         parts[top] = parts.get(top, 0) + nbytes
     largest = sorted(parts, key=lambda part: -parts[part])[:3]
-    shown = ", ".join(f"{part} with {size(parts[part])}" for part in largest)
+    named = ", ".join(f"{part} with {size(parts[part])}" for part in largest)
     raise UsageError(
-        f"the code to send takes {size(total)}, and Ray takes {size(MOST_NBYTES)}: {shown}; give "
+        f"the code to send takes {size(total)}, and Ray takes {size(MOST_NBYTES)}: {named}; give "
         "--code a narrower path, and large files where the cluster can read them"
     )

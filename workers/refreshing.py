@@ -17,9 +17,10 @@ from precache.attributes import Identity
 from precache.commits import read_commits, source_of, source_to_keep
 from precache.errors import PipelineError, StoreError, UsageError
 from precache.garbage import ago
+from precache.messages import shown
 from precache.rowtable import REMOVED, RowTable
 from precache.status import DESCRIPTION, live_leases
-from precache.storage import open_folder, shown
+from precache.storage import open_folder
 from precache.store import open_version
 from precache.version import ROW_TABLE, Version
 from workers.build import run_build

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from precache.commits import ROOT
 from precache.errors import UsageError
+from precache.messages import shown
 from precache.pipeline import Pipeline
-from precache.storage import StorageOptions, open_folder, shown
+from precache.storage import StorageOptions, open_folder
 from precache.store import split_uri
 from workers.cluster import check_address, is_joined
 from workers.placement import Placement
@@ -21,12 +22,13 @@ MOST_SHARD_SAMPLES = 1 << 24
 class Request:
     """What the user asked for; `precache.build` explains each."""
 
-    source: str
-    store: str
+    source: str = field(repr=False)
+    store: str = field(repr=False)
     pipeline: Pipeline
     address: str = "local"
     labels: str | None = None
     classes: str | None = None
+    accept_unmatched: bool = False
     keep_order: bool = False
     shard_samples: int | None = None
     on_error: str = "skip"

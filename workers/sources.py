@@ -5,17 +5,14 @@ A source fetches only samples of its own, whatever key it is given: keys may com
 
 from __future__ import annotations
 
-import csv
 import itertools
-import json
 import math
 import re
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,18 +22,15 @@ from precache.errors import (
     FetchError,
     SourceError,
     StorageError,
-    StoreError,
 )
 from precache.folder import FileInfo, Folder
 from precache.rowtable import RowTable
-from precache.storage import StorageOptions, open_folder, shown
-from precache.store import open_version
+from precache.storage import StorageOptions, open_folder
 from workers.usercode import load_object, module_hash
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 )
-MOST_CLASSES = 10_000_000
 TICK = 1000
 """Files between two reports of how many were found."""
 
@@ -330,102 +324,3 @@ def open_source(source: str, storage_options: StorageOptions = None) -> Source:
         load_object(factory)
         return DatasetSource(factory, module_hash(factory))
     return FolderSource(open_folder(source, storage_options))
-
-
-# --- labels and classes -------------------------------------------------------------------------
-
-
-def override_labels(table: RowTable, path: str) -> RowTable:
-    """Labels from a CSV file of (key, label); other samples keep theirs.
-
-    Labels that are all whole numbers from -1 up are class numbers; others are class names, sorted
-    together with those of the samples that keep theirs.
-    """
-    given = _read_labels(path)
-    missing = sorted(given.keys() - set(table.keys))
-    if len(missing) == len(given):
-        raise SourceError(
-            f"no key of {path} is in the source; its first is {missing[0]!r}, "
-            f"the source's first {table.keys[0]!r}"
-        )
-    if not all(re.fullmatch(r"-1|[0-9]+", label) for label in given.values()):
-        named = zip(table.keys, _names(table), strict=True)
-        names = [given.get(key, name) for key, name in named]
-        classes = tuple(sorted({name for name in names if name is not None}))
-        lookup: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-        return _relabelled(table, [lookup.get(name, -1) for name in names], classes)
-    own = zip(table.keys, table.labels.tolist(), strict=True)
-    labels = [int(given.get(key, label)) for key, label in own]
-    if max(labels) > MOST_CLASSES:
-        raise SourceError(f"{path} has class number {max(labels)}; the highest is {MOST_CLASSES}")
-    kept = table.classes if any(key not in given for key in table.keys) else ()
-    numbers = map(str, range(len(kept), max(labels) + 1))
-    return _relabelled(table, labels, (*kept, *numbers))
-
-
-def _names(table: RowTable) -> list[str | None]:
-    """The class of each sample by name; by number where the source names none."""
-    known = dict(enumerate(table.classes))
-    return [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
-
-
-def _read_labels(path: str) -> dict[str, str]:
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise SourceError(f"cannot read labels from {shown(path)}: {reason}") from None
-    for number, row in rows:
-        if len(row) != 2:
-            raise SourceError(f"line {number} of {path} is {row}; each line is key,label")
-    if rows and [cell.strip().lower() for cell in rows[0][1]] == ["key", "label"]:
-        rows = rows[1:]
-    if not rows:
-        raise SourceError(f"{path} holds no label; each line is key,label")
-    return {key.strip(): label.strip() for _, (key, label) in rows}
-
-
-def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
-    """Number the labels by a given class map."""
-    lookup = {name: i for i, name in enumerate(classes)}
-    used = _names(table)
-    unknown = sorted({name for name in used if name is not None} - lookup.keys())
-    if unknown:
-        raise SourceError(
-            f"the source has classes that {where} does not: {', '.join(unknown[:10])}; "
-            "remove them or build without --classes"
-        )
-    labels = [-1 if name is None else lookup[name] for name in used]
-    return _relabelled(table, labels, tuple(classes))
-
-
-def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str, ...]:
-    """Class names from a store, a JSON list, or a text file with one a line."""
-    path = Path(uri)
-    if not path.is_file():
-        try:
-            return open_version(uri, None, storage_options).classes
-        except StoreError as error:
-            raise SourceError(
-                f"--classes {shown(uri)} is neither a file nor a store: {error}"
-            ) from None
-    try:
-        text = path.read_text("utf-8")
-        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
-    except (OSError, ValueError) as error:
-        raise SourceError(f"--classes {shown(uri)} cannot be read: {error}") from None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SourceError(
-            f"--classes {shown(uri)} must be a JSON list of names, or one name a line"
-        )
-    classes = tuple(name.strip() for name in names if name.strip())
-    if len(set(classes)) != len(classes) or not classes:
-        raise SourceError(f"--classes {shown(uri)} must name each class once, and at least one")
-    return classes
-
-
-def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:
-    numbers = np.fromiter(labels, np.int64, len(table))
-    return RowTable(table.keys, table.sizes, table.mtimes, table.etags, numbers, classes)
