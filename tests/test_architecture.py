@@ -17,7 +17,7 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    variants errors liveness states declared operations pipeline attributes layout kernels
+    variants errors liveness states declared operations pipeline attributes layout kernels ownfolder
     imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls folder ahead localdisk
     retries filesystems s3reads listings blobs storage locks diskcache metadata rowtable receipts
     smallarrays commits version contents store status claims finished growing places inventory garbage
