@@ -89,6 +89,7 @@ class OwnFolder:
                     f"{path} is a link or a file, where a folder belongs; remove it, or choose "
                     "another cache_dir"
                 ) from None
+            self._require_access(os.stat(where, dir_fd=place, follow_symlinks=False))
             raise
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         status = os.fstat(self._descriptor)
