@@ -370,6 +370,7 @@ class DiskCache:
             hint = {
                 errno.ENOSPC: "; the disk is full: free some space, or lower cache_limit",
                 errno.EACCES: "; check its owner and mode, or choose another cache_dir",
+                errno.EPERM: "; check its owner and mode, or choose another cache_dir",
                 errno.EROFS: "; choose a cache_dir that can be written",
                 errno.ENOLCK: "; choose a cache_dir on a disk of this machine",
             }.get(error.errno or 0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -24,6 +25,8 @@ from precache.ownfolder import ForeignFile
 from precache.stallclock import Fetched
 from precache.variants import variants_of
 from precache.version import Version
+
+log = logging.getLogger(__name__)
 
 FETCHES = 4
 """Shards under way at a time."""
@@ -342,7 +345,10 @@ class ShardFeed:
 
     def _is_sound(self, objects: _CachedObjects, number: int, descriptor: int) -> bool:
         _read_ahead(descriptor, objects.nbytes(number))
-        return objects.is_sound(number, descriptor)
+        sound = objects.is_sound(number, descriptor)
+        if not sound:
+            log.warning("%s is damaged; it is fetched again", objects.path(number, ()))
+        return sound
 
     def renew(self, rows: np.ndarray) -> None:
         """Check the shards of a batch that is being read, and fetch again those whose copies are

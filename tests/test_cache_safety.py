@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.diskcache import NAMES, DiskCache, Lease
@@ -531,6 +531,7 @@ class Neighbours:
             folder.symlink_to(self.outside.folder)
 
 
+@settings(max_examples=40)
 @given(steps)
 def test_nothing_outside_of_a_cache_is_touched_whatever_is_planted(
     steps: list[tuple[str, ...]],

@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -358,6 +359,8 @@ def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) 
 def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cache_limit is '1GB' and there is no cache_dir"):
         precache.Loader(stores["raw"].path, 2, cache_limit="1GB")
+    with pytest.raises(UsageError, match="cache_shared is True and there is no cache_dir"):
+        precache.Loader(stores["raw"].path, 2, cache_shared=True)
     with precache.Loader(stores["raw"].path, 2, cache_dir=tmp_path / "c", device="cpu") as loader:
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
 
@@ -382,11 +385,12 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
 
 def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
     options = [f"--storage-option={k}={json.dumps(v)}" for k, v in s3.options().items()]
-    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB"]
+    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB", "--cache-shared"]
     done = cli("bench", url, "--epochs", 1, "--json", *limit, *options)
     assert done.stderr == ""
     assert json.loads(done.stdout)["samples"] == 159
     assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o2770
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -522,7 +526,12 @@ def _flip(path: Path, place: float) -> None:
 
 @pytest.mark.parametrize("place", [0, 0.5, 1])
 def test_a_copy_that_went_bad_is_fetched_again(
-    place: float, url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+    place: float,
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Wherever it is bad, its index included."""
     with _cached(url, s3.options(), tmp_path) as loader:
@@ -533,6 +542,7 @@ def test_a_copy_that_went_bad_is_fetched_again(
         with _cached(url, s3.options(), tmp_path) as loader:
             assert_whole(epoch(loader), large)
             assert loader.stats().fetched.objects == again
+    assert caplog.messages == [f"{_copy(tmp_path, 5)} is damaged; it is fetched again"]
     assert _copy(tmp_path, 5).read_bytes() == whole
 
 
