@@ -248,11 +248,11 @@ class DiskCache:
         """Where an object lies once it is there."""
         return self.objects.path / name
 
-    def drop(self, folder: OwnFolder, name: str, status: os.stat_result) -> None:
-        """Remove a file, unless another one has come in its place."""
+    def drop(self, name: str, status: os.stat_result) -> None:
+        """Remove an object, unless another one has come in its place."""
         with self._translated("use"), self._lock(), contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(folder.status(name), status):
-                folder.remove(name)
+            if os.path.samestat(self.objects.status(name), status):
+                self.objects.remove(name)
 
     def part(self, name: str) -> LockedFile:
         """The file of an object on its way, not locked yet."""
@@ -464,7 +464,7 @@ class Lease:
             return False
         except ForeignFile as foreign:
             status = foreign.status
-        cache.drop(cache.objects, name, status)
+        cache.drop(name, status)
         return False
 
     def _bring(

@@ -518,8 +518,9 @@ class Neighbours:
         os.waitpid(child, 0)
 
     def _plant(self, place: str, kind: str) -> None:
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
-            plant(self.cache / place, kind, self.outside)
+        path = self.cache / place
+        if path.parent.is_dir() and not path.parent.is_symlink():
+            plant(path, kind, self.outside)
         self._obtain(place.rpartition("/")[2])
 
     def _replace(self, name: str) -> None:
