@@ -123,6 +123,7 @@ def _parser() -> _Parser:
         "--cache-dir", metavar="DIR", help="local folder where shards of a remote store go"
     )
     bench.add_argument("--cache-limit", metavar="SIZE", help="of that folder, such as 200GB")
+    bench.add_argument("--cache-shared", action="store_true", help="with the members of its group")
     return parser
 
 
@@ -265,6 +266,7 @@ def _bench(options: argparse.Namespace) -> int:
             tick,
             cache_dir=options.cache_dir,
             cache_limit=options.cache_limit,
+            cache_shared=options.cache_shared,
             storage_options=dict(options.storage_options),
         )
     show(options.json, dataclasses.asdict(result), lambda: print_bench(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from abc import ABC, abstractmethod
@@ -215,12 +216,13 @@ class MappedObjects(Objects):
         try:
             if path is None:
                 raise OSError("it is not on a local disk")
-            data = map_file(path)
-            self._require_size(len(data), number)
-            start, length = self.index_extent(len(data))
-            with path.open("rb", buffering=0) as file:
+            with self._file(path, number) as file:
+                size = os.fstat(file.fileno()).st_size
+                self._require_size(size, number)
+                data = self._map(path, number, file)
+                start, length = self.index_extent(size)
                 # A page fault on the map would bring in megabytes around it.
-                index = self.index(os.pread(file.fileno(), length, start), len(data))
+                index = self.index(os.pread(file.fileno(), length, start), size)
         except FileNotFoundError:
             if self.expected is None and self.version.folder.exists():
                 return None
@@ -231,6 +233,14 @@ class MappedObjects(Objects):
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
         return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))
+
+    def _file(self, path: Path, number: int) -> io.FileIO:
+        """An object's file, open."""
+        return io.FileIO(path)
+
+    def _map(self, path: Path, number: int, file: io.FileIO) -> np.ndarray:
+        """The bytes of an object, whose file is open."""
+        return map_file(path)
 
     def _require_size(self, size: int, number: int) -> None:
         if self.expected is not None and size != int(self.expected[number, 0]):
