@@ -33,20 +33,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
+from precache.claims import Claims, remove_ended
 from precache.commits import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.errors import StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
 from precache.inventory import reigns
-from precache.locks import remove_if_free
 from precache.places import (
     COPIES,
-    LOCK,
     TRASH,
     Place,
     dated_log,
     look,
     look_around,
+    pull_claim,
     store_clock,
     version_of,
 )
@@ -168,9 +168,9 @@ def gc(
             remove_scratch(folder.folder(name))
             if folder.local("") is None:
                 folder.remove(f"{COPIES}/{name}")
-        _remove_locks(folder)
         for name in (TRASH, COPIES):
             remove_if_empty(folder, name)
+        remove_ended(folder)
     return Collected(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
 
 
@@ -307,8 +307,7 @@ def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
     if log and log[-1].version == name:
         return "current"
     if name != place.version:
-        lock = store.local(f"{name}{LOCK}")
-        if lock is not None and not remove_if_free(lock):
+        if Claims(store, pull_claim(place.version)).holder() is not None:
             return "somebody is at work on it"
         store.remove(name)  # nobody reads a copy under way
         return ""
@@ -338,15 +337,6 @@ def _end_what_was_begun(store: Folder) -> None:
             record = store.get(left)
             if record is not None and (not record or version_of(record) == version):
                 _finish(store, left)
-
-
-def _remove_locks(store: Folder) -> None:
-    """Of copies that nobody is at work on."""
-    path = store.local(COPIES)
-    if path is not None and not path.is_symlink():
-        for name in store.names(COPIES):
-            if name.endswith(LOCK) and VERSION.fullmatch(name.removesuffix(LOCK)):
-                remove_if_free(path / name)
 
 
 def _finish(store: Folder, left: str) -> bool:

@@ -37,9 +37,6 @@ together; in a bucket, by version, the `zarr.json` that is put last."""
 TRASH = "_gc"
 """Folder of a store with what is being removed."""
 
-LOCK = ".lock"
-"""Suffix there of the file that is locked while a copy is made."""
-
 _ARRAY = r"[A-Za-z_]\w*(\.[0-9]{1,9})?/(zarr\.json|c/[0-9]+(/0)*)"
 _SCRATCH = (
     r"build\.json|rows\.parquet|heartbeat|fate|receipts/[0-9]{8}\.json|finished/[0-9]{6,}\.json"
@@ -50,6 +47,11 @@ _OBJECT = re.compile(
     r"|(.*/)?\.([^/]+\.)?[0-9a-f]{32}\.tmp"
 )
 """Names that objects of a version have, from the beginning of its build on."""
+
+
+def pull_claim(version: str) -> str:
+    """Name of the claim to put a copy of a version together."""
+    return f"{version}-pull"
 
 
 class StoredObject(NamedTuple):

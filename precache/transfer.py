@@ -15,26 +15,25 @@ A version that is there whole, by its own tables, is made current and nothing el
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from precache import metadata
+from precache.claims import Claims
 from precache.commits import BUILD, ROOT, Commit, append_commit
 from precache.contents import Contents
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder, is_missing
 from precache.inventory import is_gone
 from precache.localdisk import LocalFolder
-from precache.locks import LockedFile
 from precache.messages import shown
-from precache.places import COPIES, LOCK, TRASH, look
+from precache.places import COPIES, TRASH, look, pull_claim
 from precache.prefetch import prefetch
 from precache.renames import exchange, move, refuse_link, remove_if_empty
 from precache.status import is_alive, remove_scratch
@@ -45,8 +44,6 @@ from precache.version import SUMS, Version
 THREADS = 4
 """Objects under way at a time; each is in memory whole."""
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Of file systems that cannot lock; there two pulls of one version at once may fail."""
 
 SCRATCH = f"{BUILD}/tmp"
 Tick = Callable[[int], None]
@@ -184,7 +181,7 @@ def pull(
 def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
     target, count = store.folder(version.id), _Count(tick)
     refuse_link(store, COPIES)
-    with _alone(store, version.id):
+    with Claims(store, pull_claim(version.id)).held():
         there = _whole(target)
         if there is not None:
             count.take((shard, True) for shard in there)
@@ -200,48 +197,9 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
         append_commit(store, version.id)
         # What is not needed once a version is there whole and current.
         store.remove(_copy_name(version.id))
+        remove_if_empty(store, COPIES)
         remove_scratch(target)
     return Transferred(version.id, str(target), count.objects, count.nbytes, count.skipped)
-
-
-@contextlib.contextmanager
-def _alone(store: Folder, version: str) -> Iterator[None]:
-    """Nobody else puts a copy of this version together on this disk until the block ends."""
-    path = store.local(f"{_copy_name(version)}{LOCK}")
-    if path is None:
-        yield  # in a bucket two put the same
-        return
-    try:
-        with _locked(path):
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-    finally:
-        remove_if_empty(store, COPIES)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = LockedFile(path)
-        except FileNotFoundError:
-            continue  # another process has just removed the folder
-        except OSError as error:
-            raise StorageError(f"cannot write {path}: {error.strerror}") from error
-        with contextlib.closing(file):
-            try:
-                file.lock()
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise StorageError(f"cannot lock {path}: {error.strerror}") from error
-            else:
-                if not file.is_at(path):
-                    continue
-            yield
-            return
 
 
 # --- what is there ------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ def test_nothing_is_removed_through_a_folder_of_ours_that_is_a_link(
 ) -> None:
     path, _ = store
     elsewhere = tmp_path / "elsewhere"
-    for each in (f"{SOME}.{SOME}/image/c/0", f"{SOME}/image/c/0", f"{SOME}.lock"):
+    for each in (f"{SOME}.{SOME}/image/c/0", f"{SOME}/image/c/0"):
         write(elsewhere / each, b"mine")
     before = sorted(elsewhere.rglob("*"))
     age(elsewhere, 900 * DAY)
@@ -341,7 +341,6 @@ LEFT: dict[str, Sequence[str]] = {
     "a build without a description": (f"{SOME}/_build/leases/{SOME}.json", f"{SOME}/rows/c/0"),
     "a copy of an earlier release": (f"{SOME}/image/c/0/0/0/0", f"{SOME}/_build/tmp/"),
     "a copy": (f"{COPIES}/{SOME}/image/c/0/0/0/0",),
-    "a copy that was about to be made": (f"{COPIES}/{SOME}.lock",),
     "what a removal had put out of reach": (f"{TRASH}/{SOME}.{SOME}/image/c/0/0/0/0",),
     "an entry of the log that was being created": ("{first}/_build/tmp/",),
     "an empty folder that the log names": ("{first}/",),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from precache.attributes import FORMAT, Attributes
-from precache.claims import Claim, Claims
+from precache.claims import POLL_LOCAL, POLL_REMOTE, Claim, Claims
 from precache.commits import ROOT
 from precache.errors import BuildError
 from precache.finished import FATE, follow_log, kept_name
@@ -40,9 +40,6 @@ from workers.told import told_by_rank_0
 
 if TYPE_CHECKING:
     from workers.submission import ClusterJob
-
-POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
-"""Seconds between two looks at a store."""
 
 LIFE_SECONDS = 5.0
 """Between two looks for signs of life of a build, which lists its receipts."""

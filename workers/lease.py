@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Self
 
 from precache.attributes import Claimed
@@ -25,23 +24,14 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 30.0
 """Between two heartbeats."""
 
-POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
-"""Seconds between two looks at what another build does."""
 
-
-@contextlib.contextmanager
-def deciding(version: Folder) -> Iterator[Claim]:
+def deciding(version: Folder) -> AbstractContextManager[Claim]:
     """Alone among the builds of a version: to commit it, to remove it, or to replace a shard.
 
     Every build passes here once before it makes a shard. So one that finds no other's lease here
     knows that all there is was left by builds that have ended.
     """
-    claims = Claims(version.folder(BUILD), "commit")
-    poll = POLL_REMOTE if version.local("") is None else POLL_LOCAL
-    while (claim := claims.take()) is None:
-        time.sleep(poll)  # a store has no notifications
-    with claim:
-        yield claim
+    return Claims(version.folder(BUILD), "commit").held()
 
 
 class BuildLease:
