@@ -18,6 +18,7 @@ import xxhash
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
+from precache.localdisk import LocalFolder
 from precache.objects import MappedObjects
 from precache.stallclock import Fetched
 from precache.variants import variants_of
@@ -53,6 +54,10 @@ class _CachedObjects(MappedObjects):
 
     def path(self, number: int, tail: tuple[int, ...]) -> Path:
         return self.cache.path(self.cached_name(number))
+
+    def open(self, number: int, tail: tuple[int, ...]) -> int:
+        path = self.path(number, tail)
+        return LocalFolder(path.parent).open(path.name)
 
     def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
         path = self.path(number, tail)

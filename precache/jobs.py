@@ -30,6 +30,7 @@ def build(
     address: str = "local",
     labels: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | None = None,
+    follow_links: bool = False,
     keep_order: bool = False,
     shard_samples: int | None = None,
     on_error: str = "skip",
@@ -67,6 +68,9 @@ def build(
         CSV file of (key, label) that overrides the folders' labels.
     classes
         Store or file whose class map is used, so that train and validation agree.
+    follow_links
+        Follow links in a local source that lead out of it. By default they are counted and left
+        out.
     keep_order
         Lay rows down in the listing's order instead of a fixed shuffle.
     shard_samples
@@ -278,6 +282,7 @@ def doctor(
     seconds: float = 45.0,
     rate: float = 1000.0,
     cores: int | None = None,
+    follow_links: bool = False,
     storage_options: StorageOptions = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Prognosis:
@@ -287,7 +292,7 @@ def doctor(
 
     Parameters
     ----------
-    source, pipeline, storage_options
+    source, pipeline, follow_links, storage_options
         As `build` takes them.
     samples
         Drawn at random from the source, without repetition.
@@ -322,6 +327,7 @@ def doctor(
         cores=cores,
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         storage_options=storage_options,
+        follow_links=follow_links,
     )
     return examine(question, tick)
 

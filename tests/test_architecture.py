@@ -18,10 +18,12 @@ ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
     variants errors liveness states declared operations pipeline attributes layout kernels
-    imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls folder ahead localdisk
-    retries filesystems s3reads listings blobs storage locks diskcache metadata rowtable receipts
-    smallarrays commits version contents store status claims finished growing places inventory garbage
-    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
+    imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls folder ahead
+    localfiles localdisk retries filesystems s3reads listings blobs storage locks diskcache metadata
+    rowtable receipts
+    smallarrays commits version contents store status claims finished growing places inventory
+    garbage difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead
+    feed
     columns nvcomp report usage gathering registered stream transforms ranks rankstore outputs
     selection dataset pages charts resident following loader_options orders succession loader
     pagecache measurements snapshot probes remedies verdict durations simulation simulation_text

@@ -29,6 +29,7 @@ RECIPE = precache.Pipeline.image(resize=(20, 24), crop=16)
 OTHERWISE: dict[str, Any] = {
     "labels": "/elsewhere/labels.csv",
     "classes": "s3://bucket/train.store",
+    "follow_links": True,
     "keep_order": True,
     "shard_samples": 12,
     "on_error": "raise",

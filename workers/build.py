@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.commits import BUILD, append_commit, source_to_keep
+from precache.commits import BUILD, append_commit, require_create_only, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -22,6 +22,7 @@ from precache.errors import (
     StorageError,
     UsageError,
 )
+from precache.folder import left_out_text
 from precache.imagecodec import load_zstd
 from precache.receipts import Receipt
 from precache.report import size
@@ -81,7 +82,7 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
         account = Account(request, progress)
         build = _Build(request, progress, account, listed)
         try:
-            result = build.run()
+            result = replace(build.run(), left_out=build.listed.left_out)
         except BaseException as error:
             report_failure(account, error, progress.say)
             raise
@@ -105,7 +106,9 @@ class _Build:
         self.progress = progress
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
-        self.source = sources.open_source(request.source, request.storage_options)
+        self.source = sources.open_source(
+            request.source, request.storage_options, follow_links=request.follow_links
+        )
         self.joined = is_joined(request.address)
         self.given = listed
         self.listed: Listed
@@ -152,6 +155,7 @@ class _Build:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
+        ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
         self.progress.say(f"{len(table):,} samples{classes} in {place}{ignored}")
         self.timings["list"] = listed.seconds
@@ -208,6 +212,7 @@ class _Build:
         goal, origin = work.goal, work.origin
         if work.needed is not None:
             self._check_space(work.needed)
+        require_create_only(goal.folder, SCRATCH)
         goal.begin()
         if work.receipts:  # what lay idle may have been swept before it was begun again
             left = remaining(goal, origin, recompute=self.request.recompute)

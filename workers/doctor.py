@@ -50,6 +50,7 @@ class Question:
     cores: int | None = None
     import_path: tuple[str, ...] = ()
     storage_options: StorageOptions = None
+    follow_links: bool = False
 
 
 def examine(question: Question, tick: Callable[[str], None] = lambda what: None) -> Prognosis:
@@ -68,7 +69,9 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
     _check(question)
     started = time.monotonic()
     load = os.getloadavg()[0]
-    source = open_source(question.source, question.storage_options)
+    source = open_source(
+        question.source, question.storage_options, follow_links=question.follow_links
+    )
     listing = source.list(
         lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
     )

@@ -9,8 +9,9 @@ import re
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from precache.errors import (
     StorageError,
     StoreError,
 )
-from precache.folder import FileInfo, Folder
+from precache.folder import FileInfo, Folder, left_out_text
 from precache.rowtable import RowTable
 from precache.storage import StorageOptions, open_folder, shown
 from precache.store import open_version
@@ -58,12 +59,14 @@ Fetched = list[Sample | FetchError]
 class Listing:
     """What a source holds, sorted by key; `ignored` files are not images by suffix.
 
-    It is not `complete` where the time was up before the end.
+    It is not `complete` where the time was up before the end. What else was `left_out` is counted
+    by reason, as a walk of a folder names it.
     """
 
     table: RowTable
     ignored: int = 0
     complete: bool = True
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -112,8 +115,16 @@ class FolderSource:
             what = "is not a folder" if kind else "does not exist"
             raise SourceError(f"the source {self.folder} {what}; give a folder of images")
         found = _Files()
-        ignored, complete = 0, True
-        for file in self.folder.walk():
+        ignored, complete, left_out = 0, True, Counter[str]()
+
+        def leave_out(name: str, reason: str) -> None:
+            nonlocal ignored
+            if name.endswith("/") or _is_image(name):
+                left_out[reason] += 1
+            else:
+                ignored += 1
+
+        for file in self.folder.walk(leave_out):
             if found.keys and time.monotonic() > until:
                 complete = False
                 break
@@ -126,11 +137,11 @@ class FolderSource:
         if not found.keys:
             raise SourceError(
                 f"the source {self.folder} has no image ({ignored} other files); "
-                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
             )
         tick(len(found.keys))
         _require_utf8(found.keys)
-        return Listing(found.table(), ignored, complete)
+        return Listing(found.table(), ignored, complete, dict(left_out))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
         read = self.folder.read_many(keys, sizes)
@@ -299,13 +310,15 @@ def _dataset_sample(item: Any) -> Sample:
     return Sample(inputs, _number(label), digest.hexdigest())
 
 
-def open_source(source: str, storage_options: StorageOptions = None) -> Source:
+def open_source(
+    source: str, storage_options: StorageOptions = None, *, follow_links: bool = False
+) -> Source:
     """The source that a path, a URL or ``python:module:factory`` names."""
     if source.startswith("python:"):
         factory = source.removeprefix("python:")
         load_object(factory)
         return DatasetSource(factory, module_hash(factory))
-    return FolderSource(open_folder(source, storage_options))
+    return FolderSource(open_folder(source, storage_options, follow_links=follow_links))
 
 
 # --- labels and classes -------------------------------------------------------------------------
