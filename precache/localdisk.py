@@ -224,7 +224,9 @@ class LocalFolder:
         if not self.exists(name):
             return {}
         prefix = f"{name}/" if name else ""
-        return {prefix + info.name: info.size for info in self.folder(name).walk() if info.size >= 0}
+        return {
+            prefix + info.name: info.size for info in self.folder(name).walk() if info.size >= 0
+        }
 
     def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.

@@ -181,8 +181,14 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it, each synced into its parent."""
     if path.is_dir():
         return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir()
+    except FileNotFoundError:
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        if not path.is_dir():  # made by another process meanwhile
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
     sync_folder(path.parent)
 
 

@@ -91,7 +91,8 @@ def real_nbytes(objects: Iterable[StoredObject]) -> int:
 def _objects(folder: Folder) -> Iterator[StoredObject]:
     path = folder.local("")
     if path is not None:
-        yield from _files(path)
+        if folder.exists():  # and is no link out of the store
+            yield from _files(path)
         return
     try:
         for each in folder.walk():
