@@ -106,6 +106,7 @@ def add_running_options(
         metavar="PATH",
         help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
     )
+    add_follow_links(run)
     run.add_argument("--storage-options-at", metavar="NAME", help=argparse.SUPPRESS)
     add_placement(to.add_argument_group("on a cluster that is joined"))
     add_storage_option(run)
@@ -159,6 +160,15 @@ def add_source(to: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="a folder of images (path or URL), one sub-folder a class; or python:module:factory "
         "for a torch Dataset",
+    )
+
+
+def add_follow_links(to: Any) -> None:
+    """``--follow-links``."""
+    to.add_argument(
+        "--follow-links",
+        action="store_true",
+        help="follow links that lead out of a source on a local disk; default leave them out",
     )
 
 
@@ -310,6 +320,7 @@ def running_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "on_error": options.on_error,
         "max_failures": options.max_failures,
         "accept_missing": options.accept_missing,
+        "follow_links": options.follow_links,
         "check_space": not options.no_space_check,
         "cpus": options.cpus,
         "cpus_per_task": options.cpus_per_task,

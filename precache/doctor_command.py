@@ -10,6 +10,7 @@ from typing import Any
 
 import precache
 from precache.build_options import (
+    add_follow_links,
     add_recipe_options,
     add_source,
     add_storage_option,
@@ -55,6 +56,7 @@ def add_doctor(commands: Any) -> None:
         metavar="N",
         help="of the build, and of training; default those that this process may use",
     )
+    add_follow_links(run)
     add_storage_option(run)
     run.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
@@ -85,6 +87,7 @@ def _doctor(options: argparse.Namespace) -> int:
             seconds=options.seconds,
             rate=options.rate,
             cores=options.cores,
+            follow_links=options.follow_links,
             storage_options=dict(options.storage_options),
             tick=tick,
         )

@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import xxhash
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
-from precache.objects import MappedObjects
+from precache.objects import MappedObjects, map_path
 from precache.ownfolder import ForeignFile
 from precache.stallclock import Fetched
 from precache.variants import variants_of
@@ -68,17 +67,19 @@ class _CachedObjects(MappedObjects):
     def path(self, number: int, tail: tuple[int, ...]) -> Path:
         return self.cache.path(self.cached_name(number))
 
-    def _file(self, path: Path, number: int) -> FileIO:
+    def open(self, number: int, tail: tuple[int, ...]) -> int:
         try:
-            return self.cache.objects.file(path.name)
+            return self.cache.objects.descriptor_of(self.cached_name(number), os.O_RDONLY)
         except ForeignFile as error:
             raise DamageError(str(error)) from None
 
-    def _map(self, path: Path, number: int, file: FileIO) -> np.ndarray:
-        if not self.is_sound(number, file.fileno()):
+    def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
+        if not self.is_sound(number, descriptor):
             raise DamageError("its checksum does not hold")
-        data = super()._map(path, number, file)
-        if not os.path.samestat(os.fstat(file.fileno()), path.lstat()):
+        # By its path: a process that changed its user cannot open its descriptors anew.
+        path, status = self.path(number, tail), os.fstat(descriptor)
+        data = map_path(path, status.st_size)
+        if not os.path.samestat(status, path.lstat()):
             raise DamageError("another file has come in its place")
         return data
 

@@ -31,6 +31,7 @@ def build(
     labels: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | None = None,
     accept_unmatched: bool = False,
+    follow_links: bool = False,
     keep_order: bool = False,
     shard_samples: int | None = None,
     on_error: str = "skip",
@@ -73,6 +74,9 @@ def build(
     accept_unmatched
         Accept `labels` of which many lines fit no sample, or that leave many samples without a
         label; else 1% of them, at least 5, are accepted, and the log says how many.
+    follow_links
+        Follow links in a local source that lead out of it. By default they are counted and left
+        out.
     keep_order
         Lay rows down in the listing's order instead of a fixed shuffle.
     shard_samples
@@ -290,6 +294,7 @@ def doctor(
     rate: float = 1000.0,
     cores: int | None = None,
     run_functions: bool = False,
+    follow_links: bool = False,
     storage_options: StorageOptions = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Prognosis:
@@ -299,7 +304,7 @@ def doctor(
 
     Parameters
     ----------
-    source, pipeline, run_functions, storage_options
+    source, pipeline, run_functions, follow_links, storage_options
         As `build` takes them.
     samples
         Drawn at random from the source, without repetition.
@@ -335,6 +340,7 @@ def doctor(
         run_functions=run_functions,
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         storage_options=storage_options,
+        follow_links=follow_links,
     )
     return examine(question, tick)
 

@@ -206,7 +206,8 @@ def _records(store: Folder) -> dict[str, StoredObject]:
 def _objects(folder: Folder) -> Iterator[StoredObject]:
     path = folder.local("")
     if path is not None:
-        yield from _files(path)
+        if folder.exists():  # and is no link out of the store
+            yield from _files(path)
         return
     try:
         for each in folder.walk():

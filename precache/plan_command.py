@@ -18,6 +18,7 @@ from precache.build_options import (
     import_from_here,
     read_pipeline,
 )
+from precache.folder import left_out_text
 from precache.report import show, size
 from precache.terminal import say, say_rows
 from precache.variants import variants_of
@@ -96,7 +97,8 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
         yield from _differences(plan.differences, plan.keeps_rows)
     removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
     ignored = f"; {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
-    yield "samples", f"{plan.samples:,}{removed}{ignored}"
+    left_out = left_out_text(plan.left_out)
+    yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
     if plan.shards == plan.shards_skipped:
         return
     base = "nothing" if plan.base is None else f"version {plan.base[:8]}"

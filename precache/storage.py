@@ -13,19 +13,23 @@ from precache.blobs import RemoteFolder
 from precache.errors import UsageError
 from precache.filesystems import EXTRAS, WEB
 from precache.folder import Folder
-from precache.localdisk import LocalFolder
+from precache.localdisk import ANYWHERE, LocalFolder
 from precache.messages import credentials_of, shown
 
 StorageOptions = Mapping[str, Any] | None
 
 
-def open_folder(uri: str | os.PathLike[str], options: StorageOptions = None) -> Folder:
+def open_folder(
+    uri: str | os.PathLike[str], options: StorageOptions = None, *, follow_links: bool = False
+) -> Folder:
     """The folder that a path or URL names; it need not exist.
 
     Parameters
     ----------
     options
         Of the remote file system, as its fsspec class takes them; a local disk has none.
+    follow_links
+        Follow links on a local disk that lead out of the folder.
 
     Raises
     ------
@@ -34,7 +38,7 @@ def open_folder(uri: str | os.PathLike[str], options: StorageOptions = None) -> 
     """
     protocol, path = split_protocol(os.fspath(uri))
     if protocol in (None, "file", "local"):
-        return LocalFolder(Path(path).expanduser().absolute())
+        return LocalFolder(Path(path).expanduser().absolute(), ANYWHERE if follow_links else None)
     if protocol in EXTRAS and not path.strip("/"):
         raise UsageError(f"{protocol}:// names no bucket; give {protocol}://BUCKET/FOLDER")
     if protocol in EXTRAS and ":" in credentials_of(uri):

@@ -26,7 +26,7 @@ import xxhash
 
 from precache import metadata
 from precache.claims import Claims
-from precache.commits import BUILD, ROOT, Commit, append_commit
+from precache.commits import BUILD, ROOT, Commit, append_commit, require_create_only
 from precache.contents import Contents
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder, is_missing
@@ -187,8 +187,11 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
             count.take((shard, True) for shard in there)
         else:
             committed = _require_free(store, version.id)
+            on_disk = store.local("") is not None
+            place = store.folder(_copy_name(version.id)) if on_disk else target
+            require_create_only(place, SCRATCH)
             received = _receive(version)
-            if store.local("") is not None:
+            if on_disk:
                 _put_together(version.folder, received, store, count)
             elif committed:
                 _mend(version.folder, received, target, count)

@@ -19,16 +19,16 @@ ROOT = Path(precache.__file__).parents[1]
 PRECACHE = """
     variants messages errors liveness states declared operations pipeline attributes layout
     kernels ownfolder imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls
-    folder ahead localdisk retries filesystems s3reads listings blobs storage locks diskcache
-    metadata rowtable receipts smallarrays commits version contents store renames status claims
-    finished growing places inventory garbage difference shardwriter prefetch fetchers objects
-    ranges decoded shards slots readahead feed columns nvcomp terminal report usage gathering
-    registered stream transforms ranks rankstore outputs selection dataset pages charts resident
-    following loader_options orders succession loader pagecache measurements snapshot probes
-    remedies verdict durations simulation simulation_text player pictures diagnosis replay
-    diagnosis_page turns mixture stallpublisher stallrecorder metering lightning bench
-    verification transfer jobs refreshed ensured png catalogue originals view viewfacts
-    viewpages viewserver build_options job_commands plan_command refresh_command
+    folder ahead localfiles localdisk retries filesystems s3reads listings blobs storage locks
+    diskcache metadata rowtable receipts smallarrays commits version contents store renames
+    status claims finished growing places inventory garbage difference shardwriter prefetch
+    fetchers objects ranges decoded shards slots readahead feed columns nvcomp terminal report
+    usage gathering registered stream transforms ranks rankstore outputs selection dataset pages
+    charts resident following loader_options orders succession loader pagecache measurements
+    snapshot probes remedies verdict durations simulation simulation_text player pictures
+    diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder metering
+    lightning bench verification transfer jobs refreshed ensured png catalogue originals view
+    viewfacts viewpages viewserver build_options job_commands plan_command refresh_command
     simulate_command doctor_text doctor_page doctor_command version_text version_commands cli
     __main__
 """

@@ -650,7 +650,7 @@ def test_damage_of_the_stores_own_object_is_named(
 def test_a_copy_that_cannot_be_mapped_is_named(
     url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(path: Path) -> np.ndarray:
+    def refused(descriptor: int) -> np.ndarray:
         raise OSError("it cannot be mapped: no more maps")
 
     monkeypatch.setattr(objects, "map_file", refused)

@@ -30,6 +30,7 @@ OTHERWISE: dict[str, Any] = {
     "labels": "/elsewhere/labels.csv",
     "classes": "s3://bucket/train.store",
     "accept_unmatched": True,
+    "follow_links": True,
     "keep_order": True,
     "shard_samples": 12,
     "on_error": "raise",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.commits import ROOT, append_commit, source_to_keep
+from precache.commits import ROOT, append_commit, require_create_only, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -21,6 +21,7 @@ from precache.errors import (
     StorageError,
     UsageError,
 )
+from precache.folder import left_out_text
 from precache.garbage import put_away
 from precache.imagecodec import load_zstd
 from precache.messages import shown
@@ -36,7 +37,7 @@ from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
-from workers.goal import Goal, Recipe, find_goal, receipt_name
+from workers.goal import SCRATCH, Goal, Recipe, find_goal, receipt_name
 from workers.lease import BuildLease, deciding
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
@@ -84,7 +85,7 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
         account = Account(request, progress)
         build = _Build(request, progress, account, listed)
         try:
-            result = build.run()
+            result = replace(build.run(), left_out=build.listed.left_out)
         except BaseException as error:
             report_failure(account, error, progress.say)
             raise
@@ -113,7 +114,9 @@ class _Build:
         self.progress = progress
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
-        self.source = sources.open_source(request.source, request.storage_options)
+        self.source = sources.open_source(
+            request.source, request.storage_options, follow_links=request.follow_links
+        )
         self.joined = is_joined(request.address)
         self.given = listed
         self.listed: Listed
@@ -161,6 +164,7 @@ class _Build:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
+        ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
         self.progress.say(f"{len(table):,} samples{classes} in {place}{ignored}")
         self.timings["list"] = listed.seconds
@@ -217,6 +221,7 @@ class _Build:
         if work.needed is not None:
             self._check_space(work.needed)
         goal = work.goal
+        require_create_only(goal.folder, SCRATCH)
         tidy_current(self.store)
         with BuildLease(goal.folder) as lease:
             try:

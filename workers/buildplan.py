@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -73,6 +73,8 @@ class BuildPlan:
         Id of the version of which rows are taken over, and why that one; or why there is none.
     samples, ignored, removed
         Of the source; its files that are not images by suffix; rows whose samples it has no more.
+    left_out
+        As a build's result has it.
     shards, shards_skipped, shards_reused
         Of the version; those that are there; those whose objects will be the base's.
     rows_retried
@@ -119,6 +121,7 @@ class BuildPlan:
     estimate: Estimate | None
     ops: tuple[FieldCosts, ...] = ()
     hard_links: bool = True
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shards_to_make(self) -> int:
@@ -143,7 +146,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     """
     check_request(request)
     store = open_folder(request.store, request.storage_options)
-    source = open_source(request.source, request.storage_options)
+    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack:
         listed = list_rows(request, store, source, progress.listed)
         progress.phase("Comparing")
@@ -324,6 +327,7 @@ def _plan(
         _written(work, shards, took),
         took,
         hard_links=store.local("") is not None,
+        left_out=listed.left_out,
     )
 
 

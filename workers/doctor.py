@@ -53,6 +53,7 @@ class Question:
     run_functions: bool = False
     import_path: tuple[str, ...] = ()
     storage_options: StorageOptions = None
+    follow_links: bool = False
 
 
 def examine(question: Question, tick: Callable[[str], None] = lambda what: None) -> Prognosis:
@@ -71,7 +72,9 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
     _check(question)
     started = time.monotonic()
     load = os.getloadavg()[0]
-    source = open_source(question.source, question.storage_options)
+    source = open_source(
+        question.source, question.storage_options, follow_links=question.follow_links
+    )
     listing = source.list(
         lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
     )

@@ -107,7 +107,9 @@ class Wanted:
             told.begin()
         with self.failing_for_all():
             request = self.request
-            source = sources.open_source(request.source, request.storage_options)
+            source = sources.open_source(
+                request.source, request.storage_options, follow_links=request.follow_links
+            )
             self.listed = list_rows(request, self.store, source, lambda found: None)
         recipe = self.listed.recipe
         if told is not None and told.leads:

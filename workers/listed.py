@@ -27,8 +27,8 @@ class Listed:
 
     Attributes
     ----------
-    ignored
-        Files that are not images by suffix.
+    ignored, left_out
+        Files that are not images by suffix; what else is no sample, counted by reason.
     code
         Hashes of the modules of custom functions that declare no version, by function.
     fetches_labels
@@ -53,6 +53,7 @@ class Listed:
     pinned: bool = False
     barred: Mapping[str, str] = field(default_factory=dict)
     refreshes: str | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def list_rows(
@@ -77,7 +78,15 @@ def list_rows(
     relabelled = request.labels is not None or request.classes is not None
     fetches_labels = source.labels_with_samples and not relabelled
     seconds = time.perf_counter() - began
-    return Listed(recipe, placed, listing.ignored, code, fetches_labels, seconds)
+    return Listed(
+        recipe,
+        placed,
+        listing.ignored,
+        code,
+        fetches_labels,
+        seconds,
+        left_out=listing.left_out,
+    )
 
 
 def _numbered_on(pipeline: Pipeline, store: Folder) -> Pipeline:

@@ -126,7 +126,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     assert attributes is not None  # it has a pipeline
     table = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
     fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
-    source = open_source(request.source, request.storage_options)
+    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     return Listed(
         Recipe(request.pipeline, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),

@@ -29,6 +29,7 @@ class Request:
     labels: str | None = None
     classes: str | None = None
     accept_unmatched: bool = False
+    follow_links: bool = False
     keep_order: bool = False
     shard_samples: int | None = None
     on_error: str = "skip"
@@ -56,6 +57,10 @@ class BuildResult:
         The version's id and folder.
     samples, failed, ignored
         Of the source; holes among them; files of the source that are not images by suffix.
+    left_out
+        What else lies in the source and is no sample, counted by reason: ``link_out``, links that
+        lead out of it; ``no_file``, FIFOs, sockets and devices; ``no_name``, objects with an empty
+        part, ``.`` or ``..`` in their names.
     mended
         Samples that had failed before, and were tried again with success.
     removed
@@ -91,6 +96,7 @@ class BuildResult:
     cpu_seconds: float = 0.0
     holes: Sequence[tuple[str, str]] = ()
     ignored: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
     shards_reused: int = 0
     rows_reused: int = 0
     removed: int = 0

@@ -5,14 +5,14 @@ A source fetches only samples of its own, whatever key it is given: keys may com
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from precache.errors import (
     SourceError,
     StorageError,
 )
-from precache.folder import FileInfo, Folder
+from precache.folder import FileInfo, Folder, left_out_text
 from precache.rowtable import RowTable
 from precache.storage import StorageOptions, open_folder
 from workers.usercode import load_object, module_hash
@@ -56,12 +56,14 @@ Fetched = list[Sample | FetchError]
 class Listing:
     """What a source holds, sorted by key; `ignored` files are not images by suffix.
 
-    It is not `complete` where the time was up before the end.
+    It is not `complete` where the time was up before the end. What else was `left_out` is counted
+    by reason, as a walk of a folder names it.
     """
 
     table: RowTable
     ignored: int = 0
     complete: bool = True
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -110,8 +112,16 @@ class FolderSource:
             what = "is not a folder" if kind else "does not exist"
             raise SourceError(f"the source {self.folder} {what}; give a folder of images")
         found = _Files()
-        ignored, complete = 0, True
-        for file in self.folder.walk():
+        ignored, complete, left_out = 0, True, Counter[str]()
+
+        def leave_out(name: str, reason: str) -> None:
+            nonlocal ignored
+            if name.endswith("/") or _is_image(name):
+                left_out[reason] += 1
+            else:
+                ignored += 1
+
+        for file in self.folder.walk(leave_out):
             if found.keys and time.monotonic() > until:
                 complete = False
                 break
@@ -124,22 +134,15 @@ class FolderSource:
         if not found.keys:
             raise SourceError(
                 f"the source {self.folder} has no image ({ignored} other files); "
-                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
             )
         tick(len(found.keys))
         _require_utf8(found.keys)
-        return Listing(found.table(), ignored, complete)
+        return Listing(found.table(), ignored, complete, dict(left_out))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
-        own = [_is_inside(key) for key in keys]
-        names = list(itertools.compress(keys, own))
-        read = iter(self.folder.read_many(names, list(itertools.compress(sizes, own))))
-        return [
-            self._sample(key, size, next(read))
-            if inside
-            else FetchError(f"{key!r} leads out of the source {self.folder}")
-            for key, size, inside in zip(keys, sizes, own, strict=True)
-        ]
+        read = self.folder.read_many(keys, sizes)
+        return [self._sample(*each) for each in zip(keys, sizes, read, strict=True)]
 
     def _sample(self, key: str, size: int, data: bytes | StorageError) -> Sample | FetchError:
         if isinstance(data, StorageError):
@@ -173,11 +176,6 @@ class _Files:
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
         found = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
         return found.take(sorted(range(len(found)), key=self.keys.__getitem__))
-
-
-def _is_inside(key: str) -> bool:
-    """Whether a file below a folder can have this name."""
-    return not key.startswith("/") and "\0" not in key and ".." not in key.split("/")
 
 
 def _is_image(name: str) -> bool:
@@ -317,10 +315,12 @@ def _dataset_sample(item: Any) -> Sample:
     return Sample(inputs, _number(label), digest.hexdigest())
 
 
-def open_source(source: str, storage_options: StorageOptions = None) -> Source:
+def open_source(
+    source: str, storage_options: StorageOptions = None, *, follow_links: bool = False
+) -> Source:
     """The source that a path, a URL or ``python:module:factory`` names."""
     if source.startswith("python:"):
         factory = source.removeprefix("python:")
         load_object(factory)
         return DatasetSource(factory, module_hash(factory))
-    return FolderSource(open_folder(source, storage_options))
+    return FolderSource(open_folder(source, storage_options, follow_links=follow_links))
