@@ -104,6 +104,10 @@ class GrowingVersion(Version):
         """As of a version that is there; rows of shards that are not finished are bounds."""
         return self._tables[field]
 
+    def is_gone(self) -> bool:
+        """As of a version that is there; its group's document comes last."""
+        return not self.folder.exists()
+
     def bring(self, fields: object) -> None:
         """Nothing: it is all here."""
 

@@ -12,6 +12,7 @@ from precache.attributes import Attributes
 from precache.commits import BUILD, ROOT, Commit, append_commit, read_commits
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder
+from precache.inspection import inspect
 from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus
@@ -240,13 +241,10 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
 
 def _require_whole(version: Version) -> None:
     way_out = "run the precache build that made it once more, and it repairs it"
-    for name, check in version.small_checks().items():
-        try:
-            check()
-        except PrecacheError as error:
-            raise StoreError(
-                f"version {version.id} is not whole: {name}: {error}; {way_out}"
-            ) from None
+    for flaw in inspect(version):
+        raise StoreError(
+            f"version {version.id} is not whole: {flaw.name}: {flaw.reason}; {way_out}"
+        )
     lost = version.lost_objects()
     if lost:
         field, shard = min(lost)

@@ -7,16 +7,25 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from precache.errors import StoreError
 
 REMOVED = "removed from the source"
 """Why a row is a hole whose sample is no more."""
+
+IDENTITY = {
+    "key": "string", "size": "int64", "mtime_ns": "int64", "etag": "string", "label": "int64"
+}  # fmt: skip
+OPTIONAL = {"removed": "bool"}
+"""Columns of a stored table that tell of samples, with their types."""
+
+_CLASSES = TypeAdapter(tuple[str, ...])
 
 ROWS_PER_GROUP = 1 << 16
 """Rows that are in memory a second time while a table is written."""
@@ -129,23 +138,32 @@ class RowTable:
     def from_parquet(cls, data: bytes, where: str) -> RowTable:
         """Read what `to_parquet` wrote."""
         with _reading(where):
-            table = _read(data)
+            table = _read(data, IDENTITY)
             return cls(
                 table["key"].to_pylist(),
                 table["size"].to_numpy(),
                 table["mtime_ns"].to_numpy(),
                 table["etag"].to_pylist(),
                 table["label"].to_numpy(),
-                tuple(json.loads(table.schema.metadata[b"classes"])),
+                _CLASSES.validate_json(table.schema.metadata[b"classes"]),
                 _removed(table),
             )
 
 
 def kept_contents(data: bytes, where: str) -> list[str]:
     """Content hashes that a committed version's table keeps, row by row."""
+    return _kept(data, where, "content")
+
+
+def kept_reasons(data: bytes, where: str) -> list[str]:
+    """Why each row of a committed version's table is a hole; empty where it is none."""
+    return _kept(data, where, "hole")
+
+
+def _kept(data: bytes, where: str, column: str) -> list[str]:
     with _reading(where):
-        contents: list[str] = _read(data, ["content"])["content"].to_pylist()
-        return contents
+        kept: list[str] = _read(data, {column: "string"})[column].to_pylist()
+        return kept
 
 
 def _removed(table: Any) -> frozenset[int]:
@@ -154,10 +172,20 @@ def _removed(table: Any) -> frozenset[int]:
     return frozenset(np.flatnonzero(table["removed"].to_numpy()).tolist())
 
 
-def _read(data: bytes, columns: list[str] | None = None) -> Any:
+def _read(data: bytes, columns: Mapping[str, str]) -> Any:
+    """Columns of a table, which must be of these types and have no gaps; `removed`, where it is
+    there, with those that tell of samples."""
     import pyarrow.parquet as pq
 
-    return pq.read_table(io.BytesIO(data), columns=columns)
+    file = pq.ParquetFile(io.BytesIO(data))
+    names = file.schema_arrow.names
+    optional = [name for name in OPTIONAL if name in names and columns is IDENTITY]
+    table = file.read([*columns, *optional])
+    for name, kind in {**columns, **{name: OPTIONAL[name] for name in optional}}.items():
+        column = table[name]
+        if str(column.type) != kind or column.null_count:
+            raise ValueError(f"its column {name} is {column.type}, and not {kind} throughout")
+    return table
 
 
 @contextlib.contextmanager
@@ -166,5 +194,5 @@ def _reading(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+    except (pa.ArrowException, MemoryError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{where} is no row table: {error}") from None

@@ -38,12 +38,12 @@ from workers.goal import SCRATCH, Goal, Recipe, find_goal
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
 from workers.progress import BuildProgress
-from workers.repair import give_to_twins, take_from_twins
+from workers.repair import give_to_twins, mend_small, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
 from workers.sharing import require_shared
-from workers.standing import is_whole
+from workers.standing import flaws_of, is_committed, is_whole
 from workers.work import Measured, Work, failed_rows, find_work, is_tried_again, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
@@ -129,11 +129,20 @@ class _Build:
             if self.joined and isinstance(self.source, sources.FolderSource):
                 first = next(recipe.table.present_keys())
                 require_shared(request.placement, self.source.folder, first)
+            if goal is not None and is_committed(goal):
+                self._mend(run, goal)
             measure = functools.partial(self._measure, run)
             work = find_work(request, self.store, listed, goal, measure)
             if not work.committed:
                 return self._make(run, work)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.goal)
+
+    def _mend(self, run: Run, goal: Goal) -> None:
+        """Have the small objects of a committed version as they were."""
+        flaws = flaws_of(goal)
+        if flaws:
+            self.progress.say(f"Mending {', '.join(flaw.name for flaw in flaws)}")
+            mend_small(self.store, goal, flaws, self._job(), run)
 
     def _nothing_to_do(self, goal: Goal) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
@@ -256,6 +265,7 @@ class _Build:
         todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         made = self._run_shards(run, goal, todo, {}, lost)
+        self._mend(run, goal)
         others = give_to_twins(self.store, goal, lost)
         if others:
             names = ", ".join(name[:8] for name in others)

@@ -34,18 +34,6 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     return listing.take(Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing))))
 
 
-def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries: int = 0) -> str:
-    """The id of the version that a recipe, a row table and rows per shard make.
-
-    Parameters
-    ----------
-    retries
-        How often samples that had failed were tried again, and some were mended.
-    """
-    parts = [fingerprint, rows_digest, rows_per_shard, *([retries] if retries else [])]
-    return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
-
-
 def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
     """Versions of the libraries and of the custom functions that decide this pipeline's pixels."""
     ops = [op for field in pipeline.fields.values() for op in field.ops]
