@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import xxhash
@@ -20,6 +21,8 @@ from precache.documents import SUMS
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.inspection import Flaw, has_labels_with_samples, inspect
 from precache.objects import map_file
+from precache.operations import Function, Op
+from precache.pipeline import Pipeline
 from precache.rowtable import RowTable, kept_contents, kept_reasons
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
@@ -109,7 +112,7 @@ def verify_version(version: Version, tick: Tick) -> Verified:
     flaws, unchecked = _inspect(version)
     damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
-    for name in version.stored:
+    for name in version.stored if ROOT not in damage else ():
         if any(flawed.startswith(f"shards/{name}/c/") for flawed in damage):
             continue  # nothing to hold its objects against
         reader = ArrayReader(version, name, verify="always")
@@ -134,7 +137,7 @@ def verify_version(version: Version, tick: Tick) -> Verified:
 
 def _inspect(version: Version) -> tuple[list[Flaw], list[str]]:
     """What is wrong with the small objects, and what cannot be known of them."""
-    unchecked = []
+    unchecked: list[str] = []
     table = None
     wrong: list[Flaw] = []
     try:
@@ -151,9 +154,42 @@ def _inspect(version: Version) -> tuple[list[Flaw], list[str]]:
         pass  # found again below
     if table is not None and has_labels_with_samples(table):
         unchecked.append("labels: they came with the samples, and nothing tells them twice")
+    unchecked += _recipe(version)
     known = inspect(version, table)
     names = {flaw.name for flaw in known}
     return known + [flaw for flaw in wrong if flaw.name not in names], unchecked
+
+
+def _recipe(version: Version) -> Iterator[str]:
+    """Why it is not known that the recipe is what made the rows, where that is so."""
+    from workers.plan import deciding_versions, ops_digest
+
+    attributes = version.attributes
+    assert attributes is not None  # open_unchecked gave a version of ours
+    try:
+        pipeline = version.pipeline
+        arrays, libraries = pipeline.by_array(), attributes.libraries
+        if any(isinstance(op, Function) and not op.version for op in _ops(pipeline)):
+            yield "the recipe: it has functions whose code is not in the store"
+            return
+        made = pipeline.fingerprint(deciding_versions(pipeline, libraries))
+        digests = {
+            name: ops_digest(arrays, name, len(field.ops), libraries)
+            for name, field in arrays.fields.items()
+        }
+    except (PackageNotFoundError, PrecacheError) as error:
+        yield f"the recipe: {error}"
+        return
+    stored = {name: field.recipe for name, field in attributes.fields.items()}
+    if (made, digests) != (attributes.fingerprint, stored):
+        yield (
+            "the recipe: it does not give the fingerprint of the version, so that it is damaged, "
+            "or another release of precache wrote it"
+        )
+
+
+def _ops(pipeline: Pipeline) -> Iterator[Op]:
+    return (op for field in pipeline.fields.values() for op in field.ops)
 
 
 def _row_table(version: Version) -> RowTable:

@@ -21,11 +21,12 @@ PRECACHE = """
     imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls folder ahead localdisk
     retries filesystems s3reads listings blobs storage locks diskcache metadata rowtable receipts
     smallarrays commits documents version contents store inspection status claims finished growing
-    places inventory garbage difference shardwriter prefetch fetchers objects ranges decoded shards
-    slots readahead feed columns nvcomp report usage gathering registered stream transforms ranks
-    rankstore outputs selection dataset pages charts resident following loader_options orders
-    succession loader pagecache measurements snapshot probes remedies verdict durations simulation
-    simulation_text player pictures diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder
+    places inventory garbage
+    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
+    columns nvcomp report usage gathering registered stream transforms ranks rankstore outputs
+    selection dataset pages charts resident following loader_options orders succession loader
+    pagecache measurements snapshot probes remedies verdict durations simulation simulation_text
+    player pictures diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder
     metering lightning bench verification transfer jobs refreshed ensured png catalogue originals
     view viewfacts viewpages viewserver build_options job_commands plan_command refresh_command
     simulate_command doctor_text doctor_page doctor_command version_text version_commands cli
@@ -34,7 +35,8 @@ PRECACHE = """
 WORKERS = """
     usercode sources plan descent goal finishing heartbeat standing made reuse spared
     decoding ops timing offered outputs shardrows shard_task survey dispatch placement cluster
-    sharing request listed work probe takeover commit repair tally nodeview progress metrics suspects parcel
+    sharing
+    request listed work probe takeover commit repair tally nodeview progress metrics suspects parcel
     jobserver submission results account buildreport reportpage build background told ensuring
     measured prognosis stagetimes sourceprobe trials doctor refreshing opcosts shardplan
     estimate rates differences buildplan
