@@ -50,6 +50,9 @@ ArrayName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[0-9]{1,9
 Dtype = Annotated[str, AfterValidator(_dtype)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Length = Annotated[int, Field(gt=0, lt=1 << 63)]
+Time = Annotated[float, Field(ge=0, lt=250_000_000_000)]
+"""Seconds since 1970, of a year with four digits."""
+
 MOST_AXES = 31
 """Of a row: numpy has 32 at most."""
 
@@ -98,7 +101,7 @@ class CommitEntry(_Document):
 
     version: VersionId
     parent: VersionId | None = None
-    time: FiniteFloat
+    time: Time
     source: str | None = None
 
     def to_json(self) -> bytes:
@@ -137,7 +140,7 @@ class Identity(_Document):
     fields: Mapping[ArrayName, RowAttributes]
     retries: NonNegativeInt = 0
     rows: Length | None = None
-    begun: FiniteFloat | None = None
+    begun: Time | None = None
     by: Process | None = None
     failed: str | None = None
 
@@ -147,7 +150,7 @@ class Claimed(_Document):
 
     holder: Process
     note: str = ""
-    time: FiniteFloat
+    time: Time
 
 
 class Attributes(_Document):

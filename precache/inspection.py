@@ -303,7 +303,8 @@ class _Inspection:
         table = self._small(f"shards/{array}", small_layout((layout.objects, 2), "uint64"))
         total, stored = sum(table[:, 0].tolist()), self.attributes.fields[array].stored
         if total != stored:
-            there = sum(self.version.folder.sizes(array).values())
+            sizes = self.version.folder.sizes(array)
+            there = sum(sizes.get(name, 0) for name in self.contents.shards[array])
             name = ROOT if there == total else f"shards/{array}/c/0/0"
             raise self._flaw(
                 name, f"{array} has {stored} bytes by {ROOT}, and {total} by its table"

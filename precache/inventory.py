@@ -19,7 +19,7 @@ from precache.status import BuildStatus
 from precache.storage import StorageOptions, open_folder, shown
 from precache.store import open_version, read_attributes, split_uri
 from precache.variants import variants_text
-from precache.version import Version
+from precache.version import Version, gone
 
 # --- results ------------------------------------------------------------------------------------
 
@@ -246,6 +246,8 @@ def _require_whole(version: Version) -> None:
             f"version {version.id} is not whole: {flaw.name}: {flaw.reason}; {way_out}"
         )
     lost = version.lost_objects()
+    if lost and version.is_gone():
+        raise gone(version.path)
     if lost:
         field, shard = min(lost)
         raise StoreError(

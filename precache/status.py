@@ -7,7 +7,9 @@ import os
 import time
 from dataclasses import dataclass
 
-from precache.attributes import Identity
+from pydantic import TypeAdapter, ValidationError
+
+from precache.attributes import Identity, Time
 from precache.commits import BUILD, read_commits
 from precache.errors import StorageError, StoreError
 from precache.folder import FileInfo, Folder
@@ -19,6 +21,8 @@ DESCRIPTION = f"{BUILD}/build.json"
 
 HEARTBEAT = f"{BUILD}/heartbeat"
 """Object of a version with the Unix time, put again and again while a build makes its shards."""
+
+_TIME: TypeAdapter[float] = TypeAdapter(Time)
 
 ALIVE_SECONDS = 100.0
 """Since its last sign of life, below which a build is taken to go on: three heartbeats."""
@@ -118,6 +122,6 @@ def is_alive(version: Folder) -> bool:
 def _beat(version: Folder) -> float:
     """Unix time of the last heartbeat; 0 where there is none."""
     try:
-        return float(version.get(HEARTBEAT) or 0)
-    except ValueError:
+        return _TIME.validate_json(version.get(HEARTBEAT) or b"0")
+    except ValidationError:
         raise StoreError(f"{version.path(HEARTBEAT)} is damaged or forged: it is no time") from None

@@ -27,7 +27,7 @@ from precache.rowtable import RowTable, kept_contents, kept_reasons
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
 from precache.store import open_unchecked
-from precache.version import ROW_TABLE, Version
+from precache.version import ROW_TABLE, Version, gone
 
 PIECE = 8 << 20
 """Bytes checked between two reports of progress."""
@@ -103,6 +103,8 @@ def verify(
     ------
     StoreError
         There is no such version, or other software wrote it and recorded no checksums.
+    GoneError
+        It was removed meanwhile.
     """
     return verify_version(open_unchecked(uri, storage_options), tick)
 
@@ -157,6 +159,8 @@ def _inspect(version: Version) -> tuple[list[Flaw], list[str]]:
     unchecked += _recipe(version)
     known = inspect(version, table)
     names = {flaw.name for flaw in known}
+    if ROOT in names:
+        return known, unchecked
     return known + [flaw for flaw in wrong if flaw.name not in names], unchecked
 
 
@@ -245,6 +249,8 @@ def _check_object(
     try:
         data = _bytes(version, shard)
     except FileNotFoundError:
+        if version.is_gone():
+            raise gone(version.path) from None
         return Damage(shard, "it is missing", _keys(version, reader, number))
     except (OSError, StorageError) as error:
         return Damage(shard, str(error), _keys(version, reader, number))

@@ -112,7 +112,7 @@ def _told(document: Any) -> Any:
     own = told.get("attributes") if isinstance(told, dict) else None
     own = own.get("precache") if isinstance(own, dict) else None
     if isinstance(own, dict):
-        for name in UNOBSERVABLE:
+        for name in UNOBSERVABLE | (own.keys() - Attributes.model_fields.keys()):
             own.pop(name, None)
         with contextlib.suppress(PipelineError):
             own["pipeline"] = Pipeline.from_dict(own["pipeline"]).to_dict()

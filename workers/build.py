@@ -16,6 +16,7 @@ from precache.errors import (
     BuildError,
     CrashError,
     FetchError,
+    GoneError,
     PrecacheError,
     SampleError,
     SourceError,
@@ -129,8 +130,9 @@ class _Build:
             if self.joined and isinstance(self.source, sources.FolderSource):
                 first = next(recipe.table.present_keys())
                 require_shared(request.placement, self.source.folder, first)
-            if goal is not None and is_committed(goal):
-                self._mend(run, goal)
+            with contextlib.suppress(GoneError):  # then it is made
+                if goal is not None and is_committed(goal):
+                    self._mend(run, goal)
             measure = functools.partial(self._measure, run)
             work = find_work(request, self.store, listed, goal, measure)
             if not work.committed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from precache.commits import BUILD, ROOT
-from precache.errors import StorageError, StoreError
+from precache.errors import GoneError, StorageError, StoreError
 from precache.inspection import Flaw, inspect
 from precache.receipts import Receipt
 from precache.store import unchecked
@@ -38,7 +38,9 @@ def flaws_of(goal: Goal, listed: bool = True) -> list[Flaw]:
 
 def is_whole(goal: Goal, listed: bool = True) -> bool:
     """Whether the version was committed and every object is there; `flaws_of` explains `listed`."""
-    return is_committed(goal) and not flaws_of(goal, listed) and not lost_objects(goal)
+    with contextlib.suppress(GoneError):
+        return is_committed(goal) and not flaws_of(goal, listed) and not lost_objects(goal)
+    return False
 
 
 def lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
