@@ -223,6 +223,16 @@ def zstd_content_size(frame: memoryview) -> int | None:
     return int.from_bytes(frame[start : start + size], "little") + (256 if size == 2 else 0)
 
 
+MOST_EXPANDED, MOST_RATIO = 64 << 20, 1000
+"""Bytes that any small object may decode into, and bytes for each stored one above that."""
+
+
+def require_plausible(stored: int, decoded: int) -> None:
+    """Raise `DamageError` where so few bytes say that they decode into so many."""
+    if decoded > max(MOST_EXPANDED, MOST_RATIO * stored):
+        raise DamageError(f"{stored} bytes cannot be {decoded} bytes compressed")
+
+
 _SUPPORTED = ("zstd", "blosc", "gzip", "crc32c")
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from precache.errors import StoreError
+from precache.codecs import require_plausible
+from precache.errors import DamageError, StoreError
 
 REMOVED = "removed from the source"
 """Why a row is a hole whose sample is no more."""
@@ -178,6 +179,9 @@ def _read(data: bytes, columns: Mapping[str, str]) -> Any:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(io.BytesIO(data))
+    groups = range(file.num_row_groups)
+    nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
+    require_plausible(len(data), nbytes)
     names = file.schema_arrow.names
     optional = [name for name in OPTIONAL if name in names and columns is IDENTITY]
     table = file.read([*columns, *optional])
@@ -194,5 +198,7 @@ def _reading(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, MemoryError, OSError, KeyError, TypeError, ValueError) as error:
+    except (
+        pa.ArrowException, DamageError, MemoryError, OSError, KeyError, TypeError, ValueError
+    ) as error:  # fmt: skip
         raise StoreError(f"{where} is no row table: {error}") from None

@@ -19,7 +19,7 @@ from numcodecs.vlen import VLenUTF8
 
 from precache import metadata
 from precache.ahead import Readable
-from precache.codecs import codec_metadata, zstd_content_size
+from precache.codecs import codec_metadata, require_plausible, zstd_content_size
 from precache.errors import DamageError, StorageError
 from precache.pipeline import ZstdCodec
 
@@ -28,10 +28,6 @@ ROWS_PER_CHUNK = 1 << 20
 
 READ_TOGETHER = 256
 """Objects that are read before the first of them is decoded."""
-
-MOST_EXPANDED, MOST_RATIO = 64 << 20, 1000
-"""Bytes that any object may decode into, and bytes for each stored one above that."""
-
 
 # --- layout -------------------------------------------------------------------------------------
 
@@ -139,8 +135,7 @@ def _require_size(frame: bytes, nbytes: int | None) -> None:
     size = zstd_content_size(memoryview(frame))
     if size is None or nbytes not in (None, size):
         raise DamageError("its frame is another size")
-    if size > max(MOST_EXPANDED, MOST_RATIO * len(frame)):
-        raise DamageError(f"{len(frame)} bytes cannot be {size} bytes compressed")
+    require_plausible(len(frame), size)
 
 
 # --- writing ------------------------------------------------------------------------------------

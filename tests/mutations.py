@@ -59,8 +59,8 @@ def mutation(random_: random.Random, version: Path, other: Path) -> tuple[str, b
     if kind == "remove":
         return name, None, kind
     document = json.loads(data)
-    places = list(_places(document))
-    container, key = random_.choice(places)
+    found = list(places(document))
+    container, key = random_.choice(found)
     what = random_.choice(["drop", "set", "near"])
     if what == "drop":
         del container[key]
@@ -84,11 +84,11 @@ def _near(value: Any, random_: random.Random) -> Any:
     return None
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
             yield value, key
-            yield from _places(value[key])
+            yield from places(value[key])
 
 
 def is_observable(name: str, before: bytes, after: bytes | None) -> bool:

@@ -146,13 +146,15 @@ def test_in_a_bucket_a_version_that_goes_is_said_to_be_gone(s3: S3Server, tmp_pa
     source = write_jpegs(tmp_path / "in", 8, (32, 24))
     first, second = build_two(source, url, shard_samples=4, storage_options=options)
     version = precache.open(f"{url}@{first}", storage_options=options)
+    dataset = precache.CachedDataset(f"{url}@{first}", storage_options=options)
     folder = open_folder(url, options)
     folder.remove(f"{first}/zarr.json")
     folder.remove(f"{first}/holes/c/0")
-    folder.remove(f"{first}/image/c/0/0/0/0")
+    for shard in range(2):
+        folder.remove(f"{first}/image/c/{shard}/0/0/0")
     for read in (
         lambda: version.holes,
-        lambda: precache.CachedDataset(version)[0],
+        lambda: dataset[0],
         lambda: precache.open(f"{url}@{first}", storage_options=options),
     ):
         with pytest.raises(GoneError, match=f"{first} is gone: it was removed"):
