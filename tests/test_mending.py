@@ -196,15 +196,16 @@ def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) ->
     source, store = write_jpegs(tmp_path / "in", 12, (32, 24)), tmp_path / "store"
     first = build_here(source, store, precache.Pipeline.image(codec="raw"), OPTIONS)
     build_here(source, store, precache.Pipeline.image(codec="zstd"), OPTIONS)
-    path = Path(first.path) / "rows/c/0"
-    before = path.read_bytes()
-    path.unlink()
+    paths = [Path(first.path) / name for name in ("rows/c/0", "key/c/0", "rows/zarr.json")]
+    before = [path.read_bytes() for path in paths]
+    for path in paths:
+        path.unlink()
     for photo in source.rglob("*.jpg"):
         status = photo.stat()
         photo.write_bytes(bytes(status.st_size))
         os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
     build_here(source, store, precache.Pipeline.image(codec="raw"), OPTIONS)
-    assert path.read_bytes() == before
+    assert [path.read_bytes() for path in paths] == before
 
 
 def test_labels_that_came_with_the_samples_are_fetched_again(

@@ -41,8 +41,8 @@ Lost = Mapping[tuple[str, int], tuple[int, int]]
 # --- small objects ------------------------------------------------------------------------------
 
 
-def mend_small(store: Folder, goal: Goal, flaws: Sequence[Flaw], job: Job, run: Run) -> list[str]:
-    """Put the small objects of a committed version that are flawed; returns their names.
+def mend_small(store: Folder, goal: Goal, flaws: Sequence[Flaw], job: Job, run: Run) -> None:
+    """Put the small objects of a committed version that are flawed.
 
     Sums of a field some of whose shards are lost are left for when these are there again.
 
@@ -58,7 +58,7 @@ def mend_small(store: Folder, goal: Goal, flaws: Sequence[Flaw], job: Job, run: 
     Raises
     ------
     StoreError
-        Something cannot be mended; nothing was put.
+        Something cannot be mended.
     """
     reasons = {flaw.name: flaw.reason for flaw in flaws}
     if ROOT in reasons:
@@ -67,21 +67,24 @@ def mend_small(store: Folder, goal: Goal, flaws: Sequence[Flaw], job: Job, run: 
     names = set(reasons)
     for field, _ in _known_losses(version, names):
         names = {name for name in names if not name.startswith(f"{SUMS}/{field}/")}
-    objects = {name: data for name in names if (data := _of_twin(store, version, name)) is not None}
-    if names - objects.keys():
-        made = small_objects(goal, _Facts(goal, version, names - objects.keys(), job, run).facts())
-        if any(name.startswith("label/") for name in names):  # its document goes with its dtype
-            names |= {name for name in made if name.startswith("label/")}
-        objects = {name: made[name] for name in names} | objects
-    for name in {ROW_TABLE, HOLES} & objects.keys():
+    for name in sorted(names & {ROW_TABLE, HOLES}):
+        data = _of_twin(store, version, name)
+        if data is not None:
+            goal.folder.put(name, [data], scratch=SCRATCH)
+            names.remove(name)
+    if not names:
+        return
+    made = small_objects(goal, _Facts(goal, version, names, job, run).facts())
+    if any(name.startswith("label/") for name in names):  # its document goes with its dtype
+        names |= {name for name in made if name.startswith("label/")}
+    for name in names & {ROW_TABLE, HOLES}:
         try:
-            version.checked(name, objects[name])
+            version.checked(name, made[name])
         except DamageError:
             why = "what is made of its source today is not what it was"
             raise _hopeless(goal, name, why) from None
-    for name, data in sorted(objects.items()):
-        goal.folder.put(name, [data], scratch=SCRATCH)
-    return sorted(objects)
+    for name in sorted(names):
+        goal.folder.put(name, [made[name]], scratch=SCRATCH)
 
 
 def _known_losses(version: Version, flawed: Collection[str]) -> Iterable[tuple[str, int]]:
@@ -102,8 +105,6 @@ def _hopeless(goal: Goal, name: str, why: str, remove: str = "") -> StoreError:
 
 def _of_twin(store: Folder, version: Version, name: str) -> bytes | None:
     """The same row table or list of holes from another version, by its checksum."""
-    if name not in (ROW_TABLE, HOLES):
-        return None
     for folder, _ in committed(store):
         data = folder.get(name) if folder.name != version.id else None
         with contextlib.suppress(DamageError):
