@@ -257,3 +257,48 @@ def test_whatever_is_forged_ends_in_words_for_whoever_reads_it(
         path.write_bytes(data.draw(st.sampled_from(BYTES)))
     with contextlib.suppress(PrecacheError):
         data.draw(st.sampled_from(USES))(victim)
+
+
+# --- receipts of a build that goes on -----------------------------------------------------------
+
+RECEIPTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "of another shard": lambda receipt: receipt.update(shard=7),
+    "of a negative shard": lambda receipt: receipt.update(shard=-1),
+    "of no field": lambda receipt: receipt.update(objects={}),
+    "of a checksum too large": lambda receipt: receipt["objects"]["image"].update(xxh3=2**64),
+    "with holes elsewhere": lambda receipt: receipt.update(holes={"99": "why"}),
+    "with too little content": lambda receipt: receipt.update(content=["a"]),
+    "with too many labels": lambda receipt: receipt.update(labels=[1] * 99),
+    "with labels too large": lambda receipt: receipt.update(labels=[2**70] * 13),
+    "with sums of other channels": lambda receipt: receipt["sums"]["image"].update(total=[1.0]),
+    "with sums of another field": lambda receipt: receipt["sums"].update(
+        x=receipt["sums"]["image"]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RECEIPTS)
+def test_a_shard_with_a_forged_receipt_is_made_again(
+    case: str, built: Path, tmp_path: Path
+) -> None:
+    made = precache.open(built / "store")
+    table, sums = made.shard_table("image"), made.shard_sums("image")
+    assert table is not None
+    assert sums is not None
+    [(size, xxh3)], [(count, *flat)] = table.tolist(), sums.tolist()
+    receipt: dict[str, Any] = {
+        "shard": 0,
+        "objects": {"image": {"size": size, "xxh3": xxh3, "raw_nbytes": 1}},
+        "holes": {},
+        "content": [""] * 13,
+        "sums": {"image": {"count": int(count), "total": flat[:3], "squares": flat[3:]}},
+        "seconds": {},
+        "cpu_seconds": 0.0,
+    }
+    RECEIPTS[case](receipt)
+    version = tmp_path / "store" / made.id
+    shutil.copytree(Path(made.path) / "image/c", version / "image/c")
+    write(version / "_build/receipts/00000000.json", json.dumps(receipt).encode())
+    result = build_here(built / "in", tmp_path / "store", PIPELINE, OPTIONS)
+    assert (result.version, result.shards_skipped) == (made.id, 0)
+    assert precache.verify(tmp_path / "store").ok
