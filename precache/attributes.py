@@ -15,6 +15,7 @@ from pydantic import (
     FiniteFloat,
     NonNegativeInt,
     StringConstraints,
+    TypeAdapter,
     ValidationError,
 )
 
@@ -39,6 +40,24 @@ def _hex(value: str) -> str:
 def _dtype(value: str) -> str:
     if value not in DTYPES:
         raise ValueError(f"{value!r} is no dtype of a row; there are {', '.join(DTYPES)}")
+    return value
+
+
+class _Op(BaseModel):
+    op: str
+    function: str = ""
+
+
+class _Field(BaseModel):
+    ops: tuple[_Op, ...] = ()
+
+
+_FIELDS = TypeAdapter(dict[str, _Field])
+
+
+def _recipe(value: dict[str, Any]) -> dict[str, Any]:
+    """A recipe, of this release or another: fields with ops, whatever else these have."""
+    _FIELDS.validate_python(value.get("fields"))
     return value
 
 
@@ -168,7 +187,7 @@ class Attributes(_Document):
     classes: tuple[str, ...] = ()
     mean: dict[str, list[FiniteFloat]] = {}
     std: dict[str, list[FiniteFloat]] = {}
-    pipeline: dict[str, Any]
+    pipeline: Annotated[dict[str, Any], AfterValidator(_recipe)]
     digests: dict[str, str] = {}
     libraries: dict[str, str] = {}
     created: str = ""

@@ -44,6 +44,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(built: Path, tmp_path: Path) -> Path:
     shutil.copytree(built / "store", tmp_path / "store")
+    (tmp_path / "in").symlink_to(built / "in")
     return tmp_path / "store"
 
 
@@ -60,6 +61,19 @@ def count(number: int) -> bytes:
 
 
 # --- one by one ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, 1.5, {"image": 1}, {"image": {"ops": [{}]}}])
+def test_a_recipe_without_fields_or_ops(value: Any, store: Path) -> None:
+    """Those of other releases may have other parameters."""
+    path = version_of(store) / "zarr.json"
+    edit(path, lambda document: document["attributes"]["precache"]["pipeline"].update(fields=value))
+    for use in (precache.open, read_all, command("info", "{store}")):
+        with contextlib.suppress(PrecacheError):
+            use(store)
+    plan = precache.plan(store.parent / "in", store, PIPELINE, timing=False)
+    assert plan.version == path.parent.name
+
 
 KEYS: dict[str, bytes] = {
     "none": frame(VLenUTF8().encode(np.array([], object))),
