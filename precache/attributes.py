@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
@@ -11,14 +12,17 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    FiniteFloat,
     NonNegativeInt,
-    PositiveInt,
     StringConstraints,
+    TypeAdapter,
     ValidationError,
 )
 
+from precache.declared import canonical_json
 from precache.errors import StoreError
 from precache.liveness import Process
+from precache.operations import DTYPES
 
 FORMAT = 2
 """Of the store; a reader refuses a higher one by name. In 1 no field has variants."""
@@ -33,9 +37,43 @@ def _hex(value: str) -> str:
     return value
 
 
+def _dtype(value: str) -> str:
+    if value not in DTYPES:
+        raise ValueError(f"{value!r} is no dtype of a row; there are {', '.join(DTYPES)}")
+    return value
+
+
+class _Op(BaseModel):
+    op: str
+    function: str = ""
+
+
+class _Field(BaseModel):
+    ops: tuple[_Op, ...] = ()
+
+
+_FIELDS = TypeAdapter(dict[str, _Field])
+
+
+def _recipe(value: dict[str, Any]) -> dict[str, Any]:
+    """A recipe, of this release or another: fields with ops, whatever else these have."""
+    _FIELDS.validate_python(value.get("fields"))
+    return value
+
+
 VersionId = Annotated[str, AfterValidator(_hex)]
 ArrayName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[0-9]{1,9})?$")]
 """Of a field, or ``image.4`` for variant 4 of the field `image`."""
+
+
+Dtype = Annotated[str, AfterValidator(_dtype)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Length = Annotated[int, Field(gt=0, lt=1 << 63)]
+Time = Annotated[float, Field(ge=0, lt=250_000_000_000)]
+"""Seconds since 1970, of a year with four digits."""
+
+MOST_AXES = 31
+"""Of a row: numpy has 32 at most."""
 
 
 class _Document(BaseModel):
@@ -48,6 +86,18 @@ class _Document(BaseModel):
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise refuse(error, where) from None
+
+
+def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries: int = 0) -> str:
+    """The id of the version that a recipe, a row table and rows per shard make.
+
+    Parameters
+    ----------
+    retries
+        How often samples that had failed were tried again, and some were mended.
+    """
+    parts = [fingerprint, rows_digest, rows_per_shard, *([retries] if retries else [])]
+    return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
 
 
 def format_of(arrays: Iterable[str]) -> int:
@@ -70,7 +120,7 @@ class CommitEntry(_Document):
 
     version: VersionId
     parent: VersionId | None = None
-    time: float
+    time: Time
     source: str | None = None
 
     def to_json(self) -> bytes:
@@ -82,8 +132,8 @@ class CommitEntry(_Document):
 class RowAttributes(_Document):
     """Shape and dtype of one row of a field."""
 
-    shape: tuple[NonNegativeInt, ...]
-    dtype: str
+    shape: Annotated[tuple[Count, ...], Field(max_length=MOST_AXES)]
+    dtype: Dtype
 
 
 class FieldAttributes(RowAttributes):
@@ -105,11 +155,11 @@ class Identity(_Document):
     version: VersionId
     fingerprint: str
     rows_digest: str
-    rows_per_shard: PositiveInt
+    rows_per_shard: Length
     fields: Mapping[ArrayName, RowAttributes]
     retries: NonNegativeInt = 0
-    rows: PositiveInt | None = None
-    begun: float | None = None
+    rows: Length | None = None
+    begun: Time | None = None
     by: Process | None = None
     failed: str | None = None
     refreshes: VersionId | None = None
@@ -120,7 +170,7 @@ class Claimed(_Document):
 
     holder: Process
     note: str = ""
-    time: float
+    time: Time
 
 
 class Attributes(_Document):
@@ -130,15 +180,15 @@ class Attributes(_Document):
     version: VersionId
     fingerprint: str
     rows_digest: str
-    rows_per_shard: PositiveInt
+    rows_per_shard: Length
     fields: Annotated[Mapping[ArrayName, FieldAttributes], Field(min_length=1)]
-    rows: PositiveInt
+    rows: Length
     holes: NonNegativeInt
     retries: NonNegativeInt = 0
     classes: tuple[str, ...] = ()
-    mean: dict[str, list[float]] = {}
-    std: dict[str, list[float]] = {}
-    pipeline: dict[str, Any]
+    mean: dict[str, list[FiniteFloat]] = {}
+    std: dict[str, list[FiniteFloat]] = {}
+    pipeline: Annotated[dict[str, Any], AfterValidator(_recipe)]
     digests: dict[str, str] = {}
     libraries: dict[str, str] = {}
     created: str = ""

@@ -41,6 +41,8 @@ CLAIMS = "_claims"
 """Folder of a store with all claims."""
 
 _CLAIM = re.compile(r"[0-9]{6,}\.json")
+_CUT_OFF = re.compile(r"\.[0-9]{6,}\.json\.[0-9a-f]{32}\.tmp")
+"""Of a claim that a process was putting; one that goes on puts it again."""
 
 
 class Claim:
@@ -96,7 +98,7 @@ def remove_ended(store: Folder) -> None:
     for name in store.names(CLAIMS):
         claims = Claims(store, name)
         number = claims.last()
-        if number and claims.holder() is None:
+        if claims.holder() is None:
             _remove_until(store, claims.path(number))
 
 
@@ -104,7 +106,7 @@ def _remove_until(store: Folder, last: str) -> None:
     """Remove a claim and those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
     for name in store.names(folder):
-        if _CLAIM.fullmatch(name) and name <= own:
+        if (_CLAIM.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
     for each in (folder, CLAIMS):
         path = store.local(each)

@@ -222,13 +222,15 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Read every byte and check every checksum; damage is named by shard and key.
+    """Read every byte, check every checksum, and hold what the version tells of its rows against
+    the row table; damage is named by object and key.
 
     Exit status 1 where there is any.
     """
+    from precache.store import open_unchecked
     from precache.verification import verify_version
 
-    version = precache.open(options.store, None, dict(options.storage_options))
+    version = open_unchecked(options.store, dict(options.storage_options))
     with byte_progress("Verifying", version, shown=not options.json) as tick:
         found = verify_version(version, tick)
     report = {**dataclasses.asdict(found), "ok": found.ok}

@@ -177,7 +177,7 @@ def _expand(name: str, source: Any, verify: bool) -> Any:
 
 def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -> None:
     if name == "zstd":
-        _require(_zstd_content_size(source) in (None, out.nbytes), "its frame is another size")
+        _require(zstd_content_size(source) in (None, out.nbytes), "its frame is another size")
         zstd.decompress(source, out)
     elif name == "blosc":
         _require(_blosc_sizes(source) == (out.nbytes, len(source)), "its buffer is another size")
@@ -210,7 +210,7 @@ def _blosc_sizes(buffer: memoryview) -> tuple[int, int]:
     return int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[12:16], "little")
 
 
-def _zstd_content_size(frame: memoryview) -> int | None:
+def zstd_content_size(frame: memoryview) -> int | None:
     """Frame_Content_Size of a zstd frame (RFC 8878, section 3.1.1.1), or None where not stated."""
     if len(frame) < 6 or bytes(frame[:4]) != b"\x28\xb5\x2f\xfd":
         raise DamageError("a chunk does not decode: it is no zstd frame")
@@ -221,6 +221,16 @@ def _zstd_content_size(frame: memoryview) -> int | None:
     if not size:
         return None
     return int.from_bytes(frame[start : start + size], "little") + (256 if size == 2 else 0)
+
+
+MOST_EXPANDED, MOST_RATIO = 64 << 20, 1000
+"""Bytes that any small object may decode into, and bytes for each stored one above that."""
+
+
+def require_plausible(stored: int, decoded: int) -> None:
+    """Raise `DamageError` where so few bytes say that they decode into so many."""
+    if decoded > max(MOST_EXPANDED, MOST_RATIO * stored):
+        raise DamageError(f"{stored} bytes cannot be {decoded} bytes compressed")
 
 
 _SUPPORTED = ("zstd", "blosc", "gzip", "crc32c")

@@ -38,6 +38,10 @@ class Commit:
     source: str | None = None
 
 
+PROBES = 3
+"""Tries to create an object twice: another build's commit may remove it in between."""
+
+
 def require_create_only(folder: Folder, scratch: str) -> None:
     """Refuse a place where an object can be created twice: of two commits one would be lost.
 
@@ -51,19 +55,20 @@ def require_create_only(folder: Folder, scratch: str) -> None:
     StorageError
         It cannot be written to, or does not create only.
     """
-    name = f"{scratch}/{uuid.uuid4().hex}"
-    try:
-        folder.create(name, [b"first"], scratch)
-        overwritten = folder.create(name, [b"the second"], scratch)
-    finally:
-        with contextlib.suppress(StorageError):  # it goes with the build's other temporary objects
-            folder.remove(name)
-    if overwritten:
-        raise StorageError(
-            f"{folder} lets what is created overwrite what exists, so that of two who commit at "
-            "once one would be lost: its service ignores If-None-Match; give a store on a local "
-            "disk, gs://, az://, or an s3:// that has conditional writes"
-        )
+    for _ in range(PROBES):
+        name = f"{scratch}/{uuid.uuid4().hex}"
+        try:
+            folder.create(name, [b"first"], scratch)
+            if not folder.create(name, [b"the second"], scratch):
+                return
+        finally:
+            with contextlib.suppress(StorageError):  # it goes with the build's temporary objects
+                folder.remove(name)
+    raise StorageError(
+        f"{folder} lets what is created overwrite what exists, so that of two who commit at once "
+        "one would be lost: its service ignores If-None-Match; give a store on a local disk, "
+        "gs://, az://, or an s3:// that has conditional writes"
+    )
 
 
 def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:

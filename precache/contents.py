@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from precache.attributes import Attributes
 from precache.commits import ROOT
+from precache.documents import SUMS
 from precache.smallarrays import KEYS_PER_CHUNK, ROWS_PER_CHUNK
-from precache.version import HOLES, ROW_TABLE, SUMS
+from precache.version import HOLES, ROW_TABLE
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def _samples(version: Version, *, with_origins: bool) -> Samples:
 
 
 def _origins(version: Version) -> list[Origin]:
-    data, where = version.folder.read(ROW_TABLE), version.folder.path(ROW_TABLE)
+    data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     try:
         table, content = RowTable.from_parquet(data, where), kept_contents(data, where)
     except ModuleNotFoundError as error:

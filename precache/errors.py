@@ -7,7 +7,8 @@
     │   ├── PipelineError       a recipe that does not hold together
     │   ├── SourceError         a source that is missing, empty or unusable
     │   └── StoreError          no such store or version, or one that cannot be read
-    │       └── NewerFormatError    one that a newer release wrote
+    │       ├── NewerFormatError    one that a newer release wrote
+    │       └── GoneError           a version that was removed meanwhile
     ├── BuildError              a job that failed or ended incomplete: exit status 1
     │   └── CrashError          a task whose worker process died each time
     ├── StorageError            reading or writing bytes failed (disk full, permission, …)
@@ -53,6 +54,10 @@ class StoreError(UsageError):
 
 class NewerFormatError(StoreError):
     """A store that a newer release wrote."""
+
+
+class GoneError(StoreError):
+    """A version that was removed while it was opened or read."""
 
 
 class BuildError(PrecacheError):

@@ -30,6 +30,7 @@ KEPT = "_followed"
 """Folder of a store with the logs that were followed."""
 
 _U64 = Annotated[int, Field(ge=0, lt=2**64)]
+_Label = Annotated[int, Field(ge=-1, lt=2**63)]
 
 
 class Finished(BaseModel):
@@ -48,9 +49,9 @@ class Finished(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     shard: NonNegativeInt
-    objects: Mapping[str, tuple[NonNegativeInt, _U64]]
+    objects: Mapping[str, tuple[_U64, _U64]]
     holes: Mapping[NonNegativeInt, str] = {}
-    labels: tuple[int, ...] | None = None
+    labels: tuple[_Label, ...] | None = None
 
     @classmethod
     def of(cls, receipt: Receipt) -> Finished:

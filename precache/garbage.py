@@ -51,7 +51,7 @@ from precache.places import (
     version_of,
 )
 from precache.renames import is_link, move, refuse_link, remove_if_empty
-from precache.status import DESCRIPTION, remove_scratch
+from precache.status import DESCRIPTION, remove_left_scratch
 from precache.storage import StorageOptions, open_folder
 
 ALIVE_SECONDS = 900.0
@@ -165,7 +165,7 @@ def gc(
                 done.append(each)
         removed = done
         for name in plan.swept:
-            remove_scratch(folder.folder(name))
+            remove_left_scratch(folder.folder(name))
             if folder.local("") is None:
                 folder.remove(f"{COPIES}/{name}")
         for name in (TRASH, COPIES):

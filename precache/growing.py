@@ -104,6 +104,10 @@ class GrowingVersion(Version):
         """As of a version that is there; rows of shards that are not finished are bounds."""
         return self._tables[field]
 
+    def is_gone(self) -> bool:
+        """As of a version that is there; its group's document comes last."""
+        return not self.folder.exists()
+
     def bring(self, fields: object) -> None:
         """Nothing: it is all here."""
 
@@ -143,7 +147,9 @@ class GrowingVersion(Version):
 
     def _add(self, each: Finished) -> None:
         rows = self.rows_of(each.shard)
-        if each.objects.keys() != self._tables.keys() or not all(row in rows for row in each.holes):
+        inside = each.shard < self.shards and all(row in rows for row in each.holes)
+        labelled = each.labels is None or len(each.labels) == len(rows)
+        if each.objects.keys() != self._tables.keys() or not (inside and labelled):
             raise StoreError(
                 f"the log of {self.path} is damaged: it has shard {each.shard} of fields "
                 f"{', '.join(each.objects)} with holes {list(each.holes)[:5]}"

@@ -12,14 +12,15 @@ from precache.attributes import Attributes
 from precache.commits import ROOT, Commit, append_commit, read_commits
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder
+from precache.inspection import inspect
 from precache.messages import shown
 from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
-from precache.status import BuildStatus, remove_scratch
+from precache.status import BuildStatus, remove_left_scratch
 from precache.storage import StorageOptions, open_folder
 from precache.store import open_version, read_attributes, split_uri
 from precache.variants import variants_text
-from precache.version import Version
+from precache.version import Version, gone
 
 # --- results ------------------------------------------------------------------------------------
 
@@ -232,41 +233,24 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
             f"{named} names no version; give one, such as {named}@3f2a: precache ls {named}"
         )
     version = open_version(uri, None, storage_options)
-    try:
-        _require_whole(version)
-    except StoreError:
-        if is_gone(version):
-            raise StoreError(
-                f"version {version.id} of {shown(base)} is gone: it was removed meanwhile; build "
-                "it again, or use another"
-            ) from None
-        raise
+    _require_whole(version)
     store = open_folder(base, storage_options)
     log = read_commits(store)
     previous = log[-1].version
     commit = append_commit(store, version.id)
-    remove_scratch(version.folder)  # also what a process left that was killed after its commit
+    remove_left_scratch(version.folder)
     return Used(version.id, commit.number, previous)
-
-
-def is_gone(version: Version) -> bool:
-    """Whether a version that was open was removed since, which explains any error of reading it."""
-    try:
-        return version.folder.size(ROOT) is None
-    except StorageError:
-        return False
 
 
 def _require_whole(version: Version) -> None:
     way_out = "run the precache build that made it once more, and it repairs it"
-    for name, check in version.small_checks().items():
-        try:
-            check()
-        except PrecacheError as error:
-            raise StoreError(
-                f"version {version.id} is not whole: {name}: {error}; {way_out}"
-            ) from None
-    lost = version.lost_objects()
+    flaws, lost = inspect(version), version.lost_objects()
+    if (flaws or lost) and version.is_gone():
+        raise gone(version.path)
+    for flaw in flaws:
+        raise StoreError(
+            f"version {version.id} is not whole: {flaw.name}: {flaw.reason}; {way_out}"
+        )
     if lost:
         field, shard = min(lost)
         raise StoreError(

@@ -15,7 +15,7 @@ import torch
 from precache.errors import DamageError, StorageError, StoreError
 from precache.folder import is_missing
 from precache.layout import MISSING, decode_index
-from precache.version import Version
+from precache.version import Version, gone
 
 _NOTHING = memoryview(b"")
 
@@ -183,11 +183,8 @@ class Objects(ABC):
 
     def missing(self, number: int, tail: tuple[int, ...], row: int) -> Exception:
         """The error that says so of an object, or of the whole version."""
-        if not self.version.folder.exists():
-            return StoreError(
-                f"the version at {self.version.path} was removed while it was read; "
-                "open the store's current version"
-            )
+        if self.version.is_gone():
+            return gone(self.version.path)
         return self.damage(number, tail, row, "it is missing")
 
     def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:

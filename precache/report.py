@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
+from precache.commits import ROOT
 from precache.kernels import MISSING
 from precache.messages import printable
 from precache.pipeline import op_texts
@@ -193,14 +194,16 @@ def print_verified(found: Verified) -> None:
     for damage in found.damage:
         keys = f"; keys {_shortened(damage.keys)}" if damage.keys else ""
         say(f"damaged: {damage.shard}: {damage.reason}{keys}")
+    for each in found.unchecked:
+        say(f"not checked: {each}")
     checked = f"{found.objects} shards, {found.rows:,} rows, {size(found.nbytes)} read"
     if found.ok:
         say(f"version {found.version[:8]} is whole: {checked}")
-    else:
-        say(
-            f"version {found.version[:8]} is damaged in {len(found.damage)} objects ({checked}); "
-            "delete the damaged files and run the same precache build command again"
-        )
+        return
+    say(f"version {found.version[:8]} is damaged in {len(found.damage)} objects ({checked})")
+    say("delete the damaged files and run the same precache build command again: it makes these")
+    if any(damage.shard == ROOT for damage in found.damage):
+        say(f"without its {ROOT} all of the version is made again")
 
 
 def print_transferred(done: Transferred) -> None:

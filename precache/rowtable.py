@@ -12,11 +12,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from precache.errors import StoreError
+from precache.codecs import require_plausible
+from precache.errors import DamageError, StoreError
 
 REMOVED = "removed from the source"
 """Why a row is a hole whose sample is no more."""
+
+KINDS = {
+    "key": "string",
+    "size": "int64",
+    "mtime_ns": "int64",
+    "etag": "string",
+    "label": "int64",
+    "hole": "string",
+    "content": "string",
+    "removed": "bool",
+}
+"""Columns of a stored table, with their types, in the order in which they are written."""
+
+IDENTITY = ("key", "size", "mtime_ns", "etag", "label")
+"""Those that tell of samples; so does `removed`, where it is there."""
+
+_CLASSES = TypeAdapter(tuple[str, ...])
 
 ROWS_PER_GROUP = 1 << 16
 """Rows that are in memory a second time while a table is written."""
@@ -113,7 +132,7 @@ class RowTable:
             columns |= {"hole": reasons, "content": content}
         if self.removed:
             columns["removed"] = np.isin(np.arange(len(self)), list(self.removed))
-        kinds = {name: kind for name, kind in _kinds().items() if name in columns}
+        kinds = {n: pa.type_for_alias(kind) for n, kind in KINDS.items() if n in columns}
         schema = pa.schema(kinds, {"classes": json.dumps(self.classes)})
         sink = io.BytesIO()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -128,40 +147,32 @@ class RowTable:
     def from_parquet(cls, data: bytes, where: str) -> RowTable:
         """Read what `to_parquet` wrote."""
         with _reading(where):
-            table = _read(data)
+            table = _read(data, IDENTITY)
             return cls(
                 table["key"].to_pylist(),
                 table["size"].to_numpy(),
                 table["mtime_ns"].to_numpy(),
                 table["etag"].to_pylist(),
                 table["label"].to_numpy(),
-                tuple(json.loads(table.schema.metadata[b"classes"])),
+                _CLASSES.validate_json(table.schema.metadata[b"classes"]),
                 _removed(table),
             )
 
 
 def kept_contents(data: bytes, where: str) -> list[str]:
     """Content hashes that a committed version's table keeps, row by row."""
+    return _kept(data, where, "content")
+
+
+def kept_reasons(data: bytes, where: str) -> list[str]:
+    """Why each row of a committed version's table is a hole; empty where it is none."""
+    return _kept(data, where, "hole")
+
+
+def _kept(data: bytes, where: str, column: str) -> list[str]:
     with _reading(where):
-        contents: list[str] = _read(data, ["content"])["content"].to_pylist()
-        return contents
-
-
-def _kinds() -> dict[str, Any]:
-    """Column -> its type, in the order in which they are written."""
-    import pyarrow as pa
-
-    text, number = pa.string(), pa.int64()
-    return {
-        "key": text,
-        "size": number,
-        "mtime_ns": number,
-        "etag": text,
-        "label": number,
-        "hole": text,
-        "content": text,
-        "removed": pa.bool_(),
-    }
+        kept: list[str] = _read(data, [column])[column].to_pylist()
+        return kept
 
 
 def _removed(table: Any) -> frozenset[int]:
@@ -170,14 +181,23 @@ def _removed(table: Any) -> frozenset[int]:
     return frozenset(np.flatnonzero(table["removed"].to_numpy()).tolist())
 
 
-def _read(data: bytes, columns: list[str] | None = None) -> Any:
+def _read(data: bytes, columns: Sequence[str]) -> Any:
+    """Columns of a table, which must be of their types and have no gaps; of `IDENTITY`, `removed`
+    too, where it is there."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(io.BytesIO(data), columns=columns)
-    for name, kind in _kinds().items():
-        if name in table.column_names and (table[name].type != kind or table[name].null_count):
-            found = f"{table[name].type}, {table[name].null_count} of them missing"
-            raise TypeError(f"its column {name} has values of type {found}, not {kind}")
+    file = pq.ParquetFile(io.BytesIO(data))
+    groups = range(file.num_row_groups)
+    nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
+    require_plausible(len(data), nbytes)
+    removed = columns is IDENTITY and "removed" in file.schema_arrow.names
+    table = file.read([*columns, *(["removed"] if removed else [])])
+    for name in (*columns, *table.column_names):
+        column = table[name]
+        if str(column.type) != KINDS[name] or column.null_count:
+            raise ValueError(
+                f"its column {name} is {column.type}, and not {KINDS[name]} throughout"
+            )
     return table
 
 
@@ -187,5 +207,7 @@ def _reading(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+    except (
+        pa.ArrowException, DamageError, MemoryError, OSError, KeyError, TypeError, ValueError
+    ) as error:  # fmt: skip
         raise StoreError(f"{where} is no row table: {error}") from None

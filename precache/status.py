@@ -142,6 +142,12 @@ def remove_scratch(version: Folder) -> None:
     version.remove(BUILD)
 
 
+def remove_left_scratch(version: Folder) -> None:
+    """The same, unless a build goes on in it, such as one that mends it."""
+    if version.names(BUILD) and not live_leases(version):
+        remove_scratch(version)
+
+
 def read_leases(version: Folder) -> dict[str, Claimed]:
     """The leases of builds that write to a version, by name; unreadable ones are left out."""
     names = [f"{LEASES}/{name}" for name in version.names(LEASES) if name.endswith(".json")]

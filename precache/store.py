@@ -9,15 +9,21 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from precache import metadata
-from precache.ahead import Ahead
+from precache.ahead import Ahead, Readable
 from precache.attributes import FORMAT, Attributes
 from precache.commits import BUILD, ROOT, Commit, read_commits
-from precache.errors import NewerFormatError, StorageError, StoreError
+from precache.documents import LABEL_DTYPES, difference, field_layout
+from precache.errors import GoneError, NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
 from precache.messages import shown
+from precache.metadata import Array
+from precache.smallarrays import ROWS_PER_CHUNK, small_layout
 from precache.storage import StorageOptions, open_folder
 from precache.variants import number_of, variants_of
-from precache.version import Version, read_array_documents
+from precache.version import MENDS, Version, gone, read_array_documents
+
+TRIES = 5
+"""Times that the version to be opened may be removed meanwhile, and another be current."""
 
 
 def split_uri(
@@ -53,17 +59,53 @@ def open_version(
         No store there, no such version, or a format newer than this release.
     """
     base, prefix = split_uri(uri, storage_options)
-    folder = open_folder(base, storage_options)
+    store = open_folder(base, storage_options)
     if fields is not None:
-        return _open_foreign(folder, fields)
+        return _open_foreign(store, fields)
+    folder, document = _find(store, base, prefix)
+    for _ in range(TRIES):
+        try:
+            return open_own(folder, document)
+        except GoneError:
+            before = folder.name
+            if prefix is not None or document is not None:
+                raise
+            folder, document = _find(store, base, prefix)
+            if folder.name == before:
+                raise
+    return open_own(folder, document)
+
+
+def open_unchecked(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> Version:
+    """As `open_version`, but only the version's own document is read: for who checks the others."""
+    base, prefix = split_uri(uri, storage_options)
+    folder, document = _find(open_folder(base, storage_options), base, prefix)
+    return unchecked(folder, document)
+
+
+def unchecked(folder: Folder, document: bytes | None = None) -> Version:
+    """As `open_own`, but only the version's own document is read."""
+    attributes = read_attributes(document or _read_root(folder, folder), f"{folder}/{ROOT}")
+    arrays = {name: (name, layout) for name, layout in _layouts(folder, attributes).items()}
+    return Version(folder, attributes.version, attributes, arrays, attributes.rows)
+
+
+def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes | None]:
+    """The folder of a version, and its document where that was read on the way.
+
+    Parameters
+    ----------
+    store
+        Or one of its versions' folders.
+    """
     newest = prefix is None
     with ThreadPoolExecutor(1, "precache-open") as pool:  # far away the two are asked at once
-        asked = pool.submit(read_commits, folder, newest=newest) if _is_far(folder) else None
-        document = folder.get(ROOT)
-    if document is None:
-        log = asked.result() if asked else read_commits(folder, newest=newest)
-        folder = folder.folder(_pick(log, folder, base, prefix))
-    return open_own(folder, document)
+        asked = pool.submit(read_commits, store, newest=newest) if _is_far(store) else None
+        document = store.get(ROOT)
+    if document is not None:
+        return store, document
+    log = asked.result() if asked else read_commits(store, newest=newest)
+    return store.folder(_pick(log, store, base, prefix)), None
 
 
 def _is_far(folder: Folder) -> bool:
@@ -98,37 +140,87 @@ def _hint(store: Folder, base: str) -> str:
     return "give the folder that precache build wrote"
 
 
-_OF_EVERY = ("label/zarr.json", "label/c/0", "valid/zarr.json", "valid/c/0")
-_OF_A_FIELD = ("{}/zarr.json", "shards/{}/zarr.json", "shards/{}/c/0/0")
+_OF_EVERY = ("label/zarr.json", "label/c/0", "valid/c/0")
+_OF_A_FIELD = ("{}/zarr.json", "shards/{}/c/0/0")
 """What a loader reads of a version, and of a field; of more than a million rows or shards, more."""
 
 
 def open_own(folder: Folder, document: bytes | None = None) -> Version:
-    """Open a version's folder; `document` is its `zarr.json`, where that was read already."""
+    """Open a version's folder; `document` is its `zarr.json`, where that was read already.
+
+    Raises
+    ------
+    GoneError
+        It is not there any more.
+    StoreError
+        Its documents do not hold, or those of its arrays are not what its own says.
+    """
     ahead = Ahead(folder)
     if _is_far(folder):
         ahead.bring(_OF_EVERY if document else [ROOT, *_OF_EVERY])
-    if document is None:
-        [found] = ahead.read_many([ROOT], [-1])
-        if isinstance(found, StorageError):
-            if not is_missing(found):
-                raise found
-            raise StoreError(f"the version at {folder} is gone; open the store's current version")
-        document = found
-    attributes = read_attributes(document, f"{folder}/{ROOT}")
+    attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")
     if _is_far(folder):
         ahead.bring(part.format(name) for name in attributes.fields for part in _OF_A_FIELD)
-    documents = read_array_documents(ahead, [*attributes.fields, "label"])
+    expected = _layouts(folder, attributes)
+    try:
+        documents = read_array_documents(ahead, [*expected, "label"])
+    except StoreError as error:
+        if isinstance(error.__cause__, StorageError) and folder.size(ROOT) is None:
+            raise gone(str(folder)) from None
+        raise StoreError(f"{error}; {MENDS}") from None
+    expected["label"] = _label_layout(attributes, documents["label"])
+    for name, layout in documents.items():
+        wrong = difference(layout, expected[name])
+        if wrong:
+            raise StoreError(f"{folder.path(name)}/{ROOT} is damaged or forged: {wrong}; {MENDS}")
     arrays = {name: (name, array) for name, array in documents.items()}
-    for name, field in attributes.fields.items():
-        array = arrays[name][1]
-        if (array.shape, array.dtype) != ((attributes.rows, *field.shape), field.dtype):
-            raise StoreError(
-                f"{folder.path(name)} is {array.dtype} {array.shape}, and its version has "
-                f"{attributes.rows} rows of {field.dtype} {field.shape}"
-            )
-    _require_alike(folder, attributes)
     return Version(folder, attributes.version, attributes, arrays, attributes.rows, ahead)
+
+
+def _read_root(folder: Folder, ahead: Readable) -> bytes:
+    [found] = ahead.read_many([ROOT], [-1])
+    if isinstance(found, StorageError):
+        raise gone(str(folder)) if is_missing(found) else found
+    return found
+
+
+def _layouts(folder: Folder, attributes: Attributes) -> dict[str, Array]:
+    """How the array of each field is laid out, as the version's own document tells.
+
+    Raises
+    ------
+    StoreError
+        There can be no such version, or there is too little for as many rows and shards.
+    """
+    _require_alike(folder, attributes)
+    _require_there(folder, attributes)
+    where = folder.path(ROOT)
+    return {name: field_layout(attributes, name, where) for name in attributes.fields}
+
+
+def _label_layout(attributes: Attributes, found: Array) -> Array:
+    """Of the labels, whose dtype their document alone tells."""
+    dtype = found.dtype if found.dtype in LABEL_DTYPES else LABEL_DTYPES[0]
+    return small_layout((attributes.rows,), dtype, -1)
+
+
+def _require_there(folder: Folder, attributes: Attributes) -> None:
+    """Refuse a version that says it has more rows or shards than it has objects for.
+
+    Whatever goes by their number may take memory for each. One object of a small array is for a
+    million; there is nothing to count below that.
+    """
+    shards = -(-attributes.rows // attributes.rows_per_shard)
+    for name, count in (
+        ("label", attributes.rows),
+        (f"shards/{next(iter(attributes.fields))}", shards),
+    ):
+        needed = -(-count // ROWS_PER_CHUNK)
+        if needed > 1 and needed > len(folder.names(f"{name}/c")):
+            raise StoreError(
+                f"{folder}/{ROOT} is damaged or forged: it tells of {count} entries of {name}, for "
+                f"which {needed} objects are needed, and there are fewer"
+            )
 
 
 def _require_alike(folder: Folder, attributes: Attributes) -> None:

@@ -24,22 +24,21 @@ from pathlib import Path
 
 import xxhash
 
-from precache import metadata
 from precache.claims import Claims
 from precache.commits import BUILD, ROOT, Commit, append_commit, require_create_only
 from precache.contents import Contents
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder, is_missing
-from precache.inventory import is_gone
+from precache.inspection import inspect
 from precache.localdisk import LocalFolder
 from precache.messages import shown
 from precache.places import COPIES, TRASH, look, pull_claim
 from precache.prefetch import prefetch
 from precache.renames import exchange, move, refuse_link, remove_if_empty
-from precache.status import is_alive, remove_scratch
+from precache.status import is_alive, remove_left_scratch
 from precache.storage import StorageOptions, open_folder
 from precache.store import open_own, open_version, split_uri
-from precache.version import SUMS, Version
+from precache.version import Version
 
 THREADS = 4
 """Objects under way at a time; each is in memory whole."""
@@ -172,7 +171,7 @@ def pull(
         try:
             return _pull(version, store, tick)
         except PrecacheError:
-            if version.id == gone or not is_gone(version):
+            if version.id == gone or not version.is_gone():
                 raise
             gone = version.id
         # Opened again, the store gives what is current now, or says that the version is gone.
@@ -201,7 +200,7 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
         # What is not needed once a version is there whole and current.
         store.remove(_copy_name(version.id))
         remove_if_empty(store, COPIES)
-        remove_scratch(target)
+        remove_left_scratch(target)
     return Transferred(version.id, str(target), count.objects, count.nbytes, count.skipped)
 
 
@@ -243,24 +242,8 @@ def _require_free(store: Folder, version: str) -> bool:
 
 def _check(version: Version) -> None:
     """Raise where anything but a shard is missing or damaged."""
-    assert version.attributes is not None  # it is a version of ours
-    for check in version.small_checks().values():
-        check()
-    contents = Contents.of(version.attributes)
-    there = _there(version.folder, contents.sums)
-    documents = [name for name in (*contents.small, *there) if name.endswith(f"/{ROOT}")]
-    sizes = [-1] * len(documents)
-    for name, data in zip(documents, version.folder.read_many(documents, sizes), strict=True):
-        if isinstance(data, StorageError):
-            raise data
-        where = version.folder.path(name)
-        document = metadata.parse_json(data, where)
-        kind = "group" if name in (f"shards/{ROOT}", f"{SUMS}/{ROOT}") else "array"
-        if (document.get("zarr_format"), document.get("node_type")) != (3, kind):
-            raise DamageError(f"{where} is damaged: it is no Zarr v3 {kind}")
-    for name in contents.shards:
-        if f"{SUMS}/{name}/{ROOT}" in there and version.shard_sums(name) is None:
-            raise DamageError(f"{version.folder.path(f'{SUMS}/{name}')} is damaged")
+    for flaw in inspect(version):
+        raise DamageError(f"{version.folder.path(flaw.name)} is damaged: {flaw.reason}")
 
 
 def _there(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:

@@ -1,24 +1,40 @@
-"""Verify: read every byte of a version, check every checksum, name damage by shard and key."""
+"""Verify: read every byte of a version, check every checksum, name damage by object and key.
+
+Small objects are held against each other and against the row table, by whose digest the version is
+called (`inspection`); shards against the sizes and checksums in their table. Where the two do not
+fit, the shard is decoded: if its rows are those that the rest of the version tells of, its table is
+at fault.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import xxhash
 
-from precache.errors import PrecacheError, StorageError
+from precache.commits import ROOT
+from precache.documents import SUMS
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import is_missing
+from precache.inspection import Flaw, has_labels_with_samples, inspect
 from precache.objects import map_file
+from precache.operations import Function, Op
+from precache.pipeline import Pipeline
+from precache.rowtable import RowTable, kept_contents, kept_reasons
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
-from precache.store import open_version
-from precache.version import Version
+from precache.store import open_unchecked
+from precache.version import ROW_TABLE, Version, gone
 
 PIECE = 8 << 20
 """Bytes checked between two reports of progress."""
+
+TOGETHER = 64
+"""Rows decoded at a time."""
 
 Tick = Callable[[int], None]
 
@@ -44,7 +60,15 @@ class Damage:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification found; `objects` and `nbytes` count what was read."""
+    """What a verification found.
+
+    Attributes
+    ----------
+    objects, nbytes
+        Shards that were read.
+    unchecked
+        What could not be checked here, and what that takes.
+    """
 
     version: str
     path: str
@@ -52,9 +76,11 @@ class Verified:
     objects: int
     nbytes: int
     damage: tuple[Damage, ...]
+    unchecked: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is damaged."""
         return not self.damage
 
 
@@ -78,45 +104,155 @@ def verify(
     ------
     StoreError
         There is no such version, or other software wrote it and recorded no checksums.
+    GoneError
+        It was removed meanwhile.
     """
-    return verify_version(open_version(uri, None, storage_options), tick)
+    return verify_version(open_unchecked(uri, storage_options), tick)
 
 
 def verify_version(version: Version, tick: Tick) -> Verified:
-    """As `verify`, of a version that is open."""
-    damage = list(_small_arrays(version))
+    """As `verify`, of a version as `store.open_unchecked` gives it."""
+    flaws, unchecked = _inspect(version)
+    damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
-    for name in version.stored:
-        if any(each.shard.startswith(f"shards/{name}/") for each in damage):
+    for name in version.stored if ROOT not in damage else ():
+        if any(flawed.startswith(f"shards/{name}/c/") for flawed in damage):
             continue  # nothing to hold its objects against
         reader = ArrayReader(version, name, verify="always")
+        shards: list[Damage] = []
         for number, shard in reader.objects():
             found = _check_object(version, reader, number, shard, tick)
             objects += 1
             nbytes += version.folder.size(shard) or 0
-            if found is not None:
-                damage.append(found)
-    return Verified(version.id, version.path, version.rows, objects, nbytes, tuple(damage))
+            shards += [] if found is None else [found]
+        for each in _at_fault(version, reader, shards):
+            damage[each.shard] = each
+    for name in version.stored:
+        _judge_sums(version, name, damage)
+    all_damage = tuple(damage.values())
+    return Verified(
+        version.id, version.path, version.rows, objects, nbytes, all_damage, tuple(unchecked)
+    )
 
 
-def _small_arrays(version: Version) -> Iterator[Damage]:
-    for name, check in version.small_checks().items():
-        try:
-            check()
-        except PrecacheError as error:
-            yield Damage(name, str(error))
+# --- small objects ------------------------------------------------------------------------------
+
+
+def _inspect(version: Version) -> tuple[list[Flaw], list[str]]:
+    """What is wrong with the small objects, and what cannot be known of them."""
+    unchecked: list[str] = []
+    table = None
+    wrong: list[Flaw] = []
+    try:
+        table = _row_table(version)
+        wrong = list(_reasons(version))
+    except ModuleNotFoundError as error:
+        unchecked.append(
+            f"keys, labels and classes against the row table: that needs {error.name}, as on nodes "
+            "that build: pip install 'precache[workers]'"
+        )
+    except StoreError as error:
+        wrong = [Flaw(ROW_TABLE, str(error))]
+    except (DamageError, StorageError):
+        pass  # found again below
+    if table is not None and has_labels_with_samples(table):
+        unchecked.append("labels: they came with the samples, and nothing tells them twice")
+    unchecked += _recipe(version)
+    known = inspect(version, table)
+    names = {flaw.name for flaw in known}
+    if ROOT in names:
+        return known, unchecked
+    return known + [flaw for flaw in wrong if flaw.name not in names], unchecked
+
+
+def _recipe(version: Version) -> Iterator[str]:
+    """Why it is not known that the recipe is what made the rows, where that is so."""
+    from workers.plan import deciding_versions, ops_digest
+
+    attributes = version.attributes
+    assert attributes is not None  # open_unchecked gave a version of ours
+    try:
+        pipeline = version.pipeline
+        arrays, libraries = pipeline.by_array(), attributes.libraries
+        if any(isinstance(op, Function) and not op.version for op in _ops(pipeline)):
+            yield "the recipe: it has functions whose code is not in the store"
+            return
+        made = pipeline.fingerprint(deciding_versions(pipeline, libraries))
+        digests = {
+            name: ops_digest(arrays, name, len(field.ops), libraries)
+            for name, field in arrays.fields.items()
+        }
+    except (PackageNotFoundError, PrecacheError) as error:
+        yield f"the recipe: {error}"
+        return
+    stored = {name: field.recipe for name, field in attributes.fields.items()}
+    if (made, digests) != (attributes.fingerprint, stored):
+        yield (
+            "the recipe: it does not give the fingerprint of the version, so that it is damaged, "
+            "or another release of precache wrote it"
+        )
+
+
+def _ops(pipeline: Pipeline) -> Iterator[Op]:
+    return (op for field in pipeline.fields.values() for op in field.ops)
+
+
+def _row_table(version: Version) -> RowTable:
+    assert version.attributes is not None  # open_unchecked gave a version of ours
+    data = version.read_checked(ROW_TABLE)
+    table = RowTable.from_parquet(data, ROW_TABLE)
+    if table.digest != version.attributes.rows_digest:
+        raise StoreError("it is not the row table that the version is called by")
+    return table
+
+
+def _reasons(version: Version) -> Iterator[Flaw]:
+    """Whether the row table tells of the same holes as their list."""
+    data = version.read_checked(ROW_TABLE)
+    reasons = {row: why for row, why in enumerate(kept_reasons(data, ROW_TABLE)) if why}
+    if len(kept_contents(data, ROW_TABLE)) != version.rows:
+        yield Flaw(ROW_TABLE, "it lacks hashes of samples")
+    try:
+        holes = {row: why for row, (_, why) in version.holes.items()}
+    except PrecacheError:
+        return
+    if reasons != holes:
+        yield Flaw(ROW_TABLE, "it does not tell of the same holes as the list of them")
+
+
+def _judge_sums(version: Version, name: str, damage: dict[str, Damage]) -> None:
+    """Where sums do not give the mean of the version: they are at fault, or else the mean is."""
+    flawed = f"{SUMS}/{name}/c/0/0"
+    if flawed not in damage or any(each.startswith(f"{name}/c/") for each in damage):
+        return
+    try:
+        stored = version.stored_sums(name)
+        reader = ArrayReader(version, name)
+        right = all(_fits(version, reader, number, stored) for number in range(len(stored)))
+    except PrecacheError:
+        return
+    if right:
+        del damage[flawed]
+        damage.setdefault(ROOT, Damage(ROOT, f"its mean or deviation is not that of {name}"))
+
+
+# --- shards -------------------------------------------------------------------------------------
+
+CHECKSUM = "its checksum does not hold"
 
 
 def _check_object(
     version: Version, reader: ArrayReader, number: int, shard: str, tick: Tick
 ) -> Damage | None:
     table = version.shard_table(reader.name)
-    assert table is not None  # open_version gave a version of ours
+    assert table is not None  # open_unchecked gave a version of ours
     size, checksum = table[number].tolist()
     try:
         data = _bytes(version, shard)
     except (OSError, StorageError) as error:
         missing = isinstance(error, StorageError) and is_missing(error)
+        if missing and version.is_gone():
+            raise gone(version.path) from None
         reason = "it is missing" if missing else str(error)
         return Damage(shard, reason, _keys(version, reader, number))
     if len(data) != size:
@@ -129,7 +265,35 @@ def _check_object(
         tick(len(piece))
     if digest.intdigest() == checksum:
         return None
-    return Damage(shard, "its checksum does not hold", tuple(_unreadable(version, reader, number)))
+    return Damage(shard, CHECKSUM, tuple(_unreadable(version, reader, number)))
+
+
+def _at_fault(version: Version, reader: ArrayReader, shards: list[Damage]) -> list[Damage]:
+    """The shards; or their table, where it fits none of several that are whole by themselves."""
+    count = reader.array.objects
+    alike = len(shards) == count > 1 and all(not d.keys and d.reason == CHECKSUM for d in shards)
+    if not alike:
+        return shards
+    sums = version.shard_sums(reader.name)
+    if sums is not None and not all(_fits(version, reader, n, sums) for n in range(count)):
+        return shards
+    return [Damage(f"shards/{reader.name}/c/0/0", "it fits none of the shards, which are whole")]
+
+
+def _fits(version: Version, reader: ArrayReader, number: int, sums: np.ndarray) -> bool:
+    """Whether the rows of a shard have the sums by channel that are kept of it."""
+    rows = np.array(_rows(version, reader, number))
+    rows = rows[version.valid[rows]]
+    channels = reader.array.row_shape[0]
+    total, squares = np.zeros(channels), np.zeros(channels)
+    for start in range(0, len(rows), TOGETHER):
+        some = rows[start : start + TOGETHER]
+        out = np.empty((len(some), *reader.array.row_shape), reader.array.dtype)
+        reader.read(some, out)
+        values = out.astype(np.float64)
+        total += values.sum((0, 2, 3))
+        squares += np.square(values).sum((0, 2, 3))
+    return np.allclose(sums[number, 1:], [*total, *squares], rtol=1e-9)
 
 
 def _bytes(version: Version, shard: str) -> np.ndarray:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import xxhash
@@ -16,16 +17,18 @@ from pydantic import TypeAdapter, ValidationError
 from precache import metadata
 from precache.ahead import Readable
 from precache.attributes import Attributes, FieldAttributes, refuse
-from precache.errors import DamageError, StorageError, StoreError, UsageError
+from precache.commits import ROOT
+from precache.documents import SUMS, label_layout
+from precache.errors import DamageError, GoneError, StorageError, StoreError, UsageError
 from precache.folder import Folder, is_missing
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
-from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small
+from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small, small_layout
 from precache.variants import field_of, number_of, pooled, variant_at, variants_of
 
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
-SUMS = "_sums"
+MENDS = "run the same precache build command again, which mends it"
 SMALL_ROW_NBYTES = 64
 """Arrays with rows up to this size are held in memory whole."""
 
@@ -191,14 +194,14 @@ class Version:
         """(rows,) bool: False for holes."""
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software and has no holes")
-        return self._small("valid", (self.rows,))
+        return self._small("valid")
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
         """(rows,) integers, -1 for none."""
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software; name its labels as field")
-        return self._small("label", (self.rows,))
+        return self._small("label")
 
     @property
     def keys(self) -> Sequence[str]:
@@ -210,10 +213,7 @@ class Version:
         """Row -> (key, why it is a hole)."""
         if self.foreign:
             return {}
-        try:
-            return _HOLES.validate_json(self.folder.read(HOLES))
-        except ValidationError as error:
-            raise refuse(error, f"{self.path}/{HOLES}") from None
+        return parse_holes(self.read_checked(HOLES), f"{self.path}/{HOLES}")
 
     @property
     def hole_rows(self) -> np.ndarray:
@@ -284,23 +284,51 @@ class Version:
         """(shards, 2) uint64 sizes and XXH3-64 of an array's objects; None for a foreign one."""
         if self.foreign:
             return None
-        return self._small(f"shards/{array}", self._table_shape(array))
+        return self._small(f"shards/{array}")
 
     def shard_sums(self, array: str) -> np.ndarray | None:
-        """(shards, 1 + 2 C) float64 count, totals and squares of an array; None where not kept."""
+        """(shards, 1 + 2 C) float64 count, totals and squares of an array of images.
+
+        None where they are not kept, or not those of its mean and standard deviation: they only
+        spare work.
+        """
         try:
-            name = f"{SUMS}/{array}"
-            document = read_array_documents(self.folder, [name])[name]
-            return read_small(self.folder, {name: document})[name]
+            sums = self.stored_sums(array)
+            return None if sums_differ(self, array, sums) else sums
         except (DamageError, StorageError, StoreError):
-            return None  # they only spare work
+            return None
+
+    def stored_sums(self, array: str) -> np.ndarray:
+        """As `shard_sums`, whatever they are."""
+        return self._small(f"{SUMS}/{array}")
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:
         """Keys of rows ``number * 65536`` and on."""
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software and has no keys")
-        return decode_strings(self.folder.read(f"key/c/{number}"), f"{self.path}/key/c/{number}")
+        name, count = f"key/c/{number}", min(self.rows, KEYS_PER_CHUNK)
+        with self._reading():
+            return decode_strings(self.folder.read(name), f"{self.path}/{name}", count)
+
+    def read_checked(self, name: str) -> bytes:
+        """The bytes of `ROW_TABLE` or `HOLES`.
+
+        Raises
+        ------
+        DamageError
+            They are not those that were written.
+        """
+        with self._reading():
+            return self.checked(name, self.folder.read(name))
+
+    def checked(self, name: str, data: bytes) -> bytes:
+        """The same bytes; a `DamageError` where they are not those that were written."""
+        digests = self.attributes.digests if self.attributes else {}
+        if xxhash.xxh3_64_hexdigest(data) != digests.get(name):
+            where = self.folder.path(name)
+            raise DamageError(f"{where} is damaged: its checksum does not hold")
+        return data
 
     def lost_objects(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(array, shard) -> size and XXH3-64 of objects that are not there, or of another size."""
@@ -313,23 +341,22 @@ class Version:
                     lost[name, shard] = (nbytes, digest)
         return lost
 
-    def small_checks(self) -> dict[str, Callable[[], object]]:
-        """Name -> a function that reads all of it and raises where it is damaged."""
-        chunks = range(0, self.rows, KEYS_PER_CHUNK)
-        return {
-            "label/c/0": lambda: self.labels,
-            "valid/c/0": lambda: self.valid,
-            "key": lambda: [self.key_chunk(start // KEYS_PER_CHUNK) for start in chunks],
-            HOLES: lambda: self._check_digest(HOLES) and self.holes,
-            ROW_TABLE: lambda: self._check_digest(ROW_TABLE),
-            **{f"shards/{name}/c/0/0": partial(self.shard_table, name) for name in self.stored},
-        }
+    def is_gone(self) -> bool:
+        """Whether the version was removed: its group's document goes first."""
+        return not self.folder.exists("" if self.foreign else ROOT)
 
-    def _check_digest(self, name: str) -> bool:
-        digests = self.attributes.digests if self.attributes else {}
-        if xxhash.xxh3_64_hexdigest(self.folder.read(name)) != digests.get(name):
-            raise DamageError(f"{self.folder.path(name)} is damaged: its checksum does not hold")
-        return True
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            if is_missing(error) and self.is_gone():
+                raise gone(self.path) from None
+            if is_missing(error):
+                raise DamageError(f"{error}; {MENDS}") from None
+            raise
+        except DamageError as error:
+            raise DamageError(f"{error}; {MENDS}") from None
 
     def describe(self, row: int) -> str:
         """A row's key for an error text, or its number where keys cannot be read."""
@@ -342,28 +369,97 @@ class Version:
         """Read the small arrays that reading `arrays` takes, together: of use far away."""
         if self.foreign:
             return
-        shards = {f"shards/{name}": self._table_shape(name) for name in arrays}
-        self._brought = self._read({"valid": (self.rows,), "label": (self.rows,), **shards})
+        names = ["valid", "label", *(f"shards/{name}" for name in arrays)]
+        self._brought = self._read(names)
         self._ahead = self.folder  # what is left there is not wanted
 
-    def _table_shape(self, array: str) -> tuple[int, int]:
-        return self.arrays[array][1].objects, 2
-
-    def _small(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _small(self, name: str) -> np.ndarray:
         brought = self._brought.get(name)
-        return self._read({name: shape})[name] if brought is None else brought
+        return self._read([name])[name] if brought is None else brought
 
-    def _read(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        known = {name: self.arrays[name][1] for name in shapes.keys() & self.arrays.keys()}
-        unknown = [name for name in shapes if name not in known]
-        arrays = known | read_array_documents(self._ahead, unknown)
-        for name, shape in shapes.items():
-            if arrays[name].shape != shape:
-                raise StoreError(
-                    f"{self.folder.path(name)} has shape {arrays[name].shape}, and its version "
-                    f"needs {shape}"
-                )
-        return read_small(self._ahead, {name: arrays[name] for name in shapes})
+    def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        with self._reading():
+            layouts = {name: self._layout(name) for name in names}
+            return read_small(self._ahead, layouts)
+
+    def _layout(self, name: str) -> metadata.Array:
+        """How a small array is laid out, by the length that the version has."""
+        if name == "label":
+            known = self.arrays.get(name)
+            return known[1] if known else label_layout(self.rows, self.folder.read("label/c/0"))
+        if name == "valid":
+            return small_layout((self.rows,), "bool", False)
+        kind, _, array = name.partition("/")
+        if kind == SUMS:
+            return self.sums_layout(array)
+        return small_layout((self.arrays[array][1].objects, 2), "uint64")
+
+    def sums_layout(self, array: str) -> metadata.Array:
+        """How the sums of an array of images are laid out."""
+        layout = self.arrays[array][1]
+        if len(layout.row_shape) != 3:
+            raise StoreError(f"{self.path} has no sums of {array}: its rows are no images")
+        return small_layout((layout.objects, 1 + 2 * layout.row_shape[0]), "float64")
+
+
+def parse_holes(data: bytes, where: str) -> dict[int, tuple[str, str]]:
+    """Row -> (key, why it is a hole), from a list of holes; a `StoreError` where it is none."""
+    try:
+        return _HOLES.validate_json(data)
+    except ValidationError as error:
+        raise refuse(error, where) from None
+
+
+def sums_differ(version: Version, array: str, sums: np.ndarray) -> str:
+    """What sums by channel do not fit of their version, in words; empty where they fit.
+
+    They must count the pixels of the valid rows shard by shard, and give the mean and the standard
+    deviation that the version has.
+    """
+    assert version.attributes is not None
+    layout, rows = version.arrays[array][1], version.rows
+    starts = np.arange(0, rows, layout.object_shape[0])
+    pixels = float(math.prod(layout.row_shape[1:]))
+    if not np.array_equal(sums[:, 0], np.add.reduceat(version.valid, starts, dtype=float) * pixels):
+        return "they do not count the pixels of its valid rows"
+    mean, std = statistics_of(sums)
+    known = [each.get(array) for each in (version.attributes.mean, version.attributes.std)]
+    fit = known == [None, None] if mean is None else _are_close(known, (mean, std))
+    if not fit:
+        return "they are not those of its mean and standard deviation"
+    return ""
+
+
+def statistics_of(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[None, None]:
+    """Mean and standard deviation of each channel from (parts, 1 + 2 C) sums; None of no pixel."""
+    channels = sums.shape[1] // 2
+    count, total = sums[:, 0].sum(), sums[:, 1 : 1 + channels].sum(0)
+    squares = sums[:, 1 + channels :].sum(0)
+    if not count or not np.isfinite(squares).all():  # JSON knows no NaN
+        return None, None
+    average = total / count
+    return average.tolist(), np.sqrt(np.maximum(squares / count - average**2, 0)).tolist()
+
+
+def _are_close(known: Sequence[list[float] | None], given: Sequence[Any]) -> bool:
+    """Whether two (mean, standard deviation) are the same but for the order of additions."""
+    if any(one is None or len(one) != len(given[0]) for one in known):
+        return False
+    (mean, std), (other, deviation) = np.array(known, float), np.array(given, float)
+    scale = np.abs(other) + deviation
+    near: np.ndarray = np.abs(mean - other) <= 1e-9 * scale
+    with np.errstate(over="ignore"):  # of what is forged
+        # Of the squares, as the deviation is the small difference of large ones.
+        near &= np.abs((std - deviation) * (std + deviation)) <= 1e-9 * scale**2
+    return bool(near.all() and (std >= 0).all())
+
+
+def gone(where: str) -> GoneError:
+    """The error that says so of a version."""
+    return GoneError(
+        f"the version at {where} is gone: it was removed while it was read; open the store's "
+        "current version"
+    )
 
 
 def _field(name: str, made: Sequence[FieldAttributes], arrays: Sequence[str]) -> FieldInfo:
@@ -383,13 +479,13 @@ def _foreign_field(array: metadata.Array) -> FieldInfo:
 
 def read_array_documents(folder: Readable, names: Sequence[str]) -> dict[str, metadata.Array]:
     """The metadata of arrays, read together."""
-    paths = [f"{name}/zarr.json" for name in names]
+    paths = [f"{name}/{ROOT}" for name in names]
     arrays = {}
     for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):
-        where = f"{folder.path(name)}/zarr.json"
+        where = f"{folder.path(name)}/{ROOT}"
         if isinstance(data, StorageError):
             if is_missing(data):
-                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}")
+                raise StoreError(f"there is no Zarr v3 array at {folder.path(name)}") from data
             raise data
         arrays[name] = metadata.parse_array(metadata.parse_json(data, where), where)
     return arrays

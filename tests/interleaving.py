@@ -59,6 +59,9 @@ class MemoryFolder:
     def local(self, name: str) -> Path | None:
         return None
 
+    def open(self, name: str) -> int | None:
+        return None
+
     def folder(self, name: str) -> MemoryFolder:
         return MemoryFolder(self._memory, self._turn, self._at(name))
 

@@ -70,9 +70,9 @@ def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     read: list[str] = []
     decode = version.decode_strings
 
-    def spy(data: bytes, where: str) -> Any:
+    def spy(data: bytes, where: str, count: int) -> Any:
         read.append(where.rpartition("/")[2])
-        return decode(data, where)
+        return decode(data, where, count)
 
     monkeypatch.setattr(version, "decode_strings", spy)
     return read

@@ -11,6 +11,7 @@ import pytest
 
 import precache
 from precache.commits import append_entry, read_commits
+from precache.inspection import narrow
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import RowTable
 from precache.storage import open_folder
@@ -26,7 +27,7 @@ from tests.building import (
     write_jpegs,
 )
 from tests.conftest import BuiltStore
-from workers.commit import channel_statistics, holes, narrow
+from workers.commit import channel_statistics, holes
 
 PIPELINE = precache.Pipeline.image(resize=24, crop=20)
 

@@ -98,7 +98,9 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.build, "open_folder", lambda uri, options: ACTORS.store)
     monkeypatch.setattr(garbage, "open_folder", lambda uri, options: ACTORS.store)
     monkeypatch.setattr(workers.build, "check_request", lambda request: None)
-    monkeypatch.setattr(workers.build.sources, "open_source", lambda source, *given, **options: source)
+    monkeypatch.setattr(
+        workers.build.sources, "open_source", lambda source, *given, **options: source
+    )
     monkeypatch.setattr(workers.build, "source_to_keep", lambda source: None)
     monkeypatch.setattr(workers.build, "shown", str)
     monkeypatch.setattr(workers.account, "FinishedLog", Silent)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from precache.attributes import version_id
 from precache.errors import PipelineError
 from precache.pipeline import Pipeline
 from precache.receipts import Receipt, ShardObject
@@ -22,7 +23,6 @@ from workers.plan import (
     order_rows,
     sample_for_probe,
     shards_to_do,
-    version_id,
 )
 
 
@@ -92,7 +92,7 @@ def test_an_id_depends_on_each_of_its_parts() -> None:
 
 
 def test_an_id_is_the_same_in_another_process() -> None:
-    code = "from workers.plan import version_id; print(version_id('recipe', 'rows', 8))"
+    code = "from precache.attributes import version_id; print(version_id('recipe', 'rows', 8))"
     ran = subprocess.run(
         [sys.executable, "-c", code], check=True, env=environment(PYTHONHASHSEED="7"),
         capture_output=True, text=True,

@@ -43,6 +43,6 @@ def test_strings_round_trip_over_several_chunks(
     values = [f"cat/é {n}.jpg" for n in range(count)]
     files = string_array(values, "row")
     chunks = [files[f"c/{n}"] for n in range(len(files) - 1)]
-    read = [text for chunk in chunks for text in decode_strings(chunk, "x")]
+    read = [text for chunk in chunks for text in decode_strings(chunk, "x", min(count, 4))]
     assert read[:count] == values
     assert set(read[count:]) <= {""}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -22,11 +21,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import precache
-from precache import transfer
+from precache import inventory, transfer
 from precache.commits import BUILD, ROOT, append_entry, read_commits
 from precache.contents import Contents
-from precache.errors import DamageError, PrecacheError, StoreError
+from precache.errors import DamageError, GoneError, PrecacheError, StoreError
 from precache.folder import Folder
+from precache.inspection import inspect
 from precache.places import COPIES, TRASH
 from precache.status import DESCRIPTION
 from precache.storage import open_folder
@@ -424,7 +424,7 @@ def test_other_bytes_than_a_committed_version_promises_are_not_put(
         folder.put(name, [data.replace(other.result.version.encode(), one.result.version.encode())])
     flip(folder, "image/c/0/0/0/0")
     before = {name: folder.read(name) for name in folder.sizes()}
-    with pytest.raises(StoreError, match="is not what it was: repair it by"):
+    with pytest.raises(StoreError, match="is damaged, and was not copied"):
         precache.pull(one.path, bucket)
     assert {name: folder.read(name) for name in folder.sizes()} == before
 
@@ -470,15 +470,12 @@ def test_a_version_that_is_removed_on_its_way_is_gone_or_the_next_one_comes(
 def test_a_version_that_is_removed_while_it_is_used_is_gone(
     own: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = precache.Version.small_checks
-
     def remove(version: precache.Version) -> Any:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(version.path)
-        return check(version)
+        shutil.rmtree(version.path)
+        return inspect(version)
 
-    monkeypatch.setattr(precache.Version, "small_checks", remove)
-    with pytest.raises(StoreError, match=f"version {own.result.version} of .* is gone"):
+    monkeypatch.setattr(inventory, "inspect", remove)
+    with pytest.raises(GoneError, match=f"version at .*{own.result.version} is gone"):
         precache.use(f"{own.path}@{own.result.version}")
 
 

@@ -262,7 +262,7 @@ def test_damage_of_keys_and_of_a_shard_are_both_found(
     (damaged.version_folder / "key/c/0").unlink()
     damaged.shard_path(1).unlink()
     found = {each.shard for each in precache.verify(damaged.path).damage}
-    assert found == {"key", "image/c/1/0/0/0"}
+    assert found == {"key/c/0", "image/c/1/0/0/0"}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"3": 4}', '{"x": ["a", "b"]}'])

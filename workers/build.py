@@ -15,6 +15,7 @@ from precache.errors import (
     BuildError,
     CrashError,
     FetchError,
+    GoneError,
     PrecacheError,
     SampleError,
     SourceError,
@@ -28,7 +29,7 @@ from precache.messages import shown
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
-from precache.status import live_leases, remove_scratch
+from precache.status import remove_left_scratch, remove_scratch
 from precache.storage import open_folder
 from precache.store import open_own
 from workers import sources
@@ -42,12 +43,12 @@ from workers.lease import BuildLease, deciding
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
 from workers.progress import BuildProgress
-from workers.repair import give_to_twins, take_from_twins
+from workers.repair import give_to_twins, mend_small, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
 from workers.sharing import require_shared
-from workers.standing import is_readable, is_whole
+from workers.standing import flaws_of, is_committed, is_whole
 from workers.work import Measured, Work, failed_rows, find_work, is_tried_again, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
@@ -140,18 +141,27 @@ class _Build:
             if self.joined and isinstance(self.source, sources.FolderSource):
                 first = next(recipe.table.present_keys())
                 require_shared(request.placement, self.source.folder, first)
+            with contextlib.suppress(GoneError):  # then it is made
+                if goal is not None and is_committed(goal):
+                    self._mend(run, goal)
             measure = functools.partial(self._measure, run)
             work = find_work(request, self.store, listed, goal, measure)
             if not work.committed:
                 return self._make(run, work)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.goal)
 
+    def _mend(self, run: Run, goal: Goal) -> None:
+        """Have the small objects of a committed version as they were."""
+        flaws = flaws_of(goal)
+        if flaws:
+            self.progress.say(f"Mending {', '.join(flaw.name for flaw in flaws)}")
+            mend_small(self.store, goal, flaws, self._job(), run)
+
     def _nothing_to_do(self, goal: Goal) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
-        if not live_leases(goal.folder):  # of a repair
-            remove_scratch(goal.folder)
+        remove_left_scratch(goal.folder)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 
@@ -242,7 +252,7 @@ class _Build:
         """
         goal = work.goal
         with deciding(goal.folder):
-            if is_readable(goal):
+            if is_committed(goal):
                 return None
             goal.folder.remove(ROOT)
             goal.begin(refreshes=self.listed.refreshes)
@@ -315,6 +325,7 @@ class _Build:
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         with BuildLease(goal.folder) as lease:
             made = self._run_shards(run, goal, lease, todo, {}, lost)
+            self._mend(run, goal)
         others = give_to_twins(self.store, goal, lost)
         if others:
             names = ", ".join(name[:8] for name in others)

@@ -26,6 +26,7 @@ from precache.messages import shown
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.storage import open_folder
+from precache.store import unchecked
 from precache.version import ROW_TABLE
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
@@ -348,7 +349,8 @@ def _differences(store: Folder, listed: Listed, base: Origin | None) -> Differen
     table = None
     if attributes.rows_digest != listed.recipe.rows_digest:
         with contextlib.suppress(DamageError, StorageError, StoreError):
-            table = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
+            data = unchecked(folder).read_checked(ROW_TABLE)
+            table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
     of_base = base.version.attributes if base is not None else None
     return compare(listed.recipe, attributes, table, (of_base or attributes).libraries)
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,18 @@ import xxhash
 from precache import metadata
 from precache.attributes import format_of
 from precache.claims import Claim
-from precache.codecs import codec_metadata
-from precache.commits import BUILD, ROOT, append_commit, read_commits
+from precache.commits import ROOT, append_commit, read_commits
+from precache.documents import SUMS, field_document
 from precache.errors import BuildError
 from precache.folder import Folder
 from precache.imagecodec import load_zstd
+from precache.inspection import narrow
 from precache.prefetch import prefetch
-from precache.receipts import ChannelSums, Receipt
+from precache.receipts import Receipt
 from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
-from precache.status import live_leases, remove_scratch
-from precache.version import HOLES, ROW_TABLE, SUMS
+from precache.status import remove_left_scratch
+from precache.version import HOLES, ROW_TABLE, statistics_of
 from workers.goal import SCRATCH, Goal
 from workers.lease import deciding
 from workers.plan import ops_digest
@@ -65,13 +67,13 @@ def tidy_current(store: Folder) -> None:
     """Remove what a build that was cut off after its commit left in the current version."""
     for commit in read_commits(store, newest=True):
         folder = store.folder(commit.version)
-        if folder.names(BUILD) and folder.size(ROOT) is not None and not live_leases(folder):
-            remove_scratch(folder)
+        if folder.size(ROOT) is not None:
+            remove_left_scratch(folder)
 
 
 def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:
     ordered = [receipts[shard] for shard in range(goal.shards)]
-    objects = _objects(goal, ordered)
+    objects = small_objects(goal, facts_of(goal, ordered))
 
     def create(item: tuple[str, bytes]) -> None:
         name, data = item
@@ -128,29 +130,65 @@ def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
     return {row: why for row, why in holes(receipts).items() if why != REMOVED}
 
 
-def _objects(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, bytes]:
-    table, reasons = goal.table, holes(receipts)
+@dataclass(frozen=True)
+class Facts:
+    """What the small objects of a version tell beside its row table.
+
+    Attributes
+    ----------
+    holes
+        Row -> why it is one, in row order.
+    content
+        XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
+    labels
+        By row, -1 for none.
+    shards
+        Field -> (shards, 2) uint64 bytes and XXH3-64 of its objects.
+    sums
+        Field of images -> (shards, 1 + 2 C) float64.
+    """
+
+    holes: Mapping[int, str]
+    content: Sequence[str]
+    labels: np.ndarray
+    shards: Mapping[str, np.ndarray]
+    sums: Mapping[str, np.ndarray]
+
+
+def facts_of(goal: Goal, receipts: Sequence[Receipt]) -> Facts:
+    """Of the receipts of all shards, in order."""
+    shards, sums = {}, {}
+    for name in goal.shapes:
+        made = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
+        shards[name] = np.array(made, np.uint64)
+        if all(name in receipt.sums for receipt in receipts):
+            sums[name] = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
+    content = [digest for receipt in receipts for digest in receipt.content]
+    return Facts(holes(receipts), content, _labels(goal, receipts), shards, sums)
+
+
+def small_objects(goal: Goal, facts: Facts) -> dict[str, bytes]:
+    """Name -> bytes of every object of a version but its shards and its own document."""
+    table, reasons = goal.table, facts.holes
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
     group = _json(metadata.group_document({}))
     objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
-    for name in goal.shapes:
-        objects[f"{name}/zarr.json"] = _json(field_document(goal, name))
-        made = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
-        sizes = small_array(np.array(made, np.uint64), ["shard", "size_xxh3"])
-        _add(objects, f"shards/{name}", sizes)
-        if all(name in receipt.sums for receipt in receipts):
-            sums = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
-            _add(objects, f"{SUMS}/{name}", small_array(sums, ["shard", "count_total_squares"]))
-    labels = narrow(_labels(goal, receipts))
-    _add(objects, "label", small_array(labels, ["row"], fill_value=-1))
+    fields = goal.recipe.pipeline.fields
+    for name, row in goal.shapes.items():
+        document = field_document(fields[name], row, len(table), goal.rows_per_shard)
+        objects[f"{name}/zarr.json"] = _json(document)
+        _add(objects, f"shards/{name}", small_array(facts.shards[name], ["shard", "size_xxh3"]))
+        if name in facts.sums:
+            sums = small_array(facts.sums[name], ["shard", "count_total_squares"])
+            _add(objects, f"{SUMS}/{name}", sums)
+    _add(objects, "label", small_array(narrow(facts.labels), ["row"], fill_value=-1))
     _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
     _add(objects, "key", string_array(table.keys, "row"))
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
     _add(objects, "holes", file_array(_json(named)))
     why = [reasons.get(row, "") for row in range(len(table))]
-    content = [digest for receipt in receipts for digest in receipt.content]
-    _add(objects, "rows", file_array(table.to_parquet(why, content)))
+    _add(objects, "rows", file_array(table.to_parquet(why, facts.content)))
     return objects
 
 
@@ -164,30 +202,6 @@ def _labels(goal: Goal, receipts: Sequence[Receipt]) -> np.ndarray:
         fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
         labels = np.where(fetched < 0, labels, fetched)
     return labels
-
-
-def narrow(labels: np.ndarray) -> np.ndarray:
-    """Labels in the narrowest signed integer type that holds them and -1."""
-    top = int(labels.max(initial=0))
-    for dtype in (np.int8, np.int16, np.int32):
-        if top <= np.iinfo(dtype).max:
-            return labels.astype(dtype)
-    return labels.astype(np.int64)
-
-
-def field_document(goal: Goal, name: str) -> dict[str, Any]:
-    """The `zarr.json` of a field."""
-    row, field = goal.shapes[name], goal.recipe.pipeline.fields[name]
-    inner = (row.chunk_rows(goal.rows_per_shard), *row.shape)
-    image = len(row.shape) == 3 and field.decodes
-    return metadata.array_document(
-        (len(goal.table), *row.shape),
-        row.dtype,
-        (goal.rows_per_shard, *row.shape),
-        [metadata.sharding(inner, codec_metadata(field.stored_as, row.dtype))],
-        fill_value=False if row.dtype == "bool" else 0,
-        dimension_names=["row", "channel", "height", "width"] if image else None,
-    )
 
 
 def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
@@ -225,17 +239,8 @@ def channel_statistics(
     """Mean and standard deviation of each channel, by image field, over all valid rows."""
     mean, std = {}, {}
     for name in receipts[0].sums:
-        count, total, squares = _add_sums([receipt.sums[name] for receipt in receipts])
-        if count and np.isfinite(squares).all():  # JSON knows no NaN
-            average = total / count
-            mean[name] = average.tolist()
-            std[name] = np.sqrt(np.maximum(squares / count - average**2, 0)).tolist()
+        sums = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
+        average, deviation = statistics_of(sums)
+        if average is not None and deviation is not None:
+            mean[name], std[name] = average, deviation
     return mean, std
-
-
-def _add_sums(sums: Sequence[ChannelSums]) -> tuple[int, np.ndarray, np.ndarray]:
-    return (
-        sum(each.count for each in sums),
-        np.sum([each.total for each in sums], axis=0),
-        np.sum([each.squares for each in sums], axis=0),
-    )

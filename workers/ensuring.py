@@ -16,13 +16,13 @@ import numpy as np
 from precache.attributes import FORMAT, Attributes
 from precache.claims import POLL_LOCAL, POLL_REMOTE, Claim, Claims
 from precache.commits import ROOT
+from precache.documents import field_layout
 from precache.errors import BuildError
 from precache.finished import FATE, follow_log, kept_name
 from precache.growing import GrowingVersion
-from precache.metadata import parse_array
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
-from precache.smallarrays import small_array
+from precache.smallarrays import small_layout
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
 from precache.store import open_own
@@ -31,7 +31,6 @@ from precache.version import Version
 from workers import sources
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build
-from workers.commit import field_document
 from workers.goal import Goal, Recipe, find_goal
 from workers.listed import Listed, list_rows
 from workers.request import Request, check_request
@@ -151,7 +150,7 @@ class Wanted:
         # What describes a build goes last: until then its commit may have been cut off.
         if goal is None or goal.folder.size(DESCRIPTION) is not None:
             return None
-        if goal.folder.size(ROOT) is None or not is_whole(goal):
+        if goal.folder.size(ROOT) is None or not is_whole(goal, self.listed is not None):
             return None
         return open_own(goal.folder)
 
@@ -238,9 +237,9 @@ def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
     more = {"rows": len(table), "holes": 0, "classes": list(table.classes)}
     told = {"format": FORMAT, **own, **more, "pipeline": goal.recipe.declared.to_dict()}
     attributes = Attributes.read(json.dumps(told).encode(), str(goal.folder))
-    documents = {name: field_document(goal, name) for name in goal.shapes}
-    documents["label"] = json.loads(small_array(table.labels, ["row"], -1)["zarr.json"])
-    arrays = {name: (name, parse_array(each, name)) for name, each in documents.items()}
+    layouts = {name: field_layout(attributes, name, str(goal.folder)) for name in goal.shapes}
+    layouts["label"] = small_layout((len(table),), "int64", -1)
+    arrays = {name: (name, layout) for name, layout in layouts.items()}
     columns = table.keys, table.labels, table.removed
     return GrowingVersion(wanted.store, attributes, arrays, *columns, wanted.claims)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precache.attributes import Attributes, Identity
+from precache.attributes import Attributes, Identity, version_id
 from precache.commits import BUILD, ROOT
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
@@ -21,7 +21,6 @@ from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.store import read_attributes
 from precache.version import ROW_TABLE
-from workers.plan import version_id
 
 SCRATCH = f"{BUILD}/tmp"
 

@@ -34,27 +34,26 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     return listing.take(Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing))))
 
 
-def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries: int = 0) -> str:
-    """The id of the version that a recipe, a row table and rows per shard make.
+def deciding_versions(
+    pipeline: Pipeline, known: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Versions of the libraries and of the custom functions that decide this pipeline's pixels.
 
     Parameters
     ----------
-    retries
-        How often samples that had failed were tried again, and some were mended.
+    known
+        Versions of libraries in place of those installed.
     """
-    parts = [fingerprint, rows_digest, rows_per_shard, *([retries] if retries else [])]
-    return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
-
-
-def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
-    """Versions of the libraries and of the custom functions that decide this pipeline's pixels."""
     ops = [op for field in pipeline.fields.values() for op in field.ops]
     libraries = []
     if any(isinstance(op, Decode) for op in ops):
         libraries += ["simplejpeg", "pillow"]
     if any(isinstance(op, Resize | RandomResizedCrop) for op in ops):
         libraries.append("torch")
-    versions = {name: importlib.metadata.version(name).split("+")[0] for name in libraries}
+    versions = {
+        name: (known.get(name) or importlib.metadata.version(name)).split("+")[0]
+        for name in libraries
+    }
     declared = {op.function: op.version for op in pipeline.functions}
     given = {name: version for name, version in declared.items() if version}
     return versions | given | function_hashes(pipeline)
@@ -76,8 +75,7 @@ def ops_digest(
     ops = field.ops[:count]
     part = pipeline.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
     random = any(map(is_random, ops))
-    versions = deciding_versions(part)
-    versions |= {n: libraries[n].split("+")[0] for n in versions.keys() & libraries.keys()}
+    versions = deciding_versions(part, libraries)
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
         "input": [field_of(name)] if field.input is None else field.input,

@@ -121,10 +121,9 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     failed
         Key -> why, of the version's holes: what killed a worker is not tried again.
     """
-    version.small_checks()[ROW_TABLE]()
     folder, attributes = version.folder, version.attributes
     assert attributes is not None  # it has a pipeline
-    table = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
+    table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
     source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     return Listed(

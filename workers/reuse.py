@@ -14,9 +14,9 @@ from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.receipts import ChannelSums, ShardObject
-from precache.rowtable import RowTable, kept_contents
-from precache.store import open_own, read_attributes
-from precache.version import HOLES, ROW_TABLE, Version
+from precache.rowtable import REMOVED, RowTable, kept_contents
+from precache.store import open_own, read_attributes, unchecked
+from precache.version import ROW_TABLE, Version
 from workers.descent import changes, descend, same_identity
 from workers.goal import Goal
 from workers.made import Made, made_of
@@ -293,24 +293,35 @@ def place_rows(
     if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
-        open_own(folder).small_checks()[ROW_TABLE]()
-        parent = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
+        parent = _rows_of(unchecked(folder))
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
     placed = descend(parent, listing, keep_order)
     if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
         return Placed(fresh)
+    if placed.digest == attributes.rows_digest:
+        parent = placed
     changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
     return Placed(placed, attributes.rows_per_shard, changed)
+
+
+def _rows_of(version: Version) -> RowTable:
+    """The row table of a version; where that is lost, at least its keys and what is removed, by
+    which the samples of its source find their rows again."""
+    where = version.folder.path(ROW_TABLE)
+    try:
+        return RowTable.from_parquet(version.read_checked(ROW_TABLE), where)
+    except (DamageError, StorageError, StoreError):
+        unknown = np.full(version.rows, -1, np.int64)
+        gone = frozenset(row for row, (_, why) in version.holes.items() if why == REMOVED)
+        keys, none = list(version.keys), [""] * version.rows
+        return RowTable(keys, unknown, unknown, none, unknown, version.classes, gone)
 
 
 def _read(
     version: Version, attributes: Attributes, made: Mapping[str, Made], table: RowTable
 ) -> Origin | None:
-    for name in (ROW_TABLE, HOLES):
-        version.small_checks()[name]()
-    where = version.folder.path(ROW_TABLE)
-    data = version.folder.read(ROW_TABLE)
+    data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     before = RowTable.from_parquet(data, where)
     if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
         return None

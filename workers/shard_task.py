@@ -32,6 +32,8 @@ BASE_MEMORY = 1 << 30
 LARGE_FILE = 16 << 20
 LARGE_MEMORY = 768 << 20
 """Bytes more where a file is larger than that: for pictures at the default limit of pixels."""
+UNFETCHED = "could not be fetched"
+"""How the reason of a hole begins whose sample was not to be had."""
 _tasks_before = itertools.count()
 """Shards this process has made: what it burnt before the first one went into imports."""
 
@@ -229,7 +231,7 @@ def _run_shard(task: ShardTask) -> Receipt:
             if isinstance(fetched, FetchError):
                 if place not in task.may_fail:
                     unfetched.append(fetched)
-                sample, reason = Sample({}), f"could not be fetched: {fetched}"
+                sample, reason = Sample({}), f"{UNFETCHED}: {fetched}"
             _require_unchanged(task, place, key, sample)
             reason = rows.make(place, key, sample, reason)
             if sample is not None and sample.label is not None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.documents import is_summed
 from precache.layout import RowShape
 from precache.pipeline import Field
 from workers.goal import Goal
 from workers.reuse import Offer, OfferedField, Origin
-from workers.spared import Spared, is_linked, is_summed
+from workers.spared import Spared, is_linked
 from workers.work import Work
 
 

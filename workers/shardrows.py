@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from precache.codecs import encoder
+from precache.documents import is_summed
 from precache.errors import CrashError, DamageError, SampleError, StorageError, StoreError
 from precache.folder import Buffer, Folder
 from precache.layout import RowShape
@@ -21,7 +22,7 @@ from workers.ops import FieldRecipe
 from workers.outputs import FieldOutput
 from workers.reuse import Offer
 from workers.sources import Sample
-from workers.spared import Spared, is_summed
+from workers.spared import Spared
 
 
 class ShardRows:

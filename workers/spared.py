@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from precache.documents import is_summed
 from precache.layout import RowShape
-from precache.pipeline import Field, Pipeline
+from precache.pipeline import Pipeline
 from workers.reuse import Offer
 
 
@@ -100,8 +101,3 @@ def is_linked(
             for name, each in fields.items()
         )
     )
-
-
-def is_summed(field: Field, shape: RowShape) -> bool:
-    """Whether channel sums are kept of a field: of images alone."""
-    return field.decodes and len(shape.shape) == 3

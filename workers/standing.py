@@ -5,35 +5,47 @@ from __future__ import annotations
 import contextlib
 
 from precache.commits import BUILD, ROOT
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import GoneError, StorageError, StoreError
+from precache.inspection import Flaw, inspect
 from precache.receipts import Receipt
-from precache.store import open_own
+from precache.store import unchecked
 from workers.goal import Goal
 
 RECEIPTS = 64
 """Receipts read at a time."""
 
 
-def is_readable(goal: Goal) -> bool:
-    """Whether the version was committed, and all that tells of its shards can be read."""
+def is_committed(goal: Goal) -> bool:
+    """Whether the version was committed, as far as its document can be read."""
     if goal.folder.size(ROOT) is None:
         return False
     try:
-        for check in open_own(goal.folder).small_checks().values():
-            check()
-    except (DamageError, StorageError, StoreError):
+        return unchecked(goal.folder).id == goal.version
+    except (StorageError, StoreError):
         return False
-    return True
 
 
-def is_whole(goal: Goal) -> bool:
-    """Whether the version was committed and every object is there."""
-    return is_readable(goal) and not lost_objects(goal)
+def flaws_of(goal: Goal, listed: bool = True) -> list[Flaw]:
+    """What is wrong with the small objects and the documents of a committed version.
+
+    Parameters
+    ----------
+    listed
+        Whether the goal has its row table, and not its length alone.
+    """
+    return inspect(unchecked(goal.folder), goal.table if listed else None)
+
+
+def is_whole(goal: Goal, listed: bool = True) -> bool:
+    """Whether the version was committed and every object is there; `flaws_of` explains `listed`."""
+    with contextlib.suppress(GoneError):
+        return is_committed(goal) and not flaws_of(goal, listed) and not lost_objects(goal)
+    return False
 
 
 def lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
     """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
-    return open_own(goal.folder).lost_objects()
+    return unchecked(goal.folder).lost_objects()
 
 
 def read_receipts(goal: Goal) -> dict[int, Receipt]:
@@ -47,5 +59,26 @@ def read_receipts(goal: Goal) -> dict[int, Receipt]:
             if isinstance(data, bytes):
                 with contextlib.suppress(ValueError):
                     receipt = Receipt.from_json(data)
-                    receipts[receipt.shard] = receipt
+                    if _fits(goal, receipt):
+                        receipts[receipt.shard] = receipt
     return receipts
+
+
+def _fits(goal: Goal, receipt: Receipt) -> bool:
+    """Whether a receipt can be of the version: else its shard is made again."""
+    if not 0 <= receipt.shard < goal.shards:
+        return False
+    rows = goal.rows_of(receipt.shard)
+    sums = [each.flat() for each in receipt.sums.values()]
+    channels = [
+        1 + 2 * (*goal.shapes[name].shape, 0)[0] for name in receipt.sums if name in goal.shapes
+    ]
+    return (
+        receipt.objects.keys() == goal.shapes.keys()
+        and all(0 <= n < 2**64 for each in receipt.objects.values() for n in (each.size, each.xxh3))
+        and all(row in rows for row in receipt.holes)
+        and len(receipt.content) == len(rows)
+        and len(receipt.labels or receipt.content) == len(rows)
+        and all(-(2**63) <= label < 2**63 for label in receipt.labels or ())
+        and list(map(len, sums)) == channels
+    )

@@ -17,7 +17,7 @@ from workers.listed import Listed
 from workers.plan import shards_to_do
 from workers.request import Request
 from workers.reuse import Origin, find_origin
-from workers.standing import is_readable, lost_objects, read_receipts
+from workers.standing import is_committed, lost_objects, read_receipts
 
 LARGEST_SHARD_BYTES = 512 << 20
 """Raw, of one field: above, rows are laid into shards anew."""
@@ -87,7 +87,7 @@ def find_work(
         Asked for row shapes where no earlier version tells them.
     """
     failed = None
-    if goal is not None and is_readable(goal):
+    if goal is not None and is_committed(goal):
         if not is_tried_again(request, goal):
             return _losses(goal)
         failed, again = goal, replace(goal.recipe, retries=goal.recipe.retries + 1)
@@ -107,7 +107,7 @@ def find_work(
         shapes, needed = _known(recipe, origin) or _measured(recipe, origin, measure)
         shapes = {**shapes, **(origin.shapes() if origin else {})}
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
-        if is_readable(goal):
+        if is_committed(goal):
             return _losses(goal)
     return replace(remaining(goal, origin, needed, request.recompute), failed=failed)
 
