@@ -33,8 +33,8 @@ PRECACHE = """
 """
 WORKERS = """
     usercode sources plan descent goal finishing heartbeat standing made reuse repair spared
-    decoding ops timing offered outputs shardrows shard_task dispatch placement cluster sharing
-    request listed work probe takeover commit tally nodeview progress metrics suspects parcel
+    segments decoding ops timing offered outputs shardrows shard_task dispatch placement cluster
+    sharing request listed work probe takeover commit tally nodeview progress metrics suspects parcel
     jobserver submission results account buildreport reportpage build background told ensuring
     measured prognosis stagetimes sourceprobe trials doctor refreshing opcosts shardplan
     estimate rates differences buildplan
