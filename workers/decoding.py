@@ -176,11 +176,9 @@ def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:
             return 1
 
 
-def _check_pixels(width: int, height: int, limit: int) -> None:
+def _check_pixels(width: int, height: int, limit: int, of: str = "decode's max_pixels") -> None:
     if width * height > limit:
-        raise SampleError(
-            f"{width} x {height} px is over the limit of {limit} (decode's max_pixels)"
-        )
+        raise SampleError(f"{width} x {height} px is over the limit of {limit} ({of})")
 
 
 def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
@@ -195,9 +193,10 @@ def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
         raise SampleError("its strips or tiles overlap; save it anew with an image editor")
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         width, length = (image.tag_v2.get(tag, 0) for tag in (_TILE_WIDTH, _TILE_LENGTH))
-        _check_pixels(width, length, max(limit, STRIP_PIXELS))
+        _check_pixels(width, length, max(limit, STRIP_PIXELS), "of a TIFF's tiles")
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
-        _check_pixels(image.width, image.height, min(limit, MOST_RUN_LENGTH_PIXELS))
+        most = min(limit, MOST_RUN_LENGTH_PIXELS)
+        _check_pixels(image.width, image.height, most, "of a BMP of run lengths")
 
 
 @contextlib.contextmanager
