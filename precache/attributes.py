@@ -99,7 +99,7 @@ class Identity(_Document):
     """What tells a version from others; `_build/build.json` while it is being made.
 
     That file also has the version's rows, when (seconds since 1970) and by which process a build
-    last began it, and why that one failed.
+    last began it, why that one failed, and of which version it is a refresh.
     """
 
     version: VersionId
@@ -112,6 +112,7 @@ class Identity(_Document):
     begun: float | None = None
     by: Process | None = None
     failed: str | None = None
+    refreshes: VersionId | None = None
 
 
 class Claimed(_Document):

@@ -273,24 +273,36 @@ class RemoteFolder:
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
-        self._write(name, lambda path: self._fs.pipe_file(path, data))
+        self._replace(name, lambda path: self._fs.pipe_file(path, data))
 
-    def copy(self, name: str, origin: Folder, source: str, scratch: str | None = None) -> None:
+    def copy(
+        self,
+        name: str,
+        origin: Folder,
+        source: str,
+        scratch: str | None = None,
+        *,
+        create: bool = False,
+    ) -> bool:
         same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
         if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
             there = origin._at(source)
+            if create and self.size(name) is not None:
+                return False
             if there != self._at(name):  # S3 refuses to copy an object onto itself
-                self._write(name, lambda path: self._fs.cp_file(there, path))
-        else:
-            self.put(name, [origin.read(source)])
-
-    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
-        try:
-            self._write(name, lambda path: self._fs.pipe_file(path, data, mode="create"))
-        except FileExistsError:
-            # The first attempt may have arrived though its answer did not.
-            return self.read(name) == data
+                self._replace(name, lambda path: self._fs.cp_file(there, path))
+            return True
+        if create:
+            return self.create(name, [origin.read(source)])
+        self.put(name, [origin.read(source)])
         return True
+
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
+        data = b"".join(parts)
+        if self._write(name, lambda path: self._fs.pipe_file(path, data, mode="create")):
+            return True
+        # The first attempt may have arrived though its answer did not.
+        return self.size(name) == len(data) and self.read(name) == data
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -318,7 +330,15 @@ class RemoteFolder:
     def _is_azure(self) -> bool:
         return EXTRAS.get(self.protocol) == "azure"
 
-    def _write(self, name: str, action: Callable[[str], object]) -> None:
+    def _replace(self, name: str, action: Callable[[str], object]) -> None:
+        if not self._write(name, action):
+            raise StorageError(
+                f"cannot write {self._url(name)}: it exists, and the service does not let it be "
+                "replaced"
+            )
+
+    def _write(self, name: str, action: Callable[[str], object]) -> bool:
+        """Whether it is written; it is not where it exists and must stay."""
         if self.protocol in WEB:
             raise StorageError(
                 f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
@@ -326,6 +346,9 @@ class RemoteFolder:
             )
         try:
             self._request(action, name, "write")
+            return True
+        except FileExistsError:
+            return False
         except FileNotFoundError:
             raise StorageError(
                 f"cannot write {self._url(name)}: there is no such bucket; make it first"
@@ -382,6 +405,9 @@ class RemoteFolder:
     def _behind(self, error: Exception) -> Exception:
         """What went wrong: what a library raises may hide it."""
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        # s3fs knows a 412 of Amazon's alone; gcsfs gives an upload up after one, which may fail.
+        if retries.status_of(cause) == 412 or isinstance(error.__context__, FileExistsError):
+            return FileExistsError()
         if self._is_azure:
             # adlfs wraps up what a removal meets, and lets pass that there is no container.
             told = cause if isinstance(error, RuntimeError) else error

@@ -71,6 +71,11 @@ class Claim:
                 with contextlib.suppress(OSError):  # somebody else has one in it
                     path.rmdir()
 
+    def is_held(self) -> bool:
+        """Whether nobody took the next one, believing that this process had ended."""
+        folder, _, own = self.name.rpartition("/")
+        return max(self._store.names(folder), default="") == own
+
     def give_to(self, process: Process, note: str) -> None:
         """Have another process hold it, which will enter one of the same name and note."""
         self._note = note
@@ -105,7 +110,7 @@ class Claims:
         if number and self._held(number) is not None:
             return None
         name = self._path(number + 1)
-        made = self._store.create(name, _document(process_of(os.getpid()), ""))
+        made = self._store.create(name, [_document(process_of(os.getpid()), "")])
         return Claim(self._store, name) if made else None
 
     def holder(self) -> Claimed | None:

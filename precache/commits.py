@@ -36,23 +36,33 @@ class Commit:
 def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
     """The log, oldest first; versions that it names may have been removed.
 
+    An empty entry is being created, or was by a process that was killed: there is none.
+
     Parameters
     ----------
     newest
         Read the last entry alone.
     """
     names = [name for name in store.names("commits") if _COMMIT.fullmatch(name)]
-    if newest:
-        names = sorted(names, key=lambda name: int(name[:-5]))[-1:]
-    paths = [f"commits/{name}" for name in names]
-    log = []
-    read = store.read_many(paths, [-1] * len(paths))
-    for name, path, data in zip(names, paths, read, strict=True):
-        if isinstance(data, StorageError):
-            raise data
-        entry = CommitEntry.read(data, store.path(path))
-        log.append(Commit(int(name[:-5]), entry.version, entry.parent, entry.time, entry.source))
-    return sorted(log, key=lambda commit: commit.number)
+    names.sort(key=lambda name: int(name[:-5]), reverse=True)
+    at_a_time = 1 if newest else max(1, len(names))
+    log: list[Commit] = []
+    for start in range(0, len(names), at_a_time):
+        paths = [f"commits/{name}" for name in names[start : start + at_a_time]]
+        for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
+            if isinstance(data, StorageError):
+                raise data
+            if data:
+                log.append(_commit(data, store.path(path)))
+        if log:
+            break
+    return log[::-1]
+
+
+def _commit(data: bytes, where: str) -> Commit:
+    entry = CommitEntry.read(data, where)
+    number = int(where.rpartition("/")[2].removesuffix(".json"))
+    return Commit(number, entry.version, entry.parent, entry.time, entry.source)
 
 
 def source_to_keep(source: str) -> str | None:
@@ -77,6 +87,7 @@ def append_entry(store: Folder, version: str, source: str | None = None) -> Comm
     What is current already gets another one where it was built from elsewhere, which differs from
     the last in that alone.
     """
+    number = 0
     while True:
         log = read_commits(store)
         last = log[-1] if log else None
@@ -87,10 +98,10 @@ def append_entry(store: Folder, version: str, source: str | None = None) -> Comm
         else:
             parent, began = last.version if last else None, time.time()
         entry = CommitEntry(version=version, parent=parent, time=began, source=source)
-        number = last.number + 1 if last else 1
+        number = max(number, last.number if last else 0) + 1  # the one refused may be empty
         name, data = f"commits/{number:06d}.json", entry.to_json()
         try:
-            created = store.create(name, data, scratch=f"{version}/{BUILD}/tmp")
+            created = store.create(name, [data], scratch=f"{version}/{BUILD}/tmp")
         except StorageError:
             if last is None or last.version != version:
                 raise

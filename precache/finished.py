@@ -74,9 +74,12 @@ def to_entry(shards: Iterable[Finished]) -> bytes:
 
 
 def from_entry(data: bytes, where: str) -> list[Finished]:
-    """Read what `to_entry` wrote; a `StoreError` where it is not that."""
+    """Read what `to_entry` wrote; a `StoreError` where it is not that.
+
+    An empty one was being created by a process that was killed: it lists nothing.
+    """
     try:
-        return _ENTRY.validate_json(data)
+        return _ENTRY.validate_json(data or b"[]")
     except ValidationError as error:
         raise refuse(error, where) from None
 
@@ -103,9 +106,9 @@ def kept_name(version: str) -> str:
 
 def follow_log(version: Folder) -> bool:
     """Have the log of a build under way kept; False where it is too late for that."""
-    return version.create(FATE, FOLLOWED) or version.get(FATE) == FOLLOWED
+    return version.create(FATE, [FOLLOWED]) or version.get(FATE) == FOLLOWED
 
 
 def close_log(version: Folder, scratch: str) -> bool:
     """Let nobody begin to follow; whether somebody does already."""
-    return not version.create(FATE, CLOSED, scratch) and version.get(FATE) == FOLLOWED
+    return not version.create(FATE, [CLOSED], scratch) and version.get(FATE) == FOLLOWED

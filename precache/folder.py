@@ -111,14 +111,33 @@ class Folder(Protocol):
             own by default.
         """
 
-    def copy(self, name: str, origin: Folder, source: str, scratch: str | None = None) -> None:
+    def copy(
+        self,
+        name: str,
+        origin: Folder,
+        source: str,
+        scratch: str | None = None,
+        *,
+        create: bool = False,
+    ) -> bool:
         """Put an object that another folder has, without its bytes passing through here if it can.
 
         On one local disk both are names of the same bytes; a service copies by itself.
+
+        Parameters
+        ----------
+        create
+            Leave an object that exists as it is, and return False. A service that copies by itself
+            is asked first whether there is one: of two who copy at once, both may succeed.
         """
 
-    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
-        """Write an object that must not exist yet; False where it does."""
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
+        """Write an object that must not exist yet, whole or not at all; False where it exists.
+
+        Of several who create one object, one succeeds. In a bucket whoever creates the same bytes
+        succeeds as well: an answer may get lost, so that its request is made again. Bytes must not
+        be empty: on a disk that knows no other way, an empty file marks one that is being created.
+        """
 
     def remove(self, name: str) -> None:
         """Remove an object or a folder and all below it; nothing where there is none."""

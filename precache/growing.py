@@ -16,7 +16,7 @@ from precache.finished import Finished, from_entry, kept_name, read_entries
 from precache.folder import Folder
 from precache.liveness import has_ended
 from precache.metadata import Array
-from precache.status import ALIVE_SECONDS, DESCRIPTION, HEARTBEAT
+from precache.status import ALIVE_SECONDS, DESCRIPTION, read_leases
 from precache.store import open_own
 from precache.version import Version
 
@@ -197,7 +197,7 @@ class GrowingVersion(Version):
             return
         self._looked = now
         data, holder = self.folder.get(DESCRIPTION), self._claims.holder()
-        signs = data, self.folder.get(HEARTBEAT), len(self.finished), holder and holder.time
+        signs = data, read_leases(self.folder), len(self.finished), holder and holder.time
         if signs != self._signs:
             self._signs, self._changed = signs, now
         if holder is not None or self.folder.size(ROOT) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import os
@@ -26,6 +27,17 @@ PARTS_A_WRITE = 1024
 SWEEPS = 10
 """Times that another process may sweep a folder from under one write."""
 
+
+_AT_FDCWD = -100
+_NOREPLACE = 1
+"""Of ``linux/fcntl.h`` and ``linux/fs.h``."""
+
+_UNSUPPORTED = frozenset(
+    (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL,
+     errno.EMLINK, errno.EXDEV)
+)  # fmt: skip
+"""Of a way to publish a file that a disk does not know; EXDEV of disks that link within a folder
+alone."""
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -151,55 +163,58 @@ class LocalFolder:
         scratch
             Folder for the temporary file, on the same file system; the object's own by default.
         """
-        target, whole = self.local(name), list(parts)
+        whole = list(parts)
+        self._write(name, lambda path: _write_durably(path, whole), _replace, scratch)
 
-        def write() -> None:
-            with self._temporary(target, scratch) as temporary:
-                _write_durably(temporary, whole)
-                temporary.replace(target)
-
-        with _translated(target, "write"):
-            _again_if_swept(write)
-            _sync_folder(target.parent)
-
-    def copy(self, name: str, origin: Folder, source: str, scratch: str | None = None) -> None:
-        """Put an object that another folder has: a hard link where both are on one disk."""
-        target, there = self.local(name), origin.local(source)
-        if there is None:
-            self.put(name, [origin.read(source)], scratch)
-            return
-
-        def write() -> None:
-            with self._temporary(target, scratch) as temporary:
-                try:
-                    os.link(there, temporary)
-                except FileNotFoundError:
-                    raise
-                except OSError:  # another disk, or one that knows no links
-                    _write_durably(temporary, [there.read_bytes()])
-                temporary.replace(target)
-
-        with _translated(target, "write"):
-            _again_if_swept(write)
-            _sync_folder(target.parent)
-
-    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
         """Write an object that must not exist yet; False where it does."""
+        whole = list(parts)
+        return self._write(name, lambda path: _write_durably(path, whole), _publish, scratch)
+
+    def copy(
+        self,
+        name: str,
+        origin: Folder,
+        source: str,
+        scratch: str | None = None,
+        *,
+        create: bool = False,
+    ) -> bool:
+        """Put an object that another folder has: a hard link where both are on one disk."""
+        there = origin.local(source)
+
+        def fill(temporary: Path) -> None:
+            if there is None:
+                _write_durably(temporary, [origin.read(source)])
+                return
+            try:
+                os.link(there, temporary)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another disk, or one that knows no links
+                _write_durably(temporary, [there.read_bytes()])
+
+        return self._write(name, fill, _publish if create else _replace, scratch)
+
+    def _write(
+        self,
+        name: str,
+        fill: Callable[[Path], None],
+        publish: Callable[[Path, Path], bool],
+        scratch: str | None,
+    ) -> bool:
+        """Fill a temporary file and give it its name; returns what `publish` does."""
         target = self.local(name)
 
         def write() -> bool:
             with self._temporary(target, scratch) as temporary:
-                _write_durably(temporary, [data])
-                try:
-                    os.link(temporary, target)
-                except FileExistsError:
-                    return False
-                return True
+                fill(temporary)
+                return publish(temporary, target)
 
         with _translated(target, "write"):
-            created = _again_if_swept(write)
+            published = _again_if_swept(write)
             _sync_folder(target.parent)
-            return created
+            return published
 
     @contextlib.contextmanager
     def _temporary(self, target: Path, scratch: str | None) -> Iterator[Path]:
@@ -304,6 +319,47 @@ def _write_durably(path: Path, parts: Iterable[Buffer]) -> None:
             if written:
                 waiting[0] = waiting[0][written:]
         os.fsync(file.fileno())
+
+
+def _replace(temporary: Path, target: Path) -> bool:
+    """Give a file its name, whatever has it."""
+    temporary.replace(target)
+    return True
+
+
+def _publish(temporary: Path, target: Path) -> bool:
+    """Give a file a name that nothing has; False where something has it.
+
+    By a hard link; where the disk has none (FAT, SMB, some of FUSE), by a rename that replaces
+    nothing; where it has none either, by taking the name with an empty file, which the whole one
+    then replaces. Killed between these two, it leaves the empty one.
+    """
+    for attempt in (os.link, _rename_new, _take_and_rename):
+        try:
+            attempt(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED or attempt is _take_and_rename:
+                raise
+        else:
+            return True
+    raise AssertionError("unreachable")
+
+
+def _rename_new(temporary: Path, target: Path) -> None:
+    """Rename without replacing (Linux's ``renameat2`` with ``RENAME_NOREPLACE``)."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if rename(_AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(target), _NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _take_and_rename(temporary: Path, target: Path) -> None:
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+    temporary.replace(target)
 
 
 def _sync_folder(path: Path) -> None:

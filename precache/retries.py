@@ -23,7 +23,11 @@ CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 60.0
 """After which a connection that brings no byte counts as lost; Azure's library has the same."""
 
-TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+TRANSIENT_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
+"""409 is what S3 answers to one of two who create an object at once (ConditionalRequestConflict).
+Source: Amazon S3 User Guide, "How to prevent object overwrites with conditional writes".
+"""
+
 TRANSIENT_ERRNO = frozenset(
     (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
 )

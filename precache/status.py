@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from precache.attributes import Identity
+from precache.attributes import Claimed, Identity
 from precache.commits import BUILD, read_commits
 from precache.errors import StorageError, StoreError
 from precache.folder import FileInfo, Folder
@@ -17,11 +17,11 @@ from precache.storage import StorageOptions, open_folder
 DESCRIPTION = f"{BUILD}/build.json"
 """Object of a version that was begun and not committed."""
 
-HEARTBEAT = f"{BUILD}/heartbeat"
-"""Object of a version with the Unix time, put again and again while a build makes its shards."""
+LEASES = f"{BUILD}/leases"
+"""Folder of a version with a lease of each build that writes to it, renewed as a heartbeat."""
 
 ALIVE_SECONDS = 100.0
-"""Since its last sign of life, below which a build is taken to go on: three heartbeats."""
+"""Age of its last heartbeat below which a build is taken to go on: three heartbeats."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def read_build(version: Folder) -> BuildStatus | None:
     receipts: list[FileInfo] = []
     with contextlib.suppress(StorageError):  # none yet, or committed at this moment
         receipts = list(version.folder(f"{BUILD}/receipts").walk())
-    last = max([identity.begun or 0.0, _beat(version), *(f.mtime_ns / 1e9 for f in receipts)])
+    beats = [lease.time for lease in read_leases(version).values()]
+    last = max([identity.begun or 0.0, *beats, *(f.mtime_ns / 1e9 for f in receipts)])
     rows = identity.rows
     return BuildStatus(
         identity.version,
@@ -115,9 +116,22 @@ def is_alive(version: Folder) -> bool:
     return build is not None and (build.idle_seconds or 0.0) < ALIVE_SECONDS
 
 
-def _beat(version: Folder) -> float:
-    """Unix time of the last heartbeat; 0 where there is none."""
-    try:
-        return float(version.get(HEARTBEAT) or 0)
-    except ValueError:
-        raise StoreError(f"{version.path(HEARTBEAT)} is damaged or forged: it is no time") from None
+def read_leases(version: Folder) -> dict[str, Claimed]:
+    """The leases of builds that write to a version, by name; unreadable ones are left out."""
+    names = [f"{LEASES}/{name}" for name in version.names(LEASES) if name.endswith(".json")]
+    leases = {}
+    for name, data in zip(names, version.read_many(names, [-1] * len(names)), strict=True):
+        if isinstance(data, bytes):
+            with contextlib.suppress(StoreError):  # cut short, or forged
+                leases[name] = Claimed.read(data, version.path(name))
+    return leases
+
+
+def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
+    """Leases whose builds are taken to go on, except the one named `but`."""
+    now = time.time()
+    return {
+        name: lease
+        for name, lease in read_leases(version).items()
+        if name != but and not has_ended(lease.holder) and abs(now - lease.time) < ALIVE_SECONDS
+    }

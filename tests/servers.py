@@ -356,6 +356,17 @@ def status(code: int, retry_after: int | None = None) -> Fault:
     return fault
 
 
+def error_document(code: int, error: str) -> Fault:
+    """An error as S3 tells one; the request itself was carried out or not, who knows."""
+
+    def fault(handler: _Handler, upstream: int, data: bytes) -> bool:
+        document = f"<Error><Code>{error}</Code><Message>no such luck</Message></Error>"
+        handler.answer(code, document.encode(), {"Content-Type": "application/xml"})
+        return True
+
+    return fault
+
+
 def passes(handler: _Handler, upstream: int, data: bytes) -> bool:
     """No fault."""
     return False

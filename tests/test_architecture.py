@@ -32,9 +32,10 @@ PRECACHE = """
     __main__
 """
 WORKERS = """
-    usercode sources plan descent goal finishing heartbeat standing made reuse repair spared
-    segments decoding ops timing offered outputs shardrows shard_task dispatch placement cluster
-    sharing request listed work probe takeover commit tally nodeview progress metrics suspects parcel
+    usercode sources plan descent goal finishing lease standing made reuse repair spared
+    segments decoding ops timing offered outputs shardrows shard_objects shard_task dispatch
+    placement cluster sharing request listed work probe takeover commit tally nodeview progress
+    metrics suspects parcel
     jobserver submission results account buildreport reportpage build background told ensuring
     measured prognosis stagetimes sourceprobe trials doctor refreshing opcosts shardplan
     estimate rates differences buildplan

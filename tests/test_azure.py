@@ -10,7 +10,7 @@ import base64
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from precache import listings, retries
 from precache.blobs import RemoteFolder
 from precache.commits import append_entry, read_commits
 from precache.errors import DamageError, StorageError, UsageError
-from precache.folder import Folder
+from precache.folder import Buffer, Folder
 from precache.storage import open_folder
 from tests.building import assert_whole_road, contents, put_photos
 from tests.listing_server import AzureListingServer
@@ -271,7 +271,7 @@ def test_credentials_that_are_wrong_are_said_at_once(key: str, azurite: Azurite)
         (folder.names, "list", ""),
         (folder.sizes, "list", ""),
         (lambda: folder.put("a", [b"1"]), "write", "/a"),
-        (lambda: folder.create("a", b"1"), "write", "/a"),
+        (lambda: folder.create("a", [b"1"]), "write", "/a"),
         (lambda: folder.remove("a"), "remove", "/a"),
     ]:
         with pytest.raises(StorageError) as caught:
@@ -299,10 +299,10 @@ class _Meeting(RemoteFolder):
 
     barrier: threading.Barrier = threading.Barrier(2)  # noqa: RUF009 - shared on purpose
 
-    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
         if name == "commits/000001.json":
             self.barrier.wait(30)
-        return super().create(name, data, scratch)
+        return super().create(name, parts, scratch)
 
 
 def test_two_who_commit_at_once_both_end_up_in_the_log(azurite: Azurite) -> None:
@@ -321,9 +321,9 @@ def test_two_who_commit_at_once_both_end_up_in_the_log(azurite: Azurite) -> None
 
 def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: FaultProxy) -> None:
     proxy.faults["PUT", "/1.json"] = [status(503)]
-    assert faulty.create("1.json", b"mine")
+    assert faulty.create("1.json", [b"mine"])
     assert proxy.requests("PUT", "/1.json") == 2
-    assert not faulty.create("1.json", b"another's")
+    assert not faulty.create("1.json", [b"another's"])
     assert faulty.read("1.json") == b"mine"
 
 

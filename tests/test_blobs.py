@@ -31,6 +31,7 @@ from precache.errors import (
     UsageError,
 )
 from precache.folder import Folder
+from precache.localdisk import LocalFolder
 from precache.storage import open_folder
 from tests.building import (
     encoded,
@@ -46,6 +47,7 @@ from tests.servers import (
     Fault,
     FaultProxy,
     S3Server,
+    error_document,
     reset,
     status,
     truncated,
@@ -172,7 +174,7 @@ def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
     created: list[bool] = []
 
     def create(number: int) -> None:
-        created.append(folder.create("commits/000001.json", b"%d" % number))
+        created.append(folder.create("commits/000001.json", [b"%d" % number]))
 
     threads = [threading.Thread(target=create, args=[n]) for n in range(8)]
     for thread in threads:
@@ -190,7 +192,7 @@ def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.Fixt
     assert not folder.exists()
     assert folder.kind() is None
     assert folder.names() == []
-    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", b"1")):
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", [b"1"])):
         with pytest.raises(StorageError, match=rf"cannot write {protocol}://nowhere/x/a: .*bucket"):
             write()
 
@@ -222,7 +224,7 @@ def refusing(status: int, monkeypatch: pytest.MonkeyPatch) -> RemoteFolder:
 
 def test_a_container_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = refusing(404, monkeypatch)
-    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", b"1")):
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", [b"1"])):
         with pytest.raises(StorageError, match=r"cannot write az://bucket/x/a: .*no such bucket"):
             write()
     folder.remove("a")
@@ -417,9 +419,55 @@ def test_the_server_decides_how_long_to_wait() -> None:
 
 def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: FaultProxy) -> None:
     proxy.faults["PUT", "/1.json"] = [status(503)]
-    assert faulty.create("1.json", b"mine")
-    assert not faulty.create("1.json", b"another's")
+    assert faulty.create("1.json", [b"mine"])
+    assert not faulty.create("1.json", [b"another's"])
     assert faulty.read("1.json") == b"mine"
+
+
+def test_of_two_conditional_writes_at_once_the_one_that_s3_sent_away_is_made_again(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    proxy.faults["PUT", "/1.json"] = [error_document(409, "ConditionalRequestConflict")] * 2
+    assert faulty.create("1.json", [b"mine"])
+    assert proxy.requests("PUT", "/1.json") == 3
+
+
+def test_a_failed_precondition_means_that_it_exists_whatever_else_a_service_says(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    assert faulty.create("1.json", [b"mine"])
+    proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
+    assert not faulty.create("1.json", [b"another's"])
+    proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
+    with pytest.raises(
+        StorageError, match=r"cannot write s3://.*/1\.json: it exists, and the"
+    ):
+        faulty.put("1.json", [b"another's"])
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_an_object_of_many_parts_is_created_once(folder: Folder) -> None:
+    """All libraries send one of this size in parts, and create it with the last request."""
+    half = bytes(52 << 20)
+    assert folder.create("a", [half, memoryview(half), b"1"])
+    assert not folder.create("a", [half, half, b"2"])
+    [end] = folder.read_ranges([("a", 2 * len(half), 9)])
+    assert (folder.size("a"), end) == (2 * len(half) + 1, b"1")
+
+
+def test_a_copy_can_leave_alone_what_exists(folder: Folder, tmp_path: Path) -> None:
+    folder.put("a", [b"new"])
+    assert folder.copy("b", folder, "a", create=True)
+    assert not folder.copy("b", folder, "a", create=True)
+    folder.put("b", [b"old"])
+    assert not folder.copy("b", folder, "a", create=True)
+    disk = LocalFolder(tmp_path)
+    assert disk.copy("a", folder, "a", create=True)
+    disk.put("b", [b"another's"])
+    assert not disk.copy("b", folder, "a", create=True)
+    assert not folder.copy("b", disk, "a", create=True)
+    assert (folder.read("b"), disk.read("a"), disk.read("b")) == (b"old", b"new", b"another's")
 
 
 # --- the whole road -----------------------------------------------------------------------------

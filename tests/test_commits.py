@@ -112,6 +112,34 @@ def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
     assert [commit.number for commit in read_commits(empty)] == [1]
 
 
+def test_an_empty_entry_is_no_commit_and_its_number_is_passed_over(empty: LocalFolder) -> None:
+    """It is left where a committer was killed, on a disk without links."""
+    first = append_entry(empty, _id("a"))
+    _forge(empty, "000002.json", b"")
+    assert read_commits(empty) == read_commits(empty, newest=True) == [first]
+    second = append_entry(empty, _id("b"))
+    assert (second.number, second.parent) == (3, _id("a"))
+    assert read_commits(empty, newest=True) == [second]
+
+
+def test_processes_that_commit_at_once_to_a_disk_without_links_all_get_a_number(
+    empty: LocalFolder,
+) -> None:
+    without = """
+import errno, os
+from precache import localdisk
+def refuse(*arguments):
+    raise OSError(errno.EPERM, "no links")
+os.link = localdisk._rename_new = refuse
+"""
+    _race(without + COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
+    log = read_commits(empty)
+    assert sorted(c.version for c in log) == sorted(
+        _id(f"{racer:x}{number:x}") for racer in (10, 11, 12) for number in range(8)
+    )
+    assert len({commit.number for commit in log}) == 24
+
+
 FORGED_ENTRIES: dict[str, Any] = {
     "no JSON": b"{",
     "no object": [],

@@ -44,7 +44,7 @@ def test_an_entry_comes_back_as_it_was(entry: list[Finished]) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[1]", b'[{"shard": -1, "objects": {}}]', b'[{"objects": {}}]']
+    "data", [b" ", b"{}", b"[1]", b'[{"shard": -1, "objects": {}}]', b'[{"objects": {}}]']
 )
 def test_what_is_damaged_is_told(data: bytes) -> None:
     with pytest.raises(StoreError, match="log is damaged or forged"):
@@ -55,10 +55,17 @@ def test_entries_are_read_from_a_number_on(folder: Folder) -> None:
     assert read_entries(folder, 0) == []
     entries = [[Finished(shard=n, objects={"image": (n, n)})] for n in range(5)]
     for number, entry in enumerate(entries):
-        assert folder.create(entry_name(number), to_entry(entry))
+        assert folder.create(entry_name(number), [to_entry(entry)])
     assert read_entries(folder, 0) == entries
     assert read_entries(folder, 3) == entries[3:]
     assert read_entries(folder, 5) == []
+
+
+def test_an_entry_that_is_being_created_lists_nothing_yet(folder: Folder) -> None:
+    entry = [Finished(shard=1, objects={"image": (1, 1)})]
+    folder.put(entry_name(0), [b""])
+    folder.put(entry_name(1), [to_entry(entry)])
+    assert read_entries(folder, 0) == [[], entry]
 
 
 def test_whoever_is_first_decides_whether_a_log_is_followed(folder: Folder) -> None:

@@ -7,7 +7,7 @@ import http.client
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from precache import retries
 from precache.blobs import RemoteFolder
 from precache.commits import append_entry, read_commits
 from precache.errors import StorageError, UsageError
-from precache.folder import Folder
+from precache.folder import Buffer, Folder
 from precache.storage import open_folder
 from tests.building import assert_whole_road, contents, encoded, pixels, put_photos
 from tests.gcs_server import GCSServer
@@ -222,10 +222,10 @@ class _Meeting(RemoteFolder):
 
     barrier: threading.Barrier = threading.Barrier(2)  # noqa: RUF009 - shared on purpose
 
-    def create(self, name: str, data: bytes, scratch: str | None = None) -> bool:
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
         if name == "commits/000001.json":
             self.barrier.wait(30)
-        return super().create(name, data, scratch)
+        return super().create(name, parts, scratch)
 
 
 def test_two_who_commit_at_once_both_end_up_in_the_log(gcs: GCSServer) -> None:
@@ -262,10 +262,21 @@ def test_of_many_commits_by_many_none_is_lost(gcs: GCSServer) -> None:
 
 def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: FaultProxy) -> None:
     proxy.faults["POST", UPLOAD] = [status(503)]
-    assert faulty.create("1.json", b"mine")
+    assert faulty.create("1.json", [b"mine"])
     assert proxy.requests("POST", UPLOAD) == 2
-    assert not faulty.create("1.json", b"another's")
+    assert not faulty.create("1.json", [b"another's"])
     assert faulty.read("1.json") == b"mine"
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_who_gives_up_a_large_upload_after_another_was_first_hears_that_it_exists(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    """To gcsfs the answer to giving it up is the failure."""
+    large = [bytes(50 << 20)]
+    assert faulty.create("a", large)
+    proxy.choose = lambda method, path: status(404) if method == "DELETE" else None
+    assert not faulty.create("a", [*large, b"1"])
 
 
 # --- the whole road -----------------------------------------------------------------------------

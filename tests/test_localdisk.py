@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from precache import localdisk
 from precache.errors import PrecacheError, StorageError
 from precache.folder import FileInfo
 from precache.localdisk import LocalFolder
@@ -150,7 +151,7 @@ def test_what_the_system_refuses_is_said_with_the_way_out(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    for write in (lambda: folder.put("a", [b"x"]), lambda: folder.create("a", b"x")):
+    for write in (lambda: folder.put("a", [b"x"]), lambda: folder.create("a", [b"x"])):
         with pytest.raises(StorageError, match=r"cannot write .*root/a: ") as caught:
             write()
         assert hint in str(caught.value)
@@ -185,8 +186,8 @@ def test_a_disk_that_is_full_in_earnest(tmp_path: Path) -> None:
 
 
 def test_an_object_is_created_once(folder: LocalFolder) -> None:
-    assert folder.create("commits/1", b"first")
-    assert not folder.create("commits/1", b"second")
+    assert folder.create("commits/1", [b"first"])
+    assert not folder.create("commits/1", [b"second"])
     assert folder.read("commits/1") == b"first"
     assert _files(folder) == {"commits/1"}
 
@@ -197,7 +198,7 @@ def test_of_many_threads_one_creates(folder: LocalFolder) -> None:
 
     def create(number: int) -> None:
         start.wait(30)
-        if folder.create("x", b"%d" % number):
+        if folder.create("x", [b"%d" % number]):
             won.append(number)
 
     threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
@@ -217,7 +218,7 @@ folder = LocalFolder(pathlib.Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(50):
-    if folder.create(f"c/{number}", sys.argv[2].encode()):
+    if folder.create(f"c/{number}", [sys.argv[2].encode()]):
         print(number)
 """
 
@@ -244,6 +245,49 @@ def test_of_two_processes_one_creates_each_object(folder: LocalFolder) -> None:
     assert won[0] | won[1] == set(map(str, range(50)))
     for name, numbers in zip(("one", "two"), won, strict=True):
         assert all(folder.read(f"c/{number}") == name.encode() for number in numbers)
+
+
+WAYS = [(), ("link",), ("link", "renameat2")]
+"""To create only once, those that a disk does not know."""
+
+
+@pytest.fixture(params=WAYS, ids=lambda ways: "-".join(["without", *ways]))
+def poorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that does not know some ways to create an object."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if "link" in request.param:
+        monkeypatch.setattr(os, "link", refuse)
+    if "renameat2" in request.param:
+        monkeypatch.setattr(localdisk, "_rename_new", refuse)
+
+
+@pytest.mark.usefixtures("poorer")
+def test_an_object_is_created_once_on_whatever_disk(folder: LocalFolder) -> None:
+    parts = [b"whole", memoryview(b" and"), bytearray(b" complete")]
+    assert folder.create("a/b", parts, scratch="_build/tmp")
+    assert not folder.create("a/b", [b"x"], scratch="_build/tmp")
+    assert folder.copy("a/c", folder, "a/b", create=True)
+    assert not folder.copy("a/c", folder, "a/b", create=True)
+    folder.put("a/b", [b"replaced"])
+    assert folder.read("a/c") == b"whole and complete"
+    assert _files(folder) == {"a/b", "a/c"}
+
+
+@pytest.mark.usefixtures("poorer")
+def test_of_many_threads_one_creates_on_whatever_disk(folder: LocalFolder) -> None:
+    test_of_many_threads_one_creates(folder)
+
+
+def test_a_link_is_the_cheapest_copy_and_creates_only(folder: LocalFolder) -> None:
+    folder.put("a", [b"1"])
+    assert folder.copy("b", folder, "a", create=True)
+    assert folder.local("a").samefile(folder.local("b"))
+    folder.put("c", [b"2"])
+    assert not folder.copy("c", folder, "a", create=True)
+    assert folder.read("c") == b"2"
 
 
 # --- removing, listing, space -------------------------------------------------------------------

@@ -11,7 +11,6 @@ from precache.receipts import Receipt
 from workers.cluster import node_cpus
 from workers.finishing import FinishedLog
 from workers.goal import Goal
-from workers.heartbeat import Heartbeat
 from workers.metrics import BuildMetrics, build_metrics
 from workers.progress import BuildProgress
 from workers.request import Request
@@ -43,7 +42,6 @@ class Account:
         self.shards = 0
         self._progress = progress
         self._metrics: BuildMetrics | None = None
-        self._heartbeat: Heartbeat | None = None
         self._finished: FinishedLog | None = None
 
     def begin(
@@ -61,8 +59,6 @@ class Account:
             Whether others may read the shards meanwhile.
         """
         self.goal, self.receipts, self.shards = goal, receipts, len(todo)
-        if todo:
-            self._heartbeat = Heartbeat(goal.folder)
         if followed:
             self._finished = FinishedLog(goal.folder, receipts.values())
         self._progress.watch(self.shards, node_cpus)
@@ -91,8 +87,6 @@ class Account:
 
     def end(self) -> None:
         """No more shards are made."""
-        if self._heartbeat is not None:
-            self._heartbeat.end()
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             with contextlib.suppress(Exception):  # where Ray is lost, the build's own error tells

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.commits import BUILD, append_commit, source_to_keep
+from precache.commits import BUILD, ROOT, append_commit, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -26,15 +25,17 @@ from precache.imagecodec import load_zstd
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
+from precache.status import live_leases
 from precache.storage import open_folder, shown
 from precache.store import open_own
 from workers import sources
 from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
-from workers.commit import commit, failures
+from workers.commit import commit, deciding, failures, reopen, tidy_current
 from workers.finishing import keep_followed
-from workers.goal import SCRATCH, Goal, Recipe, find_goal
+from workers.goal import Goal, Recipe, find_goal
+from workers.lease import BuildLease
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
 from workers.progress import BuildProgress
@@ -42,6 +43,7 @@ from workers.repair import give_to_twins, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
+from workers.shard_objects import receipt_name
 from workers.sharing import require_shared
 from workers.standing import is_whole
 from workers.work import Measured, Work, failed_rows, find_work, is_tried_again, remaining
@@ -87,7 +89,12 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
             raise
         timings = {**build.timings, **result.timings}
         result = replace(result, seconds=time.perf_counter() - started, timings=timings)
-        write_reports(account, result)
+        try:
+            write_reports(account, result)
+        except StorageError as error:
+            raise StorageError(
+                f"version {result.version[:8]} is complete and current; what is missing: {error}"
+            ) from None
     return result
 
 
@@ -139,7 +146,8 @@ class _Build:
         failed = open_own(goal.folder).holes.values()
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
-        goal.folder.remove(BUILD)
+        if not live_leases(goal.folder):  # of a repair
+            goal.folder.remove(BUILD)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 
@@ -205,13 +213,26 @@ class _Build:
             )
 
     def _make(self, run: Run, work: Work) -> BuildResult:
-        goal, origin = work.goal, work.origin
         if work.needed is not None:
             self._check_space(work.needed)
-        goal.begin()
-        if work.receipts:  # what lay idle may have been swept before it was begun again
-            left = remaining(goal, origin, recompute=self.request.recompute)
-            work = replace(left, failed=work.failed)
+        goal = work.goal
+        if goal.folder.size(ROOT) is not None and not reopen(self.store, goal):
+            return self._nothing_to_do(goal)
+        tidy_current(self.store)
+        goal.begin(refreshes=self.listed.refreshes)
+        with BuildLease(goal.folder) as lease:
+            try:
+                return self._make_under(lease, run, work)
+            except BuildError:
+                if not is_whole(goal):
+                    raise
+                return self._nothing_to_do(goal)  # another build was first
+
+    def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
+        goal, origin = work.goal, work.origin
+        left = remaining(goal, origin, recompute=self.request.recompute)
+        work = replace(left, failed=work.failed)
+        self._start_clean(lease, work)
         self.again = _tried_again(work)
         if self.again:
             self.progress.say(_retry_line(work, self.again))
@@ -221,7 +242,7 @@ class _Build:
         self.progress.begin(done, len(goal.table))
         if skipped:
             self.progress.say(f"{skipped} of {goal.shards} shards are there already")
-        made = self._run_shards(run, goal, work.todo, receipts, origin=origin)
+        made = self._run_shards(run, goal, lease, work.todo, receipts, origin=origin)
         self.account.end()
         rows = sum(receipt.rows_reused for receipt in made)
         if rows and origin is not None:
@@ -231,15 +252,42 @@ class _Build:
             )
         mended = len(self.again - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
-            return self._nothing_mended(goal, work.failed, made)
+            return self._nothing_mended(lease, goal, work.failed, made)
         self.progress.phase("Committing")
         keep_followed(self.store, goal, receipts)
         commit(self.store, goal, receipts, source_to_keep(self.request.source))
+        self._clean_up(lease, goal)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
 
-    def _nothing_mended(self, goal: Goal, before: Goal, made: Sequence[Receipt]) -> BuildResult:
-        self.store.remove(goal.version)
+    def _start_clean(self, lease: BuildLease, work: Work) -> None:
+        """Remove what builds that were cut off left of shards that are to be made."""
+        if others := lease.others():
+            who = ", ".join(str(each.holder) for each in others.values())
+            self.progress.say(f"Another build makes the same version ({who}): both go on")
+            return
+        goal = work.goal
+        left = goal.folder.sizes()
+        for shard in work.todo:
+            names = [receipt_name(shard), *(goal.object_name(each, shard) for each in goal.shapes)]
+            for name in left.keys() & set(names):
+                goal.folder.remove(name)
+
+    def _clean_up(self, lease: BuildLease, goal: Goal) -> None:
+        """Remove what served the build alone; what cannot be removed now, `gc` removes."""
+        lease.end()
+        try:
+            goal.folder.remove(BUILD)
+        except StorageError as error:
+            self.progress.say(f"The version is committed, but {error}")
+
+    def _nothing_mended(
+        self, lease: BuildLease, goal: Goal, before: Goal, made: Sequence[Receipt]
+    ) -> BuildResult:
+        with deciding(self.store, goal):
+            if goal.folder.size(ROOT) is None and not lease.others():
+                lease.end()
+                self.store.remove(goal.version)
         append_commit(self.store, before.version, source_to_keep(self.request.source))
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
@@ -255,7 +303,8 @@ class _Build:
             del lost[each]
         todo = sorted({shard for _, shard in lost})
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
-        made = self._run_shards(run, goal, todo, {}, lost)
+        with BuildLease(goal.folder) as lease:
+            made = self._run_shards(run, goal, lease, todo, {}, lost)
         others = give_to_twins(self.store, goal, lost)
         if others:
             names = ", ".join(name[:8] for name in others)
@@ -271,6 +320,7 @@ class _Build:
         self,
         run: Run,
         goal: Goal,
+        lease: BuildLease,
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[tuple[str, int], tuple[int, int]] | None = None,
@@ -291,7 +341,9 @@ class _Build:
         self.account.begin(goal, todo, receipts, followed=lost is None)
         failed = _failed(goal, receipts.values())
         self._judge(failed, len(goal.table))
-        task_of = functools.partial(self._task, self._job(), goal, lost, origin, self._permit(goal))
+        if self.joined:
+            require_shared(self.request.placement, goal.folder, lease.name)
+        task_of = functools.partial(self._task, self._job(), goal, lost, origin, lease.name)
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             crashed: list[ShardTask] = []
@@ -327,7 +379,7 @@ class _Build:
         goal: Goal,
         lost: Mapping[tuple[str, int], tuple[int, int]] | None,
         origin: Origin | None,
-        permit: str | None,
+        lease: str,
         shard: int,
         accept_missing: bool,
     ) -> ShardTask:
@@ -350,23 +402,13 @@ class _Build:
             self._offer(goal, shard, origin),
             {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
             frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
-            permit,
+            lease,
             may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
         )
 
     def _offer(self, goal: Goal, shard: int, origin: Origin | None) -> Offer | None:
         decides = self.source.content_decides
         return None if origin is None else origin.offer(goal, shard, decides)
-
-    def _permit(self, goal: Goal) -> str | None:
-        """On a cluster, an object that is there while this build goes on: without it no task of
-        this build writes, on a disk that is not the store's, or when all is done."""
-        if not self.joined:
-            return None
-        name = f"{BUILD}/permits/{uuid.uuid4().hex}"
-        goal.folder.put(name, [b"1"], scratch=SCRATCH)
-        require_shared(self.request.placement, goal.folder, name)
-        return name
 
     def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
         """Raise where more samples failed than allowed."""

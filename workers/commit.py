@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import xxhash
 
 from precache import metadata
 from precache.attributes import format_of
+from precache.claims import Claim, Claims
 from precache.codecs import codec_metadata
-from precache.commits import BUILD, ROOT, append_commit
+from precache.commits import BUILD, ROOT, append_commit, read_commits
 from precache.errors import BuildError
 from precache.folder import Folder
 from precache.imagecodec import load_zstd
@@ -23,12 +25,17 @@ from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
+from precache.status import live_leases
 from precache.version import HOLES, ROW_TABLE, SUMS
 from workers.goal import SCRATCH, Goal
 from workers.plan import ops_digest
+from workers.standing import is_readable
 
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
+
+POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
+"""Seconds between two looks for another build's commit."""
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 
@@ -38,29 +45,81 @@ def commit(
 ) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
+    Of several builds of a version one commits; the others make current what it committed.
+
     Parameters
     ----------
     receipts
         Of every shard of the version, by number.
     source
         What it was made of, for the commit log.
+
+    Raises
+    ------
+    BuildError
+        Objects were removed meanwhile.
     """
+    with deciding(store, goal) as claim:
+        if goal.folder.size(ROOT) is None:
+            _write(goal, receipts, claim)
+    append_commit(store, goal.version, source)
+
+
+@contextlib.contextmanager
+def deciding(store: Folder, goal: Goal) -> Iterator[Claim]:
+    """Alone among the builds of a version, to commit it or to remove it."""
+    claims = Claims(store, f"{goal.version}-commit")
+    poll = POLL_LOCAL if store.local("") else POLL_REMOTE
+    while (claim := claims.take()) is None:
+        time.sleep(poll)  # a store has no notifications
+    with claim:
+        yield claim
+
+
+def tidy_current(store: Folder) -> None:
+    """Remove what a build that was cut off after its commit left in the current version."""
+    for commit in read_commits(store, newest=True):
+        folder = store.folder(commit.version)
+        if folder.names(BUILD) and folder.size(ROOT) is not None and not live_leases(folder):
+            folder.remove(BUILD)
+
+
+def reopen(store: Folder, goal: Goal) -> bool:
+    """Take a committed version that cannot be read back, to be built again; False where it can."""
+    with deciding(store, goal):
+        if is_readable(goal):
+            return False
+        goal.folder.remove(ROOT)
+    return True
+
+
+def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:
     ordered = [receipts[shard] for shard in range(goal.shards)]
     objects = _objects(goal, ordered)
 
-    def put(item: tuple[str, bytes]) -> None:
-        goal.folder.put(item[0], [item[1]], scratch=SCRATCH)
+    def create(item: tuple[str, bytes]) -> None:
+        name, data = item
+        if goal.folder.create(name, [data], scratch=SCRATCH) or goal.folder.get(name) == data:
+            return
+        if not claim.is_held():
+            raise BuildError(
+                f"another build took over the commit of {goal.folder}, which did not go on for "
+                "long; run the same command again"
+            )
+        goal.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
 
     at_once = 1 if goal.folder.local("") else PUTS
-    deque(prefetch(put, objects.items(), at_once, at_once), maxlen=0)
-    _require_whole(goal, receipts)
+    deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
     attributes = {**_attributes(goal, ordered), "digests": digests}
-    root = metadata.group_document({"precache": attributes})
-    goal.folder.put(ROOT, [_json(root)], scratch=SCRATCH)
-    append_commit(store, goal.version, source)
-    goal.folder.remove(BUILD)
+    root = _json(metadata.group_document({"precache": attributes}))
+    if goal.folder.create(ROOT, [root], scratch=SCRATCH):
+        try:
+            _require_whole(goal, receipts)
+        except BuildError:
+            goal.folder.remove(ROOT)
+            raise
 
 
 def _require_whole(goal: Goal, receipts: Mapping[int, Receipt]) -> None:

@@ -27,7 +27,7 @@ from precache.smallarrays import small_array
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
 from precache.store import open_own
-from precache.version import ROW_TABLE, Version
+from precache.version import Version
 from workers import sources
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build
@@ -232,8 +232,7 @@ def ensure_here(wanted: Wanted) -> Version:
 def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
     """A version that was begun, to be read while it is made, or in the order in which it was."""
     if wanted.listed is None:
-        where = goal.folder.path(ROW_TABLE)
-        frozen = RowTable.from_parquet(goal.folder.read(ROW_TABLE), where)
+        frozen = goal.frozen_rows()
         goal = replace(goal, recipe=replace(goal.recipe, table=frozen))
     own, table = goal.describe(), goal.table
     for name, described in own["fields"].items():

@@ -88,7 +88,7 @@ class FinishedLog:
                 if not waiting:
                     return
                 name, data = entry_name(self._entries), to_entry(waiting)
-                if self._version.create(name, data, scratch=SCRATCH):
+                if self._version.create(name, [data], scratch=SCRATCH):
                     self._entries += 1
                     self._logged.update(each.shard for each in waiting)
                     waiting = []

@@ -25,6 +25,9 @@ from workers.plan import version_id
 
 SCRATCH = f"{BUILD}/tmp"
 
+FROZEN_ROWS = f"{BUILD}/rows.parquet"
+"""The row table of a version that is not committed."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -116,13 +119,26 @@ class Goal:
             },
         }
 
-    def begin(self) -> None:
-        """Freeze the row table and the description, unless they are there."""
-        if self.folder.size(ROW_TABLE) is None:
-            self.folder.put(ROW_TABLE, [self.table.to_parquet()], scratch=SCRATCH)
+    def begin(self, refreshes: str | None = None) -> None:
+        """Freeze the row table, unless it is frozen, and put the description.
+
+        Parameters
+        ----------
+        refreshes
+            Id of the version of which it is a refresh.
+        """
+        if self.folder.size(FROZEN_ROWS) is None:
+            self.folder.create(FROZEN_ROWS, [self.table.to_parquet()], scratch=SCRATCH)
         by = process_of(os.getpid()).model_dump()
         begun = {**self.describe(), "rows": len(self.table), "begun": time.time(), "by": by}
+        begun |= {"refreshes": refreshes} if refreshes else {}
         self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
+
+    def frozen_rows(self) -> RowTable:
+        """The row table of a version that was begun, or was committed since."""
+        data = self.folder.get(FROZEN_ROWS)
+        name = ROW_TABLE if data is None else FROZEN_ROWS
+        return RowTable.from_parquet(data or self.folder.read(name), self.folder.path(name))
 
     def tell_failure(self, why: str) -> None:
         """Say in the description that the build which began the version has failed."""

@@ -39,6 +39,8 @@ class Listed:
         be what they were.
     barred
         Key -> why, of samples that must not be decoded.
+    refreshes
+        Id of the version of which a refresh is made.
     """
 
     recipe: Recipe
@@ -49,6 +51,7 @@ class Listed:
     seconds: float
     pinned: bool = False
     barred: Mapping[str, str] = field(default_factory=dict)
+    refreshes: str | None = None
 
 
 def list_rows(

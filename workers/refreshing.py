@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from precache.attributes import Identity
 from precache.commits import read_commits, source_of
 from precache.errors import PipelineError, StoreError, UsageError
 from precache.rowtable import REMOVED, RowTable
+from precache.status import DESCRIPTION, live_leases
 from precache.storage import open_folder
 from precache.store import open_version
 from precache.version import ROW_TABLE, Version
@@ -48,9 +50,11 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     request = replace(request, pipeline=version.pipeline)
     check_request(request)
     try:
-        pipeline = version.pipeline.with_fresh_variants()
+        fresh = version.pipeline.with_fresh_variants()
     except PipelineError as error:
         raise StoreError(f"{version.path}: {error}") from None
+    cut_off = _was_cut_off(version)
+    pipeline = version.pipeline if cut_off else fresh
     request = replace(
         request, pipeline=pipeline, source=request.source or _source(version, request)
     )
@@ -58,7 +62,19 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     if request.max_failures is None:  # what failed before may fail again
         most = max(default_max_failures(version.rows), len(failed))
         request = replace(request, max_failures=most)
-    return run_build(request, shown, rows_of(version, request, failed))
+    listed = rows_of(version, request, failed)
+    if cut_off:
+        ended = "The refresh that made the current version was cut off after its commit"
+        listed = replace(listed, placed=replace(listed.placed, changed=ended))
+    return run_build(request, shown, listed)
+
+
+def _was_cut_off(version: Version) -> bool:
+    """Whether the version is of a refresh that was committed and did not end."""
+    data = version.folder.get(DESCRIPTION)
+    if data is None or live_leases(version.folder):
+        return False
+    return Identity.read(data, version.folder.path(DESCRIPTION)).refreshes is not None
 
 
 def _source(version: Version, request: Request) -> str:
@@ -101,4 +117,5 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         seconds=0.0,
         pinned=True,
         barred={key: why for key, why in failed.items() if why.startswith(KILLS)},
+        refreshes=version.id,
     )

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from precache.commits import BUILD
 from precache.errors import BuildError, CrashError, FetchError
 from precache.folder import Folder
 from precache.layout import RowShape
@@ -18,11 +17,11 @@ from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.variants import field_of
-from workers.goal import SCRATCH
 from workers.offered import SpoiledOffer
 from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
-from workers.shardrows import ShardRows
+from workers.shard_objects import DoneElsewhere, create_objects, create_receipt
+from workers.shardrows import Object, ShardRows
 from workers.sources import Sample, Source
 from workers.timing import Timing, node_name
 
@@ -73,8 +72,9 @@ class ShardTask:
         Key -> why, of samples that must not be decoded: they become holes.
     removed
         Places of rows whose samples are no more.
-    permit
-        Object below the folder that is there as long as the build goes on; its worker must see it.
+    lease
+        Object below the folder that is there as long as the build may write; its worker must see
+        it.
     again
         The shard may be there already: another task was given it before.
     """
@@ -92,7 +92,7 @@ class ShardTask:
     offer: Offer | None = None
     barred: Mapping[str, str] = field(default_factory=dict)
     removed: frozenset[int] = frozenset()
-    permit: str | None = None
+    lease: str | None = None
     again: bool = False
     may_fail: frozenset[int] = frozenset()
 
@@ -110,11 +110,6 @@ class ShardTask:
 
     def retried(self) -> ShardTask:
         return replace(self, again=True)
-
-
-def receipt_name(shard: int) -> str:
-    """Name of a shard's receipt below the version's folder."""
-    return f"{BUILD}/receipts/{shard:08d}.json"
 
 
 # --- the stages ---------------------------------------------------------------------------------
@@ -250,14 +245,27 @@ def _run_shard(task: ShardTask) -> Receipt:
     if unfetched and not task.accept_missing:
         raise _unfetched(task.shard, unfetched)
     objects = rows.objects()
-    require_permit(task)
-    _require_expected(task, {name: each.made for name, each in objects.items()})
-    made = {name: objects[name].put(task.folder, at) for name, at in task.objects.items()}
+    require_lease(task)
+    wanted_objects = {name: objects[name] for name in task.objects}
+    reused = all(each.is_old for each in wanted_objects.values())
+    if task.expected:
+        mended = _mend(task, wanted_objects)
+        timing.charge("put")
+        return _receipt(task, rows, mended, holes, labels, reused, timing)
+    try:
+        made = create_objects(task, wanted_objects)
+    except DoneElsewhere as other:
+        return other.receipt
     timing.charge("put")
-    reused = all(objects[name].is_old for name in made)
-    receipt = _receipt(task, rows, made, holes, labels, reused, timing)
-    task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
-    return receipt
+    return create_receipt(task, _receipt(task, rows, made, holes, labels, reused, timing))
+
+
+def _mend(task: ShardTask, objects: Mapping[str, Object]) -> dict[str, ShardObject]:
+    """Put objects of a committed version in place of lost ones, as its tables have them."""
+    _require_expected(task, {name: each.made for name, each in objects.items()})
+    for name, each in objects.items():
+        each.put(task.folder, task.objects[name])
+    return {name: each.made for name, each in objects.items()}
 
 
 def _receipt(
@@ -307,13 +315,14 @@ def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample | N
         )
 
 
-def require_permit(task: ShardTask) -> None:
-    """Raise `BuildError` where the object that stands for the build is not to be seen."""
-    if task.permit is not None and task.folder.size(task.permit) is None:
+def require_lease(task: ShardTask) -> None:
+    """Raise `BuildError` where the build's lease is not to be seen."""
+    if task.lease is not None and task.folder.size(task.lease) is None:
         raise BuildError(
-            f"{socket.gethostname()} does not see {task.folder.path(task.permit)}: the build has "
-            "ended, or the store is on a disk that this node does not share; give the store as a "
-            "URL, or on a disk that all nodes mount at the same path"
+            f"{socket.gethostname()} does not see {task.folder.path(task.lease)}: the build has "
+            "ended, the version was committed by another build, or the store is on a disk that "
+            "this node does not share; give the store as a URL, or on a disk that all nodes mount "
+            "at the same path"
         )
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from precache.codecs import encoder
 from precache.errors import CrashError, DamageError, SampleError, StorageError, StoreError
-from precache.folder import Folder
+from precache.folder import Buffer, Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
-from precache.receipts import ShardObject
 from precache.rowtable import REMOVED
 from precache.shardwriter import ShardWriter
 from workers.goal import SCRATCH
@@ -186,25 +185,45 @@ class Object:
             old.offered.stored.xxh3,
         )
 
-    def put(self, folder: Folder, name: str) -> ShardObject:
-        """Put it, as a link where it is the earlier version's, which may be gone meanwhile.
+    def create(self, folder: Folder, name: str) -> bool:
+        """Create it, as a link where it is the earlier version's; False where one exists.
 
         Raises
         ------
         SpoiledOffer
-            It is gone, and was not read before.
+            The earlier version's object is gone, and was not read before.
         """
         if self.is_old and self._offer is not None and self._old is not None:
             try:
                 old = self._old.offered
                 origin = old.base or self._offer.folder
-                folder.copy(name, origin, old.object_name, scratch=SCRATCH)
-                return self.made
+                return folder.copy(name, origin, old.object_name, scratch=SCRATCH, create=True)
             except StorageError as error:
                 if not self._parts:
                     raise SpoiledOffer(self._field, error) from None
-        folder.put(name, self._parts, scratch=SCRATCH)
-        return self.made
+        return folder.create(name, self._parts, scratch=SCRATCH)
+
+    def put(self, folder: Folder, name: str) -> None:
+        """Put it in place of one that is damaged."""
+        folder.put(name, self.parts(), scratch=SCRATCH)
+
+    def parts(self) -> Sequence[Buffer]:
+        """Its bytes, one buffer after another.
+
+        Raises
+        ------
+        SpoiledOffer
+            It is the earlier version's, and that is gone.
+        """
+        if self._parts:
+            return self._parts
+        assert self._offer is not None  # else it would have parts
+        assert self._old is not None
+        old = self._old.offered
+        try:
+            return [(old.base or self._offer.folder).read(old.object_name)]
+        except StorageError as error:
+            raise SpoiledOffer(self._field, error) from None
 
 
 def open_offered(offer: Offer | None, check: bool = False) -> dict[str, OfferedRows]:

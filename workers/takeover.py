@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from precache.errors import StorageError
 from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
 from workers.reuse import Offer
-from workers.shard_task import (
-    ShardTask,
-    receipt_name,
-    require_permit,
-    run_shard,
-)
+from workers.shard_objects import create_receipt, finished
+from workers.shard_task import ShardTask, require_lease, run_shard
 from workers.spared import is_linked
 from workers.timing import Timing, node_name
 
@@ -21,28 +15,13 @@ from workers.timing import Timing, node_name
 def make_shard(task: ShardTask) -> Receipt:
     """Link a shard that an earlier version has whole, and make any other.
 
-    Where another copy of the task was first, its receipt is the shard's.
+    Where another task was first, its receipt is the shard's.
     """
-    require_permit(task)
-    receipt = _finished(task) if task.again else None
+    require_lease(task)
+    receipt = finished(task) if task.again else None
     if receipt is None and task.offer is not None:
         receipt = _link(task, task.offer)
     return receipt or run_shard(task)
-
-
-def _finished(task: ShardTask) -> Receipt | None:
-    """The receipt of a shard that is there whole."""
-    data = task.folder.get(receipt_name(task.shard))
-    if data is None:
-        return None
-    with contextlib.suppress(ValueError):
-        receipt = Receipt.from_json(data)
-        if all(
-            task.folder.size(name) == receipt.objects[field].size
-            for field, name in task.objects.items()
-        ):
-            return receipt
-    return None
 
 
 def _link(task: ShardTask, offer: Offer) -> Receipt | None:
@@ -59,12 +38,14 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
     ):
         return None
     timing = Timing()
-    require_permit(task)
+    require_lease(task)
     objects: dict[str, ShardObject] = {}
     for name, at in task.objects.items():
         each = fields[name]
         try:
-            task.folder.copy(at, offer.folder, each.object_name, scratch=SCRATCH)
+            source = each.object_name
+            if not task.folder.copy(at, offer.folder, source, scratch=SCRATCH, create=True):
+                return None  # another task came first, with an object that has to be looked at
         except StorageError:
             return None
         objects[name] = each.stored
@@ -82,5 +63,4 @@ def _link(task: ShardTask, offer: Offer) -> Receipt | None:
         host=node_name(),
         began=timing.began,
     )
-    task.folder.put(receipt_name(task.shard), [receipt.to_json()], scratch=SCRATCH)
-    return receipt
+    return create_receipt(task, receipt)

@@ -1,0 +1,230 @@
+"""A store in memory whose callers take turns, one call at a time, in an order that a test chooses."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from precache.errors import StorageError
+from precache.folder import Buffer, FileInfo, Range
+
+ACTORS = threading.local()
+"""The `name` of the actor that a thread belongs to, and the `store` as it sees it."""
+
+
+class Memory:
+    """The objects of a store, and how often they changed."""
+
+    def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
+        self.objects = dict(objects or {})
+        self.changes = 0
+
+    def set(self, name: str, data: bytes | None) -> None:
+        self.changes += 1
+        if data is None:
+            self.objects.pop(name, None)
+        else:
+            self.objects[name] = data
+
+
+class MemoryFolder:
+    """A `Folder` of a `Memory`; each call waits for its turn."""
+
+    def __init__(self, memory: Memory, turn: Callable[[str, str], None], root: str = "") -> None:
+        self._memory, self._turn, self._root = memory, turn, root
+
+    def __str__(self) -> str:
+        return f"memory:{self._root}"
+
+    @property
+    def name(self) -> str:
+        return self._root.rpartition("/")[2]
+
+    def path(self, name: str) -> str:
+        return f"memory:{self._at(name)}"
+
+    def local(self, name: str) -> Path | None:
+        return None
+
+    def folder(self, name: str) -> MemoryFolder:
+        return MemoryFolder(self._memory, self._turn, self._at(name))
+
+    def _at(self, name: str) -> str:
+        return "/".join(filter(None, (self._root, name)))
+
+    def _below(self, name: str) -> dict[str, bytes]:
+        prefix = f"{self._at(name)}/" if self._at(name) else ""
+        held = self._memory.objects.items()
+        return {key[len(prefix) :]: data for key, data in held if key.startswith(prefix)}
+
+    def kind(self) -> str | None:
+        self._turn("kind", self._root)
+        return "folder" if self._below("") else None
+
+    def exists(self, name: str = "") -> bool:
+        self._turn("exists", self._at(name))
+        return self._at(name) in self._memory.objects or bool(self._below(name))
+
+    def size(self, name: str) -> int | None:
+        self._turn("size", self._at(name))
+        data = self._memory.objects.get(self._at(name))
+        return None if data is None else len(data)
+
+    def read(self, name: str) -> bytes:
+        [data] = self.read_many([name], [-1])
+        if isinstance(data, StorageError):
+            raise data
+        return data
+
+    def get(self, name: str) -> bytes | None:
+        self._turn("get", self._at(name))
+        return self._memory.objects.get(self._at(name))
+
+    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
+        return [self._one(name) for name in names]
+
+    def _one(self, name: str) -> bytes | StorageError:
+        data = self.get(name)
+        if data is not None:
+            return data
+        error = StorageError(f"cannot read {self.path(name)}: there is no such object")
+        error.__cause__ = FileNotFoundError(name)
+        return error
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        found = [self._one(name) for name, _, _ in ranges]
+        return [
+            data[start : start + length] if isinstance(data, bytes) else data
+            for data, (_, start, length) in zip(found, ranges, strict=True)
+        ]
+
+    def names(self, name: str = "") -> list[str]:
+        self._turn("names", self._at(name))
+        return sorted({key.partition("/")[0] for key in self._below(name)})
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        self._turn("sizes", self._at(name))
+        prefix = f"{name}/" if name else ""
+        return {prefix + key: len(data) for key, data in self._below(name).items()}
+
+    def walk(self) -> Iterator[FileInfo]:
+        self._turn("walk", self._root)
+        yield from [FileInfo(key, len(data), 1) for key, data in self._below("").items()]
+
+    def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
+        self._turn("put", self._at(name))
+        self._memory.set(self._at(name), b"".join(parts))
+
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
+        data = b"".join(parts)
+        self._turn("create", self._at(name))
+        if self._at(name) in self._memory.objects:
+            return self._memory.objects[self._at(name)] == data
+        self._memory.set(self._at(name), data)
+        return True
+
+    def copy(
+        self, name: str, origin: Any, source: str, scratch: str | None = None, *, create: bool = False
+    ) -> bool:
+        data = origin.read(source)
+        if create:
+            return self.create(name, [data])
+        self.put(name, [data])
+        return True
+
+    def remove(self, name: str) -> None:
+        # As in a bucket: one object after another.
+        self._turn("remove", self._at(name))
+        for key in sorted(self._below(name)):
+            self._turn("remove", f"{self._at(name)}/{key}")
+            self._memory.set(f"{self._at(name)}/{key}", None)
+        self._memory.set(self._at(name), None)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+class Turns:
+    """Runs actors, each in a thread, of which one goes on at a time.
+
+    Parameters
+    ----------
+    choose
+        From the names of the actors that can go on to one of them.
+    """
+
+    def __init__(self, memory: Memory, choose: Callable[[Sequence[str]], str]) -> None:
+        self._memory, self._choose = memory, choose
+        self._changed = threading.Condition()
+        self._waiting: dict[str, int | None] = {}
+        """Actor -> None, or the number of changes that it has seen and waits to see exceeded."""
+        self._turn = ""
+        self._live: set[str] = set()
+        self.calls: dict[str, list[tuple[str, str]]] = {}
+
+    def folder(self, actor: str) -> MemoryFolder:
+        """The store as an actor sees it."""
+
+        def wait(call: str, name: str) -> None:
+            self.calls.setdefault(actor, []).append((call, name))
+            self._wait(actor, None)
+
+        return MemoryFolder(self._memory, wait)
+
+    def sleep(self, seconds: float) -> None:
+        """In place of `time.sleep`: the actor goes on once the store changed, or nobody else can."""
+        self._wait(ACTORS.name, self._memory.changes)
+
+    def _wait(self, actor: str, seen: int | None) -> None:
+        with self._changed:
+            self._waiting[actor] = seen
+            self._turn = ""
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._turn == actor)
+
+    def run(self, actors: Mapping[str, Callable[[], object]]) -> dict[str, object]:
+        """What each actor returned, or the error that it raised."""
+        outcomes: dict[str, object] = {}
+
+        def act(name: str) -> None:
+            ACTORS.name, ACTORS.store = name, self.folder(name)
+            try:
+                self._wait(name, None)
+                outcomes[name] = actors[name]()
+            except Exception as error:
+                outcomes[name] = error
+            finally:
+                with self._changed:
+                    self._live.discard(name)
+                    self._turn = ""
+                    self._changed.notify_all()
+
+        self._live = set(actors)
+        threads = [threading.Thread(target=act, args=(name,)) for name in actors]
+        for thread in threads:
+            thread.start()
+        while self._live:
+            with self._changed:
+                ready = self._changed.wait_for(
+                    lambda: not self._turn and self._live <= self._waiting.keys(), timeout=60
+                )
+                assert ready, f"{self._live - self._waiting.keys()} neither ends nor calls the store"
+                if not self._live:
+                    break
+                asleep = {n for n in self._live if self._waiting[n] == self._memory.changes}
+                able = sorted(self._live - asleep or self._live)
+                chosen = self._choose(able) if len(able) > 1 else able[0]
+                del self._waiting[chosen]
+                self._turn = chosen
+                self._changed.notify_all()
+        for thread in threads:
+            thread.join()
+        return outcomes
+
+
+def digest(*parts: object) -> str:
+    """Of things whose `repr` tells them apart."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

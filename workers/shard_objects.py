@@ -1,0 +1,132 @@
+"""Objects of a shard are created once, whichever build of the version comes first.
+
+Of a version that is not committed, several builds may make the same shard at once, with other
+releases of a codec, or with other samples that could not be fetched. Whatever comes second is
+dropped: the first receipt of a shard is the shard's, and an object without a receipt is taken as
+it is where its rows are the same. So what one build has seen done stays as it is, and what was
+committed is never overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from precache.codecs import codec_metadata, decoder
+from precache.commits import BUILD
+from precache.errors import BuildError, DamageError
+from precache.folder import Buffer
+from precache.layout import MISSING, decode_index
+from precache.receipts import Receipt, ShardObject
+from workers.goal import SCRATCH
+from workers.shardrows import Object
+
+if TYPE_CHECKING:
+    from workers.shard_task import ShardTask
+
+RECEIPTS = f"{BUILD}/receipts"
+
+RECEIPT_SECONDS = 10.0
+"""A receipt of another build follows its objects within this time."""
+
+
+def receipt_name(shard: int) -> str:
+    """Name of a shard's receipt below the version's folder."""
+    return f"{RECEIPTS}/{shard:08d}.json"
+
+
+class DoneElsewhere(Exception):
+    """Another task finished the shard first, with this receipt."""
+
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__(f"shard {receipt.shard} is done")
+        self.receipt = receipt
+
+
+def finished(task: ShardTask) -> Receipt | None:
+    """The receipt of a shard whose objects are all there."""
+    data = task.folder.get(receipt_name(task.shard))
+    if data is None:
+        return None
+    with contextlib.suppress(ValueError):
+        receipt = Receipt.from_json(data)
+        if all(
+            task.folder.size(name) == receipt.objects[field].size
+            for field, name in task.objects.items()
+        ):
+            return receipt
+    return None
+
+
+def create_objects(task: ShardTask, objects: Mapping[str, Object]) -> dict[str, ShardObject]:
+    """Create the objects of a shard, or take those that are there; field -> what is there now.
+
+    Raises
+    ------
+    DoneElsewhere
+        Another task was first.
+    StorageError
+        An object cannot be written or read.
+    """
+    return {
+        field: own.made if own.create(task.folder, task.objects[field]) else _take(task, field, own)
+        for field, own in objects.items()
+    }
+
+
+def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
+    """The object that another task created, once it is known to have the same rows."""
+    name, until = task.objects[field], time.monotonic() + RECEIPT_SECONDS
+    data = task.folder.get(name)
+    if data is None:
+        raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
+    found = replace(own.made, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
+    if found == own.made or _same_rows(task, field, data, b"".join(own.parts())):
+        return found
+    while (receipt := finished(task)) is None and time.monotonic() < until:
+        time.sleep(0.1)  # the other task puts it next, if it lives
+    if receipt is not None:
+        raise DoneElsewhere(receipt)
+    own.put(task.folder, name)
+    return own.made
+
+
+def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
+    """Create the receipt of a shard; returns the one that was first."""
+    name = receipt_name(task.shard)
+    if task.folder.create(name, [receipt.to_json()], scratch=SCRATCH):
+        return receipt
+    first = finished(task)
+    if first is None:  # it is damaged, or was of objects that are no more
+        task.folder.put(name, [receipt.to_json()], scratch=SCRATCH)
+        return receipt
+    return first
+
+
+def _same_rows(task: ShardTask, field: str, one: Buffer, other: Buffer) -> bool:
+    """Whether two objects hold the same rows; False where either is damaged."""
+    shape = task.shapes[field]
+    codecs = codec_metadata(task.job.pipeline.fields[field].stored_as, shape.dtype)
+    decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field).decode
+    per_chunk = shape.chunk_rows(task.rows_per_shard)
+    chunks = task.rows_per_shard // per_chunk
+    decoded = np.empty((2, per_chunk, *shape.shape), shape.dtype)
+    both = memoryview(one), memoryview(other)
+    try:
+        indexes = [decode_index(data[-16 * chunks - 4 :], chunks).tolist() for data in both]
+        for places in zip(*indexes, strict=True):
+            if places[0] == places[1] == [int(MISSING)] * 2:
+                continue
+            for data, (offset, length), rows in zip(both, places, decoded, strict=True):
+                decode(data[offset : offset + length], rows)
+            if decoded[0].tobytes() != decoded[1].tobytes():
+                return False
+    except DamageError:
+        return False
+    return True
