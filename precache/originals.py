@@ -21,7 +21,7 @@ from precache.variants import variant_at
 
 if TYPE_CHECKING:
     from workers.ops import FieldRecipe
-    from workers.sources import Sample
+    from workers.sources import Fetched, Sample
 
 SIDE = 1024
 """Pixels of a picture's longer side, above which only some are shown."""
@@ -181,7 +181,7 @@ class Originals:
 
     def _trace(self, key: str) -> Trace:
         fetched = self._fetch(key)
-        if isinstance(fetched, FetchError):
+        if isinstance(fetched, FetchError | SampleError):
             return Trace(note=f"the raw sample could not be fetched: {fetched}")
         raw = next((v for v in fetched.inputs.values() if isinstance(v, bytes)), None)
         if self.trouble:
@@ -195,7 +195,7 @@ class Originals:
                 results[name] = result
         return Trace(raw, "", steps, results)
 
-    def _fetch(self, key: str) -> Sample | FetchError:
+    def _fetch(self, key: str) -> Fetched:
         if self._folder and (key.startswith("/") or ".." in key.split("/")):
             return FetchError(f"{key!r} leads out of the source")
         try:

@@ -32,7 +32,7 @@ PRECACHE = """
     __main__
 """
 WORKERS = """
-    usercode sources plan descent goal finishing lease standing made reuse repair spared
+    time_limit usercode sources plan descent goal finishing lease standing made reuse repair spared
     segments decoding ops timing offered outputs shardrows shard_objects shard_task dispatch
     placement cluster sharing request listed work probe takeover commit tally nodeview progress
     metrics suspects parcel

@@ -112,7 +112,9 @@ class _Build:
         self.progress = progress
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
-        self.source = sources.open_source(request.source, request.storage_options)
+        self.source = sources.open_source(
+            request.source, request.storage_options, request.max_sample_bytes
+        )
         self.joined = is_joined(request.address)
         self.given = listed
         self.listed: Listed
@@ -199,7 +201,7 @@ class _Build:
         path = request.import_path
         pipeline = listed.recipe.pipeline
         labels, pinned = listed.fetches_labels, listed.pinned
-        return Job(self.source, pipeline, path, listed.code, labels, pinned)
+        return Job(self.source, pipeline, path, listed.code, labels, pinned, request.sample_timeout)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()

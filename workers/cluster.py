@@ -10,6 +10,7 @@ import pickle
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from precache.errors import BuildError, PrecacheError, UsageError
 from precache.report import size
+from workers import time_limit
 from workers.dispatch import TASK_SECONDS, Done, Item, Lost, Outcome, Patience, dispatch
 from workers.placement import Placement
 from workers.timing import NODE
@@ -45,6 +47,9 @@ HEARD_SECONDS = 5.0
 
 RESULT_SECONDS = 60.0
 """To bring a result that is there: its node may just be going away."""
+
+LEAVING_SECONDS = 1.0
+"""For a worker to hand over a result before it ends, as something goes on in it that should not."""
 
 OWN = Placement(memory=0, nice=0)
 """On a Ray of our own: its memory monitor ends what takes too much of the machine's."""
@@ -319,6 +324,8 @@ class _Ray:
                 if seconds < 2 * TASK_SECONDS:
                     values.append(_on_worker(function, replace(item, job=job), nice))
                     seconds = time.monotonic() - began
+            if time_limit.has_stuck_thread():
+                threading.Timer(LEAVING_SECONDS, os._exit, [0]).start()
             return pickle.dumps((values, seconds))
 
         made: Any = self._ray.remote(on_worker)
@@ -419,6 +426,7 @@ def _on_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     os.environ.setdefault(NODE, here)
     if nice:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
+    time_limit.expendable = True
     try:
         return function(item)
     except PrecacheError as error:

@@ -227,7 +227,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
                 return _to_array(image, op.mode)
         except UnidentifiedImageError:
             raise SampleError(
-                f"no image of a format that decode reads: {', '.join(FORMATS)}"
+                f"not an image that decode reads, whatever its name: {', '.join(FORMATS)}"
             ) from None
         except Image.DecompressionBombError:
             raise SampleError(

@@ -24,6 +24,7 @@ from workers.request import BuildResult, Request, check_request
 from workers.reuse import Placed
 from workers.sources import FolderSource, open_source
 from workers.suspects import KILLS
+from workers.time_limit import is_late
 
 
 def refresh_once(request: Request, shown: bool) -> BuildResult:
@@ -100,7 +101,8 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     Parameters
     ----------
     failed
-        Key -> why, of the version's holes: what killed a worker is not tried again.
+        Key -> why, of the version's holes: what killed a worker or took too long is not tried
+        again.
     """
     version.small_checks()[ROW_TABLE]()
     folder, attributes = version.folder, version.attributes
@@ -116,6 +118,6 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         fetches_labels=source.labels_with_samples and bool(np.all(table.labels < 0)),
         seconds=0.0,
         pinned=True,
-        barred={key: why for key, why in failed.items() if why.startswith(KILLS)},
+        barred={key: why for key, why in failed.items() if why.startswith(KILLS) or is_late(why)},
         refreshes=version.id,
     )
