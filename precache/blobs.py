@@ -23,8 +23,21 @@ from urllib.parse import quote, unquote
 from precache import retries
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
-from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
+from precache.folder import (
+    NO_NAME,
+    Buffer,
+    FileInfo,
+    Folder,
+    LeaveOut,
+    Range,
+    checked,
+    is_missing,
+    is_name,
+    pass_over,
+    refused,
+)
 from precache.listings import Entry, Page, Span, page_of, splits, stripped
+from precache.messages import shown
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -33,6 +46,17 @@ log = logging.getLogger(__name__)
 
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
+
+
+@dataclass
+class _Below:
+    """Of a page: what is to be listed after it, its objects, names that are none, and whether it
+    began where it was to."""
+
+    more: list[Span]
+    files: list[FileInfo]
+    left_out: list[str]
+    obeyed: bool
 
 
 @dataclass(frozen=True)
@@ -48,7 +72,7 @@ class RemoteFolder:
     """
 
     protocol: str
-    root: str
+    root: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
@@ -64,8 +88,12 @@ class RemoteFolder:
     def local(self, name: str) -> Path | None:
         return None
 
+    def open(self, name: str) -> int | None:
+        return None
+
     def folder(self, name: str) -> RemoteFolder:
-        return RemoteFolder(self.protocol, self._at(name), self.options)
+        root = self._at(checked(name, self)) if name else self.root
+        return RemoteFolder(self.protocol, root, self.options)
 
     def kind(self) -> str | None:
         try:
@@ -121,8 +149,8 @@ class RemoteFolder:
         found: dict[int, bytes | StorageError] = {}
         wanted = []
         for number, (name, _, _) in enumerate(parts):
-            if self._is_mistaken(name):
-                found[number] = self._mistake(name, "read")
+            if (refusal := self._refusal(name, "read")) is not None:
+                found[number] = refusal
             else:
                 wanted.append(number)
         for attempt in retries.attempts():
@@ -170,45 +198,48 @@ class RemoteFolder:
         return got[start:end]
 
     def names(self, name: str = "") -> list[str]:
-        return sorted(map(self._name, self._children(name)))
-
-    def _children(self, name: str) -> list[Entry]:
-        return [each for page in self._pages(self._fs, name) for each in page]
+        pages = self._pages(self._fs, name)
+        return sorted(n for page in pages for each in page if is_name(n := each["name"]))
 
     def _pages(self, fs: Any, name: str) -> Iterator[list[Entry]]:
         """What fsspec tells of all that lies directly below; nothing where it does not exist."""
-        page = self._page(fs, Span(name))
-        yield page.entries
-        while page.token is not None:
-            page = self._page(fs, Span(name, token=page.token))
-            yield page.entries
+        prefix = f"{checked(name, self)}/" if name else ""
+        token = None
+        while True:
+            listed, token = self._page(fs, Span(prefix, token=token))
+            yield [each for each in listed if each["name"] or each["type"] == "directory"]
+            if token is None:
+                return
 
     def _page(self, fs: Any, span: Span) -> Page:
-        name = span.prefix
+        """What lies directly below a prefix, and the prefix itself where it is an object."""
+        name = span.prefix.rstrip("/")
         own = stripped(fs, self._at(name))
         if self._is_azure and not own.endswith(name):
             raise self._mistake(name, "list")
+        kind = EXTRAS.get(self.protocol)
         first = True
 
         def list_anew(path: str) -> Page:
             nonlocal first
             fs.invalidate_cache()
             fast, first = first, False
-            return page_of(self.protocol, fs, self.options, path, span, fast=fast)
+            if kind is not None:
+                return page_of(kind, fs, self.options, self.root, span, fast=fast)
+            listed = [each for each in fs.ls(path, detail=True) if each["name"].rstrip("/") != own]
+            if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
+                listed = [each for each in listed if not re.search("[?#]", each["name"])]
+            return Page([{**each, "name": self._name(each)} for each in listed], None)
 
         try:
-            listed, token = self._request(list_anew, name, "list")
+            return self._request(list_anew, name, "list")
         except (FileNotFoundError, NotADirectoryError):
             return Page([], None)
-        others = [each for each in listed if each["name"].rstrip("/") != own]
-        if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
-            others = [each for each in others if not re.search("[?#]", each["name"])]
-        return Page(others, token)
 
     def sizes(self, name: str = "") -> dict[str, int]:
         def find_anew(path: str) -> dict[str, dict[str, Any]]:
-            if self._is_mistaken(name):
-                raise self._mistake(name, "list")
+            if (refusal := self._refusal(name, "list")) is not None:
+                raise refusal
             self._fs.invalidate_cache()
             found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
             return found
@@ -220,9 +251,10 @@ class RemoteFolder:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         own = self._fs._strip_protocol(self.root).rstrip("/")
-        return {path[len(own) + 1 :]: _size(info) for path, info in found.items()}
+        below = {path[len(own) + 1 :]: _size(info) for path, info in found.items()}
+        return {name: size for name, size in below.items() if is_name(name)}
 
-    def walk(self) -> Iterator[FileInfo]:
+    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
         Several prefixes are listed at a time, and no more pages than that are held.
@@ -230,42 +262,48 @@ class RemoteFolder:
         fs = self._fs  # in another thread fsspec would make another, with connections of its own
         splitting = splits(self.protocol, fs, self.root)
         waiting = [Span("")]
-        running: list[Future[tuple[list[Span], list[FileInfo], bool]]] = []
+        running: list[Future[_Below]] = []
         with ThreadPoolExecutor(LISTINGS, "precache-list") as pool:
             while waiting or running:
                 while waiting and len(running) < LISTINGS:
                     running.append(pool.submit(self._below, fs, waiting.pop()))
                 done = wait(running, return_when=FIRST_COMPLETED).done
                 oldest = next(number for number, each in enumerate(running) if each in done)
-                more, files, obeyed = running.pop(oldest).result()
-                waiting += more
-                splitting = splitting and obeyed
+                below = running.pop(oldest).result()
+                waiting += below.more
+                splitting = splitting and below.obeyed
                 if splitting and waiting and len(waiting) + len(running) < LISTINGS:
                     waiting += waiting.pop().split()
-                while files:
-                    yield files.pop()
+                for name in below.left_out:
+                    leave_out(name, NO_NAME)
+                while below.files:
+                    yield below.files.pop()
 
-    def _below(self, fs: Any, span: Span) -> tuple[list[Span], list[FileInfo], bool]:
-        """Of a page: what is to be listed after it, its files, and if it began where it was to."""
-        more, files, last, obeyed = list[Span](), list[FileInfo](), max(span.after, span.seen), True
+    def _below(self, fs: Any, span: Span) -> _Below:
+        found, last = _Below([], [], [], True), max(span.after, span.seen)
         listed, token = self._page(fs, span)
         while listed:  # where all comes in one page, what was seen goes at once
             each = listed.pop()
-            below = self._name(each)
             folder = each["type"] == "directory"
-            sorted_as = f"{below}/" if folder else below
+            if not each["name"] and not folder:  # what marks a folder, or has a slash at its end
+                if each["size"] and not span.token and not span.after:
+                    found.left_out.append(span.prefix)
+                continue
+            sorted_as = f"{each['name']}/" if folder else each["name"]
             last = max(last, sorted_as)
-            obeyed = obeyed and span.after <= sorted_as
+            found.obeyed = found.obeyed and span.after <= sorted_as
             if not span.holds(sorted_as):
                 continue
-            name = _join(span.prefix, below)
-            if folder:
-                more.append(Span(name))
+            name = span.prefix + each["name"]
+            if folder and (is_name(name) or self.protocol not in WEB):
+                found.more.append(Span(f"{name}/"))
+            elif not is_name(name):
+                found.left_out.append(name)
             else:
-                files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
+                found.files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
         if token is not None and (span.end is None or last < span.end):
-            more.append(span._replace(token=token, seen=last))  # the next, being the last
-        return more, files, obeyed
+            found.more.append(span._replace(token=token, seen=last))  # the next, being the last
+        return found
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         data = b"".join(parts)
@@ -282,7 +320,7 @@ class RemoteFolder:
     ) -> bool:
         same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
         if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
-            there = origin._at(source)
+            there = origin._at(checked(source, origin))
             if create and self.size(name) is not None:
                 return False
             if there != self._at(name):  # S3 refuses to copy an object onto itself
@@ -362,13 +400,17 @@ class RemoteFolder:
 
     def _url(self, name: str) -> str:
         """With no query and no user: both may hold a secret."""
-        path = re.sub(r"^[^/]*@", "", _join(self.root, name).removeprefix(f"{self.protocol}://"))
-        return f"{self.protocol}://{path.split('?', 1)[0]}"
+        url = self._root_url
+        return shown(_join(url, name) if self.root else f"{url}{name}")
+
+    @property
+    def _root_url(self) -> str:
+        return self.root if self.protocol in WEB else f"{self.protocol}://{self.root}"
 
     def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:
         """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass."""
-        if doing != "list" and self._is_mistaken(name):
-            raise self._mistake(name, doing)
+        if doing != "list" and (refusal := self._refusal(name, doing)) is not None:
+            raise refusal
         for attempt in retries.attempts():
             try:
                 return action(self._at(name))
@@ -385,13 +427,17 @@ class RemoteFolder:
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
-    def _is_mistaken(self, name: str) -> bool:
-        """Whether adlfs would ask for another object: it looks for the parts of a URL."""
+    def _refusal(self, name: str, doing: str) -> StorageError | None:
+        """Why a name is not to be asked for."""
+        if name and not is_name(name):
+            return refused(name, self)
         path = self._at(name)
-        if not self._is_azure or not re.search("[?#]", path):
-            return False
-        asked: str = self._fs._strip_protocol(path)
-        return not asked.endswith(path.partition("/")[2])
+        if self._is_azure and re.search("[?#]", path):
+            # adlfs would ask for another object: it looks for the parts of a URL.
+            asked: str = self._fs._strip_protocol(path)
+            if not asked.endswith(path.partition("/")[2]):
+                return self._mistake(name, doing)
+        return None
 
     def _mistake(self, name: str, doing: str) -> StorageError:
         which = f"the name {name!r}" if name else "its name"  # the root's may hold a secret
@@ -418,7 +464,7 @@ class RemoteFolder:
         said("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
-        reason = reason_of(error, self.options)
+        reason = reason_of(error, self.options, self._root_url)
         if isinstance(error, FileNotFoundError):
             reason = "there is no such object"
         elif retries.is_forbidden(error):

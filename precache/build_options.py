@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError
@@ -37,6 +39,11 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
     rows.add_argument("--labels", metavar="CSV", help="key,label lines that override the folders")
     rows.add_argument(
         "--classes", metavar="FROM", help="store or file whose class map is used as it is"
+    )
+    rows.add_argument(
+        "--accept-unmatched",
+        action="store_true",
+        help="go on though many lines of --labels fit no sample, or many samples get no label",
     )
     rows.add_argument(
         "--keep-order", action="store_true", help="rows in the listing's order, not shuffled"
@@ -112,12 +119,39 @@ def add_running_options(
         metavar="PATH",
         help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
     )
+    add_follow_links(run)
     run.add_argument("--storage-options-at", metavar="NAME", help=argparse.SUPPRESS)
     add_placement(to.add_argument_group("on a cluster that is joined"))
     add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
     run.add_argument("--json", action="store_true", help="JSON on stdout, an object a version")
     return run
+
+
+def add_run_functions(to: Any) -> None:
+    """``--run-functions``, for commands whose recipe is the store's."""
+    to.add_argument(
+        "--run-functions",
+        action="store_true",
+        help="run the code that the store names: functions of its recipe, and a python: source in "
+        "its log of commits. It runs with your rights, so only for a store that you trust: see "
+        "what precache info says of the recipe, and read these functions. A recipe file that you "
+        "name yourself is code as a Makefile is, and needs no such leave",
+    )
+
+
+def import_from_here(source: str | None, functions: bool) -> None:
+    """Let modules of the current folder be imported, after all others, where code is to run at all.
+
+    The folder may be a store, or full of samples, with files that are named like modules.
+
+    Parameters
+    ----------
+    functions
+        Whether functions of a recipe are to run.
+    """
+    if functions or (source or "").startswith("python:"):
+        sys.path.append(str(Path.cwd()))
 
 
 def add_code(to: Any) -> None:
@@ -139,6 +173,15 @@ def add_source(to: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="a folder of images (path or URL), one sub-folder a class; or python:module:factory "
         "for a torch Dataset",
+    )
+
+
+def add_follow_links(to: Any) -> None:
+    """``--follow-links``."""
+    to.add_argument(
+        "--follow-links",
+        action="store_true",
+        help="follow links that lead out of a source on a local disk; default leave them out",
     )
 
 
@@ -254,10 +297,12 @@ def add_storage_option(to: Any) -> None:
 
 def _storage_option(text: str) -> tuple[str, Any]:
     """The value as JSON where it is JSON, else as text."""
-    key, value = _label(text)
+    key, equals, value = text.partition("=")
+    if not key or not equals:  # it may well be the secret alone
+        raise argparse.ArgumentTypeError("expected KEY=VALUE; what was given is not shown")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value
 
 
@@ -266,6 +311,7 @@ def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "labels": options.labels,
         "classes": options.classes,
+        "accept_unmatched": options.accept_unmatched,
         "keep_order": options.keep_order,
         "shard_samples": options.shard_samples,
         "compact": options.compact,
@@ -287,6 +333,7 @@ def running_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "on_error": options.on_error,
         "max_failures": options.max_failures,
         "accept_missing": options.accept_missing,
+        "follow_links": options.follow_links,
         "check_space": not options.no_space_check,
         "cpus": options.cpus,
         "cpus_per_task": options.cpus_per_task,

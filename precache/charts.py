@@ -17,6 +17,7 @@ import numpy.typing as npt
 from markupsafe import Markup, escape
 
 from precache.errors import StorageError, UsageError
+from precache.messages import printable
 from precache.pages import part
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _svg(chart: Chart, kind: str, height: float) -> Markup:
         inside = inside.replace(colour, f"var(--{name})")
     head = f'<svg class="chart {kind}" viewBox="0 0 {WIDTHS[kind]} {height:g}" role="img"'
     # matplotlib has escaped all text in it.
-    return Markup(f'{head} aria-label="{escape(chart.alt)}">{inside}')
+    return Markup(f'{head} aria-label="{escape(printable(chart.alt))}">{inside}')
 
 
 def _shortened(attribute: re.Match[str]) -> str:
@@ -194,7 +195,7 @@ def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
 
 def plain(text: str) -> str:
     """What the font that text is measured with has letters for."""
-    return text.encode("ascii", "replace").decode()
+    return printable(text).encode("ascii", "replace").decode()
 
 
 # --- kinds of charts ----------------------------------------------------------------------------

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
+from collections.abc import Iterator
 from typing import Self
 
 from precache.attributes import Claimed
@@ -28,12 +30,17 @@ BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """Without one, after which a claim of another machine's process is void."""
 
+POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
+"""Seconds between two looks at a store."""
+
 LOST_SECONDS = 3600.0
 """Without a sign of life by its holder's own clock, after which a claim counts no more for those
 who look only once."""
 
 CLAIMS = "_claims"
 """Folder of a store with all claims."""
+
+_CLAIM = re.compile(r"[0-9]{6,}\.json")
 
 
 class Claim:
@@ -60,21 +67,13 @@ class Claim:
     def __exit__(self, *raised: object) -> None:
         self._over.set()
         self._thread.join()
-        folder, _, own = self.name.rpartition("/")
         with contextlib.suppress(StorageError):  # it goes stale by itself
-            for name in self._store.names(folder):
-                if name <= own:  # and those of holders that were killed
-                    self._store.remove(f"{folder}/{name}")
-        for each in (folder, CLAIMS):
-            path = self._store.local(each)
-            if path is not None:
-                with contextlib.suppress(OSError):  # somebody else has one in it
-                    path.rmdir()
+            _remove_until(self._store, self.name)
 
     def is_held(self) -> bool:
         """Whether nobody took the next one, believing that this process had ended."""
         folder, _, own = self.name.rpartition("/")
-        return max(self._store.names(folder), default="") == own
+        return max(filter(_CLAIM.fullmatch, self._store.names(folder)), default="") == own
 
     def give_to(self, process: Process, note: str) -> None:
         """Have another process hold it, which will enter one of the same name and note."""
@@ -92,6 +91,28 @@ class Claim:
                 log.warning("cannot show that this process is at work: %s", error)
 
 
+def remove_ended(store: Folder) -> None:
+    """Remove all claims that nobody holds any more."""
+    for name in store.names(CLAIMS):
+        claims = Claims(store, name)
+        number = claims.last()
+        if number and claims.holder() is None:
+            _remove_until(store, claims.path(number))
+
+
+def _remove_until(store: Folder, last: str) -> None:
+    """Remove a claim and those of earlier holders that were killed, and folders left empty."""
+    folder, _, own = last.rpartition("/")
+    for name in store.names(folder):
+        if _CLAIM.fullmatch(name) and name <= own:
+            store.remove(f"{folder}/{name}")
+    for each in (folder, CLAIMS):
+        path = store.local(each)
+        if path is not None:
+            with contextlib.suppress(OSError):  # somebody else has one in it
+                path.rmdir()
+
+
 def _document(process: Process, note: str) -> bytes:
     return Claimed(holder=process, note=note, time=time.time()).model_dump_json().encode()
 
@@ -106,28 +127,38 @@ class Claims:
 
     def take(self) -> Claim | None:
         """A claim to be entered; None where somebody else holds one."""
-        number = self._last()
+        number = self.last()
         if number and self._held(number) is not None:
             return None
-        name = self._path(number + 1)
+        name = self.path(number + 1)
         made = self._store.create(name, [_document(process_of(os.getpid()), "")])
         return Claim(self._store, name) if made else None
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Claim]:
+        """Wait until nobody else holds one, and hold one until the block ends."""
+        poll = POLL_REMOTE if self._store.local("") is None else POLL_LOCAL
+        while (claim := self.take()) is None:
+            time.sleep(poll)  # a store has no notifications
+        with claim:
+            yield claim
+
     def holder(self) -> Claimed | None:
         """Who holds one and lives, as far as is known."""
-        number = self._last()
+        number = self.last()
         return self._held(number) if number else None
 
-    def _path(self, number: int) -> str:
+    def path(self, number: int) -> str:
+        """Name of the claim of a number."""
         return f"{CLAIMS}/{self._name}/{number:06d}.json"
 
-    def _last(self) -> int:
+    def last(self) -> int:
+        """The highest number that was taken; 0 where none was."""
         names = self._store.names(f"{CLAIMS}/{self._name}")
-        numbers = [int(name[:-5]) for name in names if name[:-5].isdigit()]
-        return max(numbers, default=0)
+        return max((int(name[:-5]) for name in names if _CLAIM.fullmatch(name)), default=0)
 
     def _held(self, number: int) -> Claimed | None:
-        name = self._path(number)
+        name = self.path(number)
         data = self._store.get(name)
         if data is None:
             return None

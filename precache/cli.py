@@ -5,22 +5,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import precache
 from precache.build_options import (
     add_build_options,
+    add_run_functions,
     add_storage_option,
     build_keywords,
+    import_from_here,
     read_pipeline,
 )
 from precache.doctor_command import add_doctor
 from precache.errors import PrecacheError, UsageError
 from precache.job_commands import add_job_commands
+from precache.messages import printable, without_secrets
 from precache.plan_command import add_plan, show_plan
 from precache.refresh_command import add_refresh
 from precache.report import (
@@ -35,6 +38,7 @@ from precache.report import (
     show,
 )
 from precache.simulate_command import add_simulate
+from precache.terminal import guard_output, say_error
 from precache.version_commands import add_version_commands
 
 _EPILOG = """\
@@ -59,8 +63,30 @@ exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad us
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Quotes no value of an option that it does not know: it may be a secret."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"(invalid choice: '[^'=]*)=.*(' \(choose)", r"\1=…\2", message)
+        super().error(printable(without_secrets(message)))
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        names = [found[0] for each in unknown if (found := re.match(r"--[\w-]+|-\w", each))]
+        secret = any(each.startswith("--storage") for each in arguments)
+        values = "more than are taken" if secret else " ".join(unknown)
+        parser.error(f"unrecognized arguments: {' '.join(names) or values}")
+    return options
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
         prog="precache",
         description="Decode once, off the training node; train from memory-mapped tensors.",
         epilog=_EPILOG,
@@ -97,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--cache-dir", metavar="DIR", help="local folder where shards of a remote store go"
     )
     bench.add_argument("--cache-limit", metavar="SIZE", help="of that folder, such as 200GB")
+    bench.add_argument("--cache-shared", action="store_true", help="with the members of its group")
     return parser
 
 
@@ -129,11 +156,7 @@ def _add_view(commands: Any) -> None:
         help="what the store was built from: raw files, and what each op makes of them, stand "
         "beside the stored rows",
     )
-    what.add_argument(
-        "--run-functions",
-        action="store_true",
-        help="run the functions that the store's recipe names; only for a store that you trust",
-    )
+    add_run_functions(what)
     what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
     what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
     what.add_argument(
@@ -171,10 +194,9 @@ def _build(options: argparse.Namespace) -> int:
     if options.dry_run:
         show_plan(options, timing=True)
         return 0
-    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
-    result = precache.build(
-        options.source, options.store, read_pipeline(options), **build_keywords(options)
-    )
+    recipe = read_pipeline(options)
+    import_from_here(options.source, bool(recipe.functions))
+    result = precache.build(options.source, options.store, recipe, **build_keywords(options))
     show(options.json, build_json(result), lambda: print_build(result))
     return 0
 
@@ -217,7 +239,9 @@ def _verify(options: argparse.Namespace) -> int:
 def _transfer(options: argparse.Namespace) -> int:
     """Copy a whole version to another store and make it current there.
 
-    What is there already is checked and not copied again: stopped, the same command continues.
+    Everything is checked on its way. A version that is there whole is only made current, and a
+    damaged one stays as it is until a right one takes its place, or in a bucket is mended. Stopped,
+    the same command continues.
     """
     from precache.transfer import pull
 
@@ -242,6 +266,7 @@ def _bench(options: argparse.Namespace) -> int:
             tick,
             cache_dir=options.cache_dir,
             cache_limit=options.cache_limit,
+            cache_shared=options.cache_shared,
             storage_options=dict(options.storage_options),
         )
     show(options.json, dataclasses.asdict(result), lambda: print_bench(result))
@@ -261,6 +286,7 @@ def _view(options: argparse.Namespace) -> int:
         from precache.viewserver import serve, write_page
     except ModuleNotFoundError as error:
         raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
+    import_from_here(options.source, options.run_functions)
     pages = open_pages(
         options.store,
         options.source,
@@ -281,11 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a key must not break a terminal of ASCII
-    options = _parser().parse_args(arguments)
+    guard_output()
+    options = _parsed(sys.argv[1:] if arguments is None else arguments)
     try:
         status: int = options.run(options)
     except PrecacheError as error:
-        sys.stderr.write(f"precache: {error}\n")
+        say_error(error)
         return error.exit_status
     except KeyboardInterrupt:
         sys.stderr.write("precache: interrupted; what was done is kept, run it again to continue\n")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from precache.attributes import CommitEntry
 from precache.errors import StorageError
 from precache.folder import Folder
+from precache.messages import shown
 
 ROOT = "zarr.json"
 """Document of a version's group: written last and removed first, as only a whole version has it."""
 
 BUILD = "_build"
 """Folder of a version for what is gone after its commit."""
+
+VERSION = re.compile("[0-9a-f]{32}")
+"""Names of versions' folders; not all that is so named is one (`places`)."""
 
 _COMMIT = re.compile(r"[0-9]{6,}\.json")
 
@@ -31,6 +36,34 @@ class Commit:
     parent: str | None
     time: float
     source: str | None = None
+
+
+def require_create_only(folder: Folder, scratch: str) -> None:
+    """Refuse a place where an object can be created twice: of two commits one would be lost.
+
+    Parameters
+    ----------
+    scratch
+        Folder below it for an object that is created and removed.
+
+    Raises
+    ------
+    StorageError
+        It cannot be written to, or does not create only.
+    """
+    name = f"{scratch}/{uuid.uuid4().hex}"
+    try:
+        folder.create(name, [b"first"], scratch)
+        overwritten = folder.create(name, [b"the second"], scratch)
+    finally:
+        with contextlib.suppress(StorageError):  # it goes with the build's other temporary objects
+            folder.remove(name)
+    if overwritten:
+        raise StorageError(
+            f"{folder} lets what is created overwrite what exists, so that of two who commit at "
+            "once one would be lost: its service ignores If-None-Match; give a store on a local "
+            "disk, gs://, az://, or an s3:// that has conditional writes"
+        )
 
 
 def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
@@ -71,8 +104,7 @@ def source_to_keep(source: str) -> str | None:
         return source
     if "://" not in source:
         return str(Path(source).absolute())
-    parts = urlsplit(source)
-    return None if "@" in parts.netloc or parts.query or parts.fragment else source
+    return source if shown(source) == source else None
 
 
 def source_of(log: Sequence[Commit], version: str) -> str | None:

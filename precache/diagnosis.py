@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from precache.errors import UsageError
 from precache.measurements import Measurements, Run
 from precache.probes import Limits, measure
 from precache.remedies import Remedy
+from precache.terminal import Terminal
 from precache.verdict import Figure, Verdict, judge
 
 SURE = {"high": "sure", "medium": "fairly sure", "low": "a guess"}
@@ -162,7 +162,7 @@ def diagnose(
     missing = [path for path in paths or [] if not path.is_file()]
     if missing:
         raise UsageError(f"files has {missing[0]}, which is no file here; name those that are read")
-    console = Console(stderr=True, quiet=not progress, highlight=False)
+    console = Terminal(stderr=True, quiet=not progress)
     limits = Limits(seconds, steps)
 
     def tick(what: str) -> None:

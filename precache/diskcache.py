@@ -17,27 +17,37 @@ other.
 The number in ``lock`` is raised before an object takes its bytes, and lowered after others let go
 of theirs: who dies in between leaves one that is too high. Files are counted anew when a loader
 joins, and where that number would pass the limit.
+
+The folder belongs to one user, or with `shared` to a group whose members trust each other; nothing
+in it is reached through links (`OwnFolder`). An object that is not what its name says is removed
+and fetched again by whoever finds that out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import logging
 import os
+import re
 import shutil
+import stat
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import xxhash
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from precache.errors import StorageError, UsageError
 from precache.locks import LockedFile, remove_if_free
+from precache.ownfolder import ForeignFile, OwnFolder
+
+log = logging.getLogger(__name__)
 
 OVERHEAD = 64 << 10
 """Bytes of the limit that are set aside for the lock and empty folders."""
@@ -57,6 +67,15 @@ ENTRY = 512
 
 HEAD = 256
 """Bytes of the first line of what a user says, at most."""
+
+MOST_SAID = 64 << 20
+"""Bytes of all that a user says, at most: lines for four million objects."""
+
+NAMES = ("users", "objects", "parts", "lock")
+"""In the folder of a cache."""
+
+OBJECT_NAME = re.compile(r"\w[\w.-]*")
+"""Such names lead to no other folder."""
 
 
 def on_disk(size: int) -> int:
@@ -78,30 +97,38 @@ def _line(name: str) -> bytes:
     return f"{xxhash.xxh3_64_hexdigest(os.fsencode(name))}\n".encode()
 
 
-@dataclass(frozen=True)
-class _User:
-    """What a running loader says: its limit, what it takes at most and what that is for.
+Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Claim(BaseModel):
+    """First line of what a running loader says: its limit, and what it takes at most for what.
 
     Attributes
     ----------
     claim
-        Bytes, those of `path` included.
+        Bytes, those of the loader's own file included.
     """
 
-    path: Path
-    limit: int
-    claim: int
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    limit: Bytes
+    claim: Bytes
     family: str
 
-    @property
-    def nbytes(self) -> int:
-        """Of what it says."""
-        return on_disk(self.path.stat().st_size)
 
-    @property
-    def held(self) -> set[bytes]:
-        """Lines of the objects that it holds."""
-        return set(self.path.read_bytes().splitlines(keepends=True)[1:])
+@dataclass(frozen=True)
+class _User:
+    """A running loader.
+
+    Attributes
+    ----------
+    name, nbytes
+        Of its file below ``users/``.
+    """
+
+    name: str
+    nbytes: int
+    claim: _Claim
 
 
 class DiskCache:
@@ -113,17 +140,46 @@ class DiskCache:
         Made if missing. On a disk of this node: locks must hold between its processes.
     limit
         Bytes that it never exceeds. Of loaders with different limits, the lowest holds.
+    shared
+        With the members of the folder's group.
+
+    Raises
+    ------
+    UsageError
+        The folder is not this user's or group's alone, or has other files in it.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder = folder.expanduser().absolute()
+    def __init__(self, folder: Path, limit: int, *, shared: bool = False) -> None:
+        # Links on the way to it are the user's own. Below it, none is followed.
+        self.folder = Path(os.path.realpath(folder.expanduser()))
         self.limit = limit
         with self._translated("make"):
-            for name in ("users", "objects", "parts"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            if not self.folder.parent.exists():
+                self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self._root = OwnFolder(self.folder, shared=shared, names=(*NAMES, "lost+found"))
+            self.users, self.objects, self.parts = map(self._root.folder, NAMES[:3])
+            self._warn_of_parents()
+
+    def _warn_of_parents(self) -> None:
+        for parent in self.folder.parents:
+            mode = parent.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                log.warning(
+                    "%s can be written by everybody, who may so replace the cache %s: chmod +t it, "
+                    "or choose another cache_dir",
+                    parent,
+                    self.folder,
+                )
+                return
 
     @classmethod
-    def at(cls, folder: str | os.PathLike[str], limit: int | str | None = None) -> DiskCache:
+    def at(
+        cls,
+        folder: str | os.PathLike[str],
+        limit: int | str | None = None,
+        *,
+        shared: bool = False,
+    ) -> DiskCache:
         """As a user asks for it.
 
         Parameters
@@ -135,19 +191,20 @@ class DiskCache:
         Raises
         ------
         UsageError
-            The limit is no number of bytes.
+            The limit is no number of bytes; or as of the class.
         """
-        if limit is None:
-            cache = cls(Path(folder), 0)
-            with cache._translated("use"):
-                taken = sum(512 * status.st_blocks for _, status in cache._files())
-                limit = int(SHARE * (shutil.disk_usage(cache.folder).free + taken))
         try:
-            return cls(Path(folder), int(TypeAdapter(ByteSize).validate_python(limit)))
+            nbytes = int(TypeAdapter(ByteSize).validate_python(0 if limit is None else limit))
         except ValidationError:
             raise UsageError(
                 f"cache_limit is {limit!r}; give bytes, or a size such as '200GB'"
             ) from None
+        cache = cls(Path(folder), nbytes, shared=shared)
+        if limit is None:
+            with cache._translated("use"):
+                taken = sum(512 * status.st_blocks for *_, status in cache._files())
+                cache.limit = int(SHARE * (shutil.disk_usage(cache.folder).free + taken))
+        return cache
 
     def join(self, claim: int, objects: int, family: str) -> Lease:
         """Take part in the cache.
@@ -168,7 +225,7 @@ class DiskCache:
         claim += said(objects)
         with self._translated("use"), self._lock() as lock:
             users = self._users()
-            others = sum(user.claim for user in users)
+            others = sum(user.claim.claim for user in users)
             limit = self._lowest(users)
             if OVERHEAD + others + claim > limit:
                 raise UsageError(self._refusal(limit, claim, others, len(users)))
@@ -189,22 +246,26 @@ class DiskCache:
 
     def path(self, name: str) -> Path:
         """Where an object lies once it is there."""
-        return self.folder / "objects" / name
+        return self.objects.path / name
 
-    def part(self, name: str) -> Path:
-        """Where it lies on its way."""
-        return self.folder / "parts" / name
+    def drop(self, name: str, status: os.stat_result) -> None:
+        """Remove an object, unless another one has come in its place."""
+        with self._translated("use"), self._lock(), contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(self.objects.status(name), status):
+                self.objects.remove(name)
 
-    def has(self, name: str, size: int) -> bool:
-        """Whether an object is there whole."""
-        try:
-            return self.path(name).stat().st_size == size
-        except FileNotFoundError:
-            return False
+    def part(self, name: str) -> LockedFile:
+        """The file of an object on its way, not locked yet."""
+        with self._translated("write to"), self._lock():  # else another may see it half made
+            try:
+                return LockedFile(self.parts, name)
+            except ForeignFile:
+                self.parts.remove(name)
+                return LockedFile(self.parts, name)
 
     def _lock(self) -> LockedFile:
         """To decide alone among all processes that share the cache."""
-        return LockedFile(self.folder / "lock")
+        return LockedFile(self._root, "lock")
 
     def reserve(self, part: LockedFile, size: int) -> None:
         """Make room for an object on its way, and take it."""
@@ -226,65 +287,80 @@ class DiskCache:
     def finish(self, name: str) -> None:
         """Make an object that is on its way one that is there."""
         with self._translated("use"), self._lock():  # who counts must see it in one place
-            self.part(name).replace(self.path(name))
+            self.parts.move(name, self.objects)
 
     def _users(self) -> list[_User]:
         """The loaders that run; what is left of others is removed."""
         users = []
-        for path in (self.folder / "users").iterdir():
+        for name in self.users.names():
             with contextlib.suppress(FileNotFoundError):  # one that ends
-                if not remove_if_free(path):
-                    with path.open("rb") as file:
-                        users.append(_User(path, **json.loads(file.readline())))
+                if not remove_if_free(self.users, name):
+                    users.append(self._user(name))
         return users
+
+    def _user(self, name: str) -> _User:
+        with self.users.file(name) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            head, end, _ = os.pread(file.fileno(), HEAD, 0).partition(b"\n")
+        try:
+            claim = _Claim.model_validate_json(head if end else b"")
+        except ValidationError:
+            claim = None
+        if claim is None or nbytes > MOST_SAID:
+            raise StorageError(
+                f"{self.users.path / name} is locked by a running process and is not what a loader "
+                "writes; end that process, or remove the file"
+            )
+        return _User(name, on_disk(nbytes), claim)
+
+    def _held(self, users: list[_User]) -> set[bytes]:
+        """Lines of the objects that loaders hold."""
+        held = set[bytes]()
+        for user in users:
+            with contextlib.suppress(FileNotFoundError), self.users.file(user.name) as file:
+                held.update(file.read(user.nbytes).splitlines(keepends=True)[1:])
+        return held
 
     def _lowest(self, users: list[_User]) -> int:
         """The limit that holds."""
-        return min([self.limit, *(user.limit for user in users)])
+        return min([self.limit, *(user.claim.limit for user in users)])
 
     def _room(self, users: list[_User]) -> int:
         """Bytes that objects may take."""
-        room = self._lowest(users) - OVERHEAD
-        for user in users:
-            with contextlib.suppress(FileNotFoundError):  # it ends
-                room -= user.nbytes
-        return room
+        return self._lowest(users) - OVERHEAD - sum(user.nbytes for user in users)
 
     def _evict(self, users: list[_User], room: int) -> int:
         """Remove objects until all take no more than `room` bytes; how many they take then."""
-        held = set[bytes]()
-        for user in users:
-            with contextlib.suppress(FileNotFoundError):  # it ends
-                held |= user.held
-        families = tuple({user.family for user in users})
+        held = self._held(users)
+        families = tuple({user.claim.family for user in users})
         total, candidates = 0, []
-        for path, status in self._files():
+        for folder, name, status in self._files():
             size = on_disk(status.st_size)
             total += size
-            if path.parent.name == "parts":
-                candidates.append((0, 0, size, path))
-            elif _line(path.name) not in held:
+            if folder is self.parts:
+                candidates.append((0, 0, size, name))
+            elif _line(name) not in held:
                 # An epoch reads every shard once: the one read last is wanted again last.
-                wanted = bool(families) and path.name.startswith(families)
+                wanted = bool(families) and name.startswith(families)
                 age = -status.st_mtime_ns if wanted else status.st_mtime_ns
-                candidates.append((1 + wanted, age, size, path))
+                candidates.append((1 + wanted, age, size, name))
         if total <= room:
             return total
         least = room - int(SPARE * self.limit)
-        for kind, _, size, path in sorted(candidates):
+        for kind, _, size, name in sorted(candidates):
             if total <= room and total - size < least:
                 break
-            if kind == 0 and not remove_if_free(path):
+            if kind == 0 and not remove_if_free(self.parts, name):
                 continue
-            path.unlink(missing_ok=True)
+            if kind:
+                self.objects.remove(name)
             total -= size
         return total
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for place in ("objects", "parts"):
-            for entry in os.scandir(self.folder / place):
-                with contextlib.suppress(FileNotFoundError):  # a fetch that failed
-                    yield Path(entry.path), entry.stat()
+    def _files(self) -> Iterator[tuple[OwnFolder, str, os.stat_result]]:
+        for folder in (self.objects, self.parts):
+            for name, status in folder.files():
+                yield folder, name, status
 
     @contextlib.contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
@@ -294,6 +370,7 @@ class DiskCache:
             hint = {
                 errno.ENOSPC: "; the disk is full: free some space, or lower cache_limit",
                 errno.EACCES: "; check its owner and mode, or choose another cache_dir",
+                errno.EPERM: "; check its owner and mode, or choose another cache_dir",
                 errno.EROFS: "; choose a cache_dir that can be written",
                 errno.ENOLCK: "; choose a cache_dir on a disk of this machine",
             }.get(error.errno or 0, "")
@@ -327,13 +404,13 @@ class Lease:
         self._places: dict[str, int] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
-        path = cache.folder / "users" / uuid.uuid4().hex
-        self._file = LockedFile(path)
-        self._end = weakref.finalize(self, _leave, self._file, path, self._process)
+        name = uuid.uuid4().hex
+        self._file = LockedFile(cache.users, name)
+        self._end = weakref.finalize(self, _leave, self._file, cache.users, name, self._process)
         try:
             self._file.lock()
-            head = {"limit": cache.limit, "claim": claim, "family": family}
-            data = f"{json.dumps(head)}\n".encode()
+            head = _Claim(limit=cache.limit, claim=claim, family=family)
+            data = f"{head.model_dump_json()}\n".encode()
             self._start = len(data)
             self._free = list(range(objects))
             # Here, and nowhere later, a disk may turn out to be full.
@@ -343,7 +420,13 @@ class Lease:
             self.close()
             raise
 
-    def obtain(self, name: str, size: int, fetch: Callable[[int], None]) -> bool:
+    def obtain(
+        self,
+        name: str,
+        size: int,
+        fetch: Callable[[int], None],
+        sound: Callable[[int], bool] = lambda descriptor: True,
+    ) -> bool:
         """Hold an object until `give_back`, and have it there; False where it was there already.
 
         Parameters
@@ -352,9 +435,15 @@ class Lease:
             Bytes of it.
         fetch
             Writes it, whole and checked, to a descriptor. Of all that want it, one calls this.
+        sound
+            Whether an object of that size, given by its descriptor, is what was written; another
+            is removed and fetched again.
         """
+        if not OBJECT_NAME.fullmatch(name):
+            raise StorageError(f"no object in a cache can be called {name!r}")
         self._hold(name)
-        return not self._was_there(name, size) and self._bring(name, size, fetch)
+        with self._cache._translated("use"):
+            return not self._was_there(name, size, sound) and self._bring(name, size, fetch, sound)
 
     def _hold(self, name: str) -> None:
         cache = self._cache
@@ -363,21 +452,31 @@ class Lease:
                 self._places[name] = self._free.pop()
                 self._write(self._places[name], _line(name))
 
-    def _was_there(self, name: str, size: int) -> bool:
-        if not self._cache.has(name, size):
+    def _was_there(self, name: str, size: int, sound: Callable[[int], bool]) -> bool:
+        cache = self._cache
+        try:
+            with cache.objects.file(name) as file:
+                status = os.fstat(file.fileno())
+                if status.st_size == size and sound(file.fileno()):
+                    os.utime(file.fileno())
+                    return True
+        except FileNotFoundError:
             return False
-        os.utime(self._cache.path(name))
-        return True
+        except ForeignFile as foreign:
+            status = foreign.status
+        cache.drop(name, status)
+        return False
 
-    def _bring(self, name: str, size: int, fetch: Callable[[int], None]) -> bool:
-        path = self._cache.part(name)
+    def _bring(
+        self, name: str, size: int, fetch: Callable[[int], None], sound: Callable[[int], bool]
+    ) -> bool:
         while True:
             # Waits while another one is fetching it.
-            with self._cache._translated("write to"), LockedFile(path) as part:
-                if not part.is_at(path):  # another finished it, or cleaned up, meanwhile
+            with self._cache._translated("write to"), self._cache.part(name) as part:
+                if not part.is_there:  # another finished it, or cleaned up, meanwhile
                     continue
                 try:
-                    if self._was_there(name, size):
+                    if self._was_there(name, size, sound):
                         return False
                     self._cache.reserve(part, size)
                     fetch(part.fileno())
@@ -385,7 +484,8 @@ class Lease:
                     self._cache.finish(name)
                     return True
                 finally:
-                    path.unlink(missing_ok=True)
+                    if part.is_there:
+                        self._cache.parts.remove(name)
 
     def give_back(self, name: str) -> None:
         """Let an object be evicted; its memory maps must be gone."""
@@ -415,8 +515,8 @@ class Lease:
             self._file.close()
 
 
-def _leave(file: LockedFile, path: Path, process: int) -> None:
+def _leave(file: LockedFile, users: OwnFolder, name: str, process: int) -> None:
     """The end of a lease, however it comes; in a forked child it is still the parent's."""
     if os.getpid() == process:
-        path.unlink(missing_ok=True)
+        users.remove(name)
         file.close()

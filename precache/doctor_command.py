@@ -6,15 +6,15 @@ import argparse
 import dataclasses
 import inspect
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import precache
 from precache.build_options import (
+    add_follow_links,
     add_recipe_options,
     add_source,
     add_storage_option,
+    import_from_here,
     read_pipeline,
 )
 from precache.doctor_text import print_prognosis
@@ -56,6 +56,7 @@ def add_doctor(commands: Any) -> None:
         metavar="N",
         help="of the build, and of training; default those that this process may use",
     )
+    add_follow_links(run)
     add_storage_option(run)
     run.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
@@ -76,15 +77,17 @@ def _doctor(options: argparse.Namespace) -> int:
         from precache.charts import check_page
 
         check_page(path)
-    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
+    recipe = read_pipeline(options)
+    import_from_here(options.source, bool(recipe.functions))
     with bench_progress(shown=not options.json) as tick:
         found = precache.doctor(
             options.source,
-            read_pipeline(options),
+            recipe,
             samples=options.samples,
             seconds=options.seconds,
             rate=options.rate,
             cores=options.cores,
+            follow_links=options.follow_links,
             storage_options=dict(options.storage_options),
             tick=tick,
         )

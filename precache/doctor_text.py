@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precache.report import size
+from precache.terminal import Terminal, say_rows
 
 if TYPE_CHECKING:
     from workers.prognosis import CodecFigures, CutPoint, Prognosis
@@ -27,12 +28,9 @@ NOTABLE = 3.0
 
 def print_prognosis(found: Prognosis, console: Console | None = None) -> None:
     """Print a whole examination."""
-    out = console or Console(soft_wrap=True, highlight=False, markup=False)
+    out = console or Terminal(soft_wrap=True)
     out.print(title(found), style="bold")
-    names = [name for name, _ in answers(found)]
-    width = max(map(len, names)) + 2
-    for name, text in answers(found):
-        out.print(Text.assemble((name.ljust(width), "bold"), text))
+    say_rows(answers(found), out=out)
     for heading, table in tables(found):
         out.print()
         out.print(heading, style="bold")
@@ -238,7 +236,7 @@ def remarks(found: Prognosis) -> Iterator[str]:
 def _table(*headers: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(Text(header), justify="right", no_wrap=True)
     table.columns[0].justify = "left"
     return table
 

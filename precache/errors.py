@@ -15,16 +15,22 @@
     ├── SampleError             one sample cannot be turned into a row; it becomes a hole
     └── DamageError             stored bytes are not what was written
 
-Every message names the offending value and what to do about it.
+Every message names the offending value and what to do about it. It holds no control characters
+and nothing secret of a URL, wherever its parts come from.
 """
 
 from __future__ import annotations
+
+from precache.messages import printable, without_secrets
 
 
 class PrecacheError(Exception):
     """Base of every error raised on purpose; `exit_status` is what the command line returns."""
 
     exit_status = 1
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(printable(without_secrets(str(part))) for part in parts))
 
 
 class UsageError(PrecacheError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -18,10 +19,13 @@ import xxhash
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
-from precache.objects import MappedObjects
+from precache.objects import MappedObjects, map_path
+from precache.ownfolder import ForeignFile
 from precache.stallclock import Fetched
 from precache.variants import variants_of
 from precache.version import Version
+
+log = logging.getLogger(__name__)
 
 FETCHES = 4
 """Shards under way at a time."""
@@ -35,6 +39,9 @@ LOOKAHEAD = 1 << 20
 TRIES = 3
 """Times that a shard is fetched whose bytes do not arrive as they were written."""
 
+BLOCK = 256 << 10
+"""Bytes that are read at a time where only their checksum counts: they stay in the caches."""
+
 
 @dataclass
 class _Shard:
@@ -47,22 +54,55 @@ class _Shard:
 
 
 class _CachedObjects(MappedObjects):
+    """Objects in a disk cache, mapped once their XXH3 is known to be that of what was written.
+
+    Each is checked once, by whichever of the two comes first: its fetch, or its first use here.
+    """
+
     def __init__(self, version: Version, name: str, cache: DiskCache) -> None:
         super().__init__(version, name)
         self.cache = cache
+        self._sound: dict[int, tuple[int, int]] = {}
 
     def path(self, number: int, tail: tuple[int, ...]) -> Path:
         return self.cache.path(self.cached_name(number))
 
-    def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
-        path = self.path(number, tail)
-        if not path.exists():
-            return super().damage(number, tail, row, reason)
-        return DamageError(
-            f"{path}, a copy of {self.version.folder.path(self.name(number, tail))}, is damaged at "
-            f"row {row} ({self.version.describe(row)}): {reason}; delete "
-            "it, and it is fetched again"
-        )
+    def open(self, number: int, tail: tuple[int, ...]) -> int:
+        try:
+            return self.cache.objects.descriptor_of(self.cached_name(number), os.O_RDONLY)
+        except ForeignFile as error:
+            raise DamageError(str(error)) from None
+
+    def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
+        if not self.is_sound(number, descriptor):
+            raise DamageError("its checksum does not hold")
+        # By its path: a process that changed its user cannot open its descriptors anew.
+        path, status = self.path(number, tail), os.fstat(descriptor)
+        data = map_path(path, status.st_size)
+        if not os.path.samestat(status, path.lstat()):
+            raise DamageError("another file has come in its place")
+        return data
+
+    def is_sound(self, number: int, descriptor: int) -> bool:
+        """Whether a file of its size holds an object as it was written."""
+        if self._sound.get(number) == _identity(descriptor):
+            return True
+        try:
+            if _xxh3(descriptor) != self.xxh3(number):
+                return False
+        except OSError:  # the disk has lost some of it
+            return False
+        self.trust(number, descriptor)
+        return True
+
+    def trust(self, number: int, descriptor: int) -> None:
+        """Take a file to hold an object as it was written."""
+        self._sound[number] = _identity(descriptor)
+
+    def doubt(self, number: int) -> None:
+        """Close an object, and check it when it is opened again."""
+        self._sound.pop(number, None)
+        self.forget(number)
 
     def cached_name(self, number: int) -> str:
         """By version and contents: a shard that was repaired is another object."""
@@ -299,11 +339,35 @@ class ShardFeed:
     def _bring(self, number: int) -> None:
         """Have a shard in the cache and hold it; runs on the fetching threads."""
         for each in self._arrays:
-            name, size = each.cached_name(number), each.nbytes(number)
-            if self._lease.obtain(name, size, partial(self._fetch, each, number)):
+            size, fetch = each.nbytes(number), partial(self._fetch, each, number)
+            sound = partial(self._is_sound, each, number)
+            if self._lease.obtain(each.cached_name(number), size, fetch, sound):
                 self._shards.count(size)
-            else:
-                _read_ahead(each.cache.path(name), size)
+
+    def _is_sound(self, objects: _CachedObjects, number: int, descriptor: int) -> bool:
+        _read_ahead(descriptor, objects.nbytes(number))
+        sound = objects.is_sound(number, descriptor)
+        if not sound:
+            log.warning("%s is damaged; it is fetched again", objects.path(number, ()))
+        return sound
+
+    def renew(self, rows: np.ndarray) -> None:
+        """Check the shards of a batch that is being read, and fetch again those whose copies are
+        damaged."""
+        for number in self._numbers(rows):
+            with self._lock:
+                shard = self._open[number]
+                if shard.there.done():
+                    shard.there = Future()
+                    self._fetchers.submit(partial(self._renew, number), shard.there)
+            if self._stopped:  # looked at when `stop` may find it among those that wait
+                raise StorageError("stopped")
+            shard.there.result()
+
+    def _renew(self, number: int) -> None:
+        for each in self._arrays:
+            each.doubt(number)
+        self._bring(number)
 
     def _fetch(self, objects: _CachedObjects, number: int, target: int) -> None:
         """Write an object to a descriptor, checked."""
@@ -314,6 +378,7 @@ class ShardFeed:
                 digest.update(data)
                 _write(target, data, start)
             if digest.intdigest() == objects.xxh3(number):
+                objects.trust(number, target)
                 return
         raise self._damage(objects, number, "its checksum does not hold")
 
@@ -361,14 +426,24 @@ class ShardFeed:
         return True
 
 
-def _read_ahead(path: Path, size: int) -> None:
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _xxh3(descriptor: int) -> int:
+    """Of a whole file. Not by a map, which would end the process where the disk cannot read."""
+    digest, block, start = xxhash.xxh3_64(), bytearray(BLOCK), 0
+    while length := os.preadv(descriptor, [block], start):
+        digest.update(memoryview(block)[:length])
+        start += length
+    return digest.intdigest()
+
+
+def _read_ahead(descriptor: int, size: int) -> None:
     """Have the kernel read a whole object: its rows are needed soon, all of them."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        for start in range(0, size, 2 << 20):
-            os.posix_fadvise(descriptor, start, 2 << 20, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(descriptor)
+    for start in range(0, size, 2 << 20):
+        os.posix_fadvise(descriptor, start, 2 << 20, os.POSIX_FADV_WILLNEED)
 
 
 def _write(target: int, data: bytes, start: int) -> None:

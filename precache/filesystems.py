@@ -7,9 +7,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from precache import retries
 from precache.errors import PrecacheError, UsageError
+from precache.messages import credentials_of
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
@@ -113,12 +115,21 @@ def _on_google(options: Mapping[str, Any]) -> bool:
     return not server or server == "default" or "googleapis.com" in server
 
 
-def reason_of(error: Exception, options: Mapping[str, Any]) -> str:
-    """What an error says, without what the options hold."""
+def reason_of(error: Exception, options: Mapping[str, Any], url: str = "") -> str:
+    """What an error says, without what the options and the URL hold."""
     reason = _ENVELOPE.sub("", str(error)) or type(error).__name__
-    for secret in _secrets(options):
+    secrets = {*_secrets(options), *_secrets_of(url)}
+    for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
         reason = reason.replace(secret, "…")
     return reason
+
+
+def _secrets_of(url: str) -> Iterator[str]:
+    """User, password and what follows the path of a URL, as they stand there and unquoted."""
+    user, query = credentials_of(url), "".join(re.split(r"([?#])", url, maxsplit=1)[1:])
+    values = re.split(r"[?#&;]|(?<!=)=(?!=)", query)
+    for part in (user, *user.split(":", 1), query[1:], *values):
+        yield from (each for each in (part, unquote(part)) if len(each) >= 4)
 
 
 def _secrets(options: Mapping[str, Any]) -> Iterator[str]:

@@ -1,12 +1,15 @@
 """What a folder of bytes can do, wherever it lies: read, put atomically, create only, list.
 
-Names are POSIX paths relative to the folder. What a file system raises leaves its folder as
-`StorageError`, with the path and the way out.
+Names are POSIX paths relative to the folder, without empty parts, ``.`` and ``..``; an empty name
+is the folder's own. Any other is refused, wherever it comes from, so that nothing outside of a
+folder is reached through it. What a file system raises leaves its folder as `StorageError`, with
+the path and the way out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -16,6 +19,63 @@ Buffer = bytes | bytearray | memoryview
 
 Range = tuple[str, int, int]
 """Name of an object, first byte, number of bytes."""
+
+
+LONGEST_NAME = 4095
+"""Characters; no disk takes more (PATH_MAX of Linux), and no service."""
+
+_NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
+
+LINK_OUT, NO_FILE, NO_NAME = "link_out", "no_file", "no_name"
+"""Why a walk leaves something out: a link out of the folder; a FIFO, socket or device; a name with
+an empty part, ``.`` or ``..``."""
+
+_LEFT_OUT_AS = {
+    LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
+    NO_FILE: "FIFOs, sockets, devices or files of the kernel",
+    NO_NAME: "with an empty part, '.' or '..' in their names (rename them)",
+}
+
+
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """What a walk left out, by reason, as the end of a sentence; empty where it was nothing."""
+    parts = [f"{count:,} {_LEFT_OUT_AS[reason]}" for reason, count in sorted(left_out.items())]
+    return f"; left out: {', '.join(parts)}" if parts else ""
+
+
+LeaveOut = Callable[[str, str], None]
+"""Told the name of what a walk leaves out, of a folder with a slash behind it, and why."""
+
+
+def pass_over(name: str, reason: str) -> None:
+    """Leave something out unsaid."""
+
+
+def is_name(name: str) -> bool:
+    """Whether it names something below a folder."""
+    return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
+
+
+def checked(name: str, folder: object) -> str:
+    """A name, if it is one.
+
+    Raises
+    ------
+    StorageError
+        It would lead out of the folder, or is no name.
+    """
+    if is_name(name):
+        return name
+    raise refused(name, folder)
+
+
+def refused(name: str, folder: object) -> StorageError:
+    """The error that says so of what is no name."""
+    shown = repr(name if len(name) <= 100 else f"{name[:100]}…")
+    return StorageError(
+        f"{shown} is no name below {folder}: it must be relative, of at most {LONGEST_NAME} "
+        "characters, without a zero byte and without empty parts, '.' or '..'"
+    )
 
 
 def is_missing(error: StorageError) -> bool:
@@ -55,7 +115,13 @@ class Folder(Protocol):
         """Path or URL of what lies at `name`, for messages."""
 
     def local(self, name: str) -> Path | None:
-        """Where an object lies on a local disk, to be mapped; None where it does not."""
+        """Where an object lies on a local disk; None where it does not.
+
+        A path may lead anywhere: who reads what lies there has `open` open it first.
+        """
+
+    def open(self, name: str) -> int | None:
+        """A descriptor of an object on a local disk, to be mapped; None where it lies elsewhere."""
 
     def folder(self, name: str) -> Folder:
         """The folder at `name`."""
@@ -97,8 +163,14 @@ class Folder(Protocol):
     def sizes(self, name: str = "") -> dict[str, int]:
         """Name -> bytes of every object below `name`, from one listing."""
 
-    def walk(self) -> Iterator[FileInfo]:
-        """Every file below the folder, in no particular order."""
+    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+        """Every object below the folder, in no particular order.
+
+        Parameters
+        ----------
+        leave_out
+            Called for what is there and is no object of this folder.
+        """
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         """Write an object whole or not at all, durable when this returns.

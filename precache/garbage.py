@@ -1,11 +1,13 @@
 """Removal of versions that nobody is to read any more, by age and by what is current.
 
-Readers leave no mark in a store, so that age alone tells. What has no commit, and shows no sign of
-life, goes by age as well. A version is put out of reach before its bytes go:
+Readers leave no mark in a store, so that age alone tells, by the times that the store itself gave
+(`places`). What has no commit, and shows no sign of life, goes by age as well. Only what is a
+version by its own metadata is removed, and links are neither followed nor removed. A version is put
+out of reach before its bytes go:
 
 - On a local disk its folder is moved into ``_gc``, at once and whole, and removed there.
-- In a bucket its `zarr.json` is copied to ``_gc`` and taken away, and so is what tells of its
-  build; then the rest goes.
+- In a bucket its `zarr.json`, or what else tells that it is ours, is copied to ``_gc`` and taken
+  away; then the rest goes.
 
 Then the log is read once more. A build that makes the version current meanwhile looks, after its
 entry, whether the version is there (`commits.append_commit`); so one of the two sees the other,
@@ -13,34 +15,50 @@ and a version that was current in that moment is put back. Whatever was under wa
 was killed is told by ``_gc``, and the next run ends it. A build that takes objects over from a
 version on its way out finds them gone and computes them; one that loses objects of its own notes
 it at its commit (`workers.commit`).
+
+Copies under way (``_pull``) go as builds do. What a process that was killed right after a commit
+left in ``_build`` is removed from versions that stay.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
-from precache.commits import ROOT, Commit, read_commits
-from precache.errors import StorageError, StoreError, UsageError
+from precache.claims import Claims, remove_ended
+from precache.commits import BUILD, ROOT, VERSION, Commit, read_commits
+from precache.errors import StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
 from precache.inventory import reigns
-from precache.places import Place, look, look_around
-from precache.status import DESCRIPTION
+from precache.places import (
+    COPIES,
+    TRASH,
+    Place,
+    dated_log,
+    look,
+    look_around,
+    pull_claim,
+    store_clock,
+    version_of,
+)
+from precache.renames import is_link, move, refuse_link, remove_if_empty
+from precache.status import DESCRIPTION, remove_scratch
 from precache.storage import StorageOptions, open_folder
 
 ALIVE_SECONDS = 900.0
 """Since the last sign of life of a build, below which it is never touched: thirty heartbeats."""
 
-TRASH = "_gc"
-"""Folder of a store with what is being removed."""
+_REMAINS = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
+"""Names below ``_gc`` on a local disk; in a bucket they are versions'."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw])\s*")
@@ -54,12 +72,15 @@ class Removal:
     ----------
     nbytes, freed_nbytes
         Of all its objects, and of those that no other name holds once all that goes is gone.
+    place
+        Name below the store of what is removed: the version, or a copy of it under way.
     """
 
     version: str
     why: str
     nbytes: int
     freed_nbytes: int
+    place: str
 
 
 @dataclass(frozen=True)
@@ -72,12 +93,19 @@ class Kept:
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed, or would be, and what stays."""
+    """What was removed, or would be, and what stays.
+
+    Attributes
+    ----------
+    swept
+        Versions that stay, less what a process that was killed after a commit left in them.
+    """
 
     store: str
     dry_run: bool
     removed: tuple[Removal, ...]
     kept: tuple[Kept, ...]
+    swept: tuple[str, ...] = ()
 
     @property
     def freed_nbytes(self) -> int:
@@ -102,9 +130,10 @@ def gc(
         current last.
     older_than
         Since another version took its place, or since a build that did not commit last showed a
-        sign of life: such as ``"7d"`` or ``"12h"`` (s, m, h, d, w), or seconds.
+        sign of life, by the store's own times: such as ``"7d"`` or ``"12h"`` (s, m, h, d, w), or
+        seconds.
     dry_run
-        Only tell.
+        Only tell. Nothing is written, so that this machine's clock says what time it is.
 
     Raises
     ------
@@ -115,25 +144,40 @@ def gc(
         raise UsageError(f"keep is {keep}; give 0 or more")
     least = seconds_of(older_than)
     folder = open_folder(store, storage_options)
-    log, places = read_commits(folder), look_around(folder)
-    if not log and all(place.build is None for place in places):
-        raise StoreError(f"there is no store at {folder}, and no build has begun there")
-    going, kept = plan_gc(log, places, keep, least, time.time())
-    removed = _removals(going, places)
+    refuse_link(folder, TRASH)
     if not dry_run:
         _end_what_was_begun(folder)
+    log = read_commits(folder)
+    places = look_around(folder, log)
+    if not log and all(place.link for place in places):
+        raise StoreError(f"there is no store at {folder}, and no build has begun there")
+    clock = partial(_latest, places) if dry_run else store_clock(folder)
+    plan = plan_gc(dated_log(folder, log), places, keep, least, clock())
+    kept = list(plan.kept)
+    removed = _removals(plan.going, places)
+    if not dry_run:
         done = []
         for each in removed:
-            spared = _remove(folder, each.version)
+            spared = _remove(folder, each.place, clock)
             if spared:
                 kept.append(Kept(each.version, spared))
             else:
                 done.append(each)
         removed = done
-        if (trash := folder.local(TRASH)) is not None:
-            with contextlib.suppress(OSError):  # there is none, or another run has something in it
-                trash.rmdir()
-    return Collected(str(folder), dry_run, tuple(removed), tuple(kept))
+        for name in plan.swept:
+            remove_scratch(folder.folder(name))
+            if folder.local("") is None:
+                folder.remove(f"{COPIES}/{name}")
+        for name in (TRASH, COPIES):
+            remove_if_empty(folder, name)
+        remove_ended(folder)
+    return Collected(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
+
+
+def _latest(places: Sequence[Place]) -> float:
+    """Unix time by this machine's clock, and no earlier than what has happened."""
+    times = [each.mtime for place in places for each in place.objects]
+    return max(time.time(), *(each for each in times if each < math.inf), 0.0)
 
 
 def seconds_of(age: str | float | timedelta) -> float:
@@ -159,47 +203,69 @@ def seconds_of(age: str | float | timedelta) -> float:
 # --- what goes ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is to become of the places of a store.
+
+    Attributes
+    ----------
+    going
+        Name of a place -> why it goes; versions that were replaced first before the others.
+    swept
+        Names of versions that stay, in which nothing of a build or a copy is to be left.
+    """
+
+    going: Mapping[str, str]
+    kept: tuple[Kept, ...]
+    swept: tuple[str, ...]
+
+
 def plan_gc(
     log: Sequence[Commit], places: Sequence[Place], keep: int, least: float, now: float
-) -> tuple[dict[str, str], list[Kept]]:
-    """Version -> why it goes, those replaced first before the others; and what stays.
+) -> Plan:
+    """Decide about each place of a store.
 
     Parameters
     ----------
     log
-        Oldest first.
+        Oldest first, with the store's times.
     least
         Seconds that a version must be out of use.
     now
-        Unix time.
+        Unix time, by the store's clock.
     """
     terms = reigns(log)
-    there = {place.name: place for place in places}
+    there = {place.name: place for place in places if not place.link}
     complete = [name for name in terms if name in there and there[name].complete]
     newest = complete[-keep:] if keep else []
     going: dict[str, str] = {}
     kept = []
+    swept = []
     for name in [*reversed(complete), *sorted(set(there) - set(complete))]:
         place = there[name]
         idle = place.idle_seconds(now, committed=name in complete)
         _, replaced = terms.get(name, (0.0, None))
+        left = f"unfinished{' copy' * (name != place.version)}, left {ago(idle)}"
         if log and name == log[-1].version:
             kept.append(Kept(name, "current"))
         elif idle < ALIVE_SECONDS:
-            kept.append(Kept(name, f"somebody was at work on it {ago(idle)}"))
+            kept.append(Kept(place.version, f"somebody was at work on it {ago(idle)}"))
         elif name in newest:
             kept.append(Kept(name, f"among the newest {keep}"))
         elif name in complete and replaced is not None:
-            why = f"replaced {ago(now - replaced)}"
+            why = f"replaced {ago(max(0.0, now - replaced))}"
             if now - replaced < least:
                 kept.append(Kept(name, why))
             else:
                 going[name] = why
         elif idle < least:
-            kept.append(Kept(name, f"unfinished, left {ago(idle)}"))
+            kept.append(Kept(place.version, left))
         else:
-            going[name] = f"unfinished, left {ago(idle)}" if place.objects else "empty"
-    return going, kept
+            going[name] = left if place.objects else "empty"
+        if name in complete and name not in going and place.scratch and idle >= ALIVE_SECONDS:
+            swept.append(name)
+    links = [Kept(p.name, "a link, and no version: gc does not touch it") for p in places if p.link]
+    return Plan(going, (*kept, *links), tuple(swept))
 
 
 def _removals(going: Mapping[str, str], places: Sequence[Place]) -> list[Removal]:
@@ -214,7 +280,7 @@ def _removals(going: Mapping[str, str], places: Sequence[Place]) -> list[Removal
                 gone[each.inode] += 1
             if each.inode is None or gone[each.inode] == each.links:
                 freed += each.size
-        removals.append(Removal(name, why, there[name].nbytes, freed))
+        removals.append(Removal(there[name].version, why, there[name].nbytes, freed, name))
     return removals
 
 
@@ -229,41 +295,64 @@ def ago(seconds: float) -> str:
 # --- how it goes --------------------------------------------------------------------------------
 
 
-def _remove(store: Folder, version: str) -> str:
-    """Remove a version, unless somebody took it up since it was looked at: then says so."""
-    place, log = look(store, version), read_commits(store)
-    committed = place.complete and version in reigns(log)
-    if place.idle_seconds(time.time(), committed) < ALIVE_SECONDS:
+def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
+    """Remove a place, unless somebody took it up since it was looked at: then says so."""
+    log = read_commits(store)
+    place = look(store, name, log)
+    if place is None or place.link:
+        return "somebody else removes it"
+    committed = place.complete and name in reigns(log)
+    if place.idle_seconds(clock(), committed) < ALIVE_SECONDS:
         return "somebody is at work on it"
-    if log and log[-1].version == version:
+    if log and log[-1].version == name:
         return "current"
-    path = store.local(version)
-    if path is None:
-        left = f"{TRASH}/{version}"
-        store.put(left, [store.get(f"{version}/{ROOT}") or b""])
-        for name in (ROOT, DESCRIPTION):
-            store.remove(f"{version}/{name}")
-    else:
+    if name != place.version:
+        if Claims(store, pull_claim(place.version)).holder() is not None:
+            return "somebody is at work on it"
+        store.remove(name)  # nobody reads a copy under way
+        return ""
+    return "current" if put_away(store, name) else ""
+
+
+def put_away(store: Folder, version: str) -> bool:
+    """Remove a version, killed at any moment or not; True where it became current meanwhile."""
+    if store.local(version) is not None:
         left = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-        if not _move(store, version, left):
-            return "somebody else removes it"
-    return "current" if _finish(store, left) else ""
+        return move(store, version, left) and _finish(store, left)
+    left = f"{TRASH}/{version}"
+    root = store.get(f"{version}/{ROOT}")
+    store.put(left, [root] if root is not None and version_of(root) == version else [])
+    for name in (f"{version}/{ROOT}", f"{version}/{DESCRIPTION}", f"{COPIES}/{version}"):
+        store.remove(name)
+    return _finish(store, left)
 
 
 def _end_what_was_begun(store: Folder) -> None:
+    local = store.local("") is not None
     for name in store.names(TRASH):
-        _finish(store, f"{TRASH}/{name}")
+        left, version = f"{TRASH}/{name}", name.partition(".")[0]
+        if local and _REMAINS.fullmatch(name):
+            _finish(store, left)
+        elif not local and VERSION.fullmatch(name):
+            record = store.get(left)
+            if record is not None and (not record or version_of(record) == version):
+                _finish(store, left)
 
 
 def _finish(store: Folder, left: str) -> bool:
     """Remove what is out of reach for good; True where it had to be put back instead."""
+    path = store.local(left)
+    if path is not None and is_link(store, left):  # as an earlier release moved it
+        path.unlink(missing_ok=True)
+        return False
     version = left.removeprefix(f"{TRASH}/").partition(".")[0]
     log, there = read_commits(store), store.exists(f"{version}/{ROOT}")
     wanted = bool(log) and log[-1].version == version and not there
     begun = there or store.exists(f"{version}/{DESCRIPTION}")
     if not (wanted or begun):
         store.remove(kept_name(version))
-    if store.local(TRASH) is None:
+    if path is None:
+        begun = begun or store.size(f"{COPIES}/{version}") is not None
         document = store.get(left)
         if wanted and document:
             store.put(f"{version}/{ROOT}", [document])
@@ -272,27 +361,11 @@ def _finish(store: Folder, left: str) -> bool:
         store.remove(left)
         return wanted
     if wanted:
-        _remove_all(store, version)  # what a committer's temporary file left
-        _move(store, left, version)
+        store.remove(f"{version}/{BUILD}")  # what a committer's temporary file left
+        if not move(store, left, version) and not store.exists(f"{version}/{ROOT}"):
+            return True  # somebody makes it anew: a later run looks again
     _remove_all(store, left)
     return wanted
-
-
-def _move(store: Folder, name: str, to: str) -> bool:
-    """Move a folder of a local disk; False where it is gone."""
-    source, target = store.local(name), store.local(to)
-    if source is None or target is None:
-        return False
-    while source.exists():
-        try:
-            target.parent.mkdir(exist_ok=True)
-            source.rename(target)
-        except FileNotFoundError:
-            continue  # another run has removed the empty folder that it was to go to
-        except OSError as error:
-            raise StorageError(f"cannot move {source} to {target}: {error.strerror}") from error
-        return True
-    return False
 
 
 def _remove_all(store: Folder, name: str) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from precache.attributes import Attributes
-from precache.commits import BUILD, ROOT, Commit, append_commit, read_commits
+from precache.commits import ROOT, Commit, append_commit, read_commits
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.folder import Folder
+from precache.messages import shown
 from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
-from precache.status import BuildStatus
-from precache.storage import StorageOptions, open_folder, shown
+from precache.status import BuildStatus, remove_scratch
+from precache.storage import StorageOptions, open_folder
 from precache.store import open_version, read_attributes, split_uri
 from precache.variants import variants_text
 from precache.version import Version
@@ -107,20 +108,21 @@ def versions(store: str | os.PathLike[str], storage_options: StorageOptions = No
         There is nothing of ours.
     """
     folder = open_folder(store, storage_options)
-    log, places = read_commits(folder), look_around(folder)
-    if not log and all(place.build is None for place in places):
+    log = read_commits(folder)
+    places = look_around(folder, log)
+    if not log and all(place.link for place in places):
         raise StoreError(f"there is no store at {folder}, and no build has begun there")
     terms = reigns(log)
     shared = _shared(places)
     found = []
     unfinished = []
     for place in places:
-        if place.complete and place.name in terms:
+        if place.name in terms and (place.complete or place.link):
             found.append(_summary(folder, place, log, shared))
-        else:
+        elif not place.link:
             idle = place.idle_seconds(time.time(), committed=False)
             unfinished.append(
-                Unfinished(place.name, place.nbytes, shared[place.name], idle, place.build)
+                Unfinished(place.version, place.nbytes, shared[place.name], idle, place.build)
             )
     order = {version: -number for number, version in enumerate(terms)}
     return Inventory(
@@ -164,7 +166,9 @@ def _summary(
     store: Folder, place: Place, log: Sequence[Commit], shared: dict[str, int]
 ) -> VersionSummary:
     committed, replaced = reigns(log)[place.name]
-    attributes, problem = _attributes(store, place.name)
+    attributes, problem = None, "a link, which is not followed"
+    if not place.link:
+        attributes, problem = _attributes(store, place.name)
     return VersionSummary(
         place.name,
         place.name == log[-1].version,
@@ -228,14 +232,29 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
             f"{named} names no version; give one, such as {named}@3f2a: precache ls {named}"
         )
     version = open_version(uri, None, storage_options)
-    _require_whole(version)
+    try:
+        _require_whole(version)
+    except StoreError:
+        if is_gone(version):
+            raise StoreError(
+                f"version {version.id} of {shown(base)} is gone: it was removed meanwhile; build "
+                "it again, or use another"
+            ) from None
+        raise
     store = open_folder(base, storage_options)
     log = read_commits(store)
     previous = log[-1].version
     commit = append_commit(store, version.id)
-    if version.folder.names(BUILD) == ["tmp"]:  # what a local disk needs to create an entry
-        version.folder.remove(BUILD)
+    remove_scratch(version.folder)  # also what a process left that was killed after its commit
     return Used(version.id, commit.number, previous)
+
+
+def is_gone(version: Version) -> bool:
+    """Whether a version that was open was removed since, which explains any error of reading it."""
+    try:
+        return version.folder.size(ROOT) is None
+    except StorageError:
+        return False
 
 
 def _require_whole(version: Version) -> None:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import precache
 from precache.build_options import (
@@ -18,6 +18,7 @@ from precache.build_options import (
 )
 from precache.report import build_json, print_build, print_job, print_store_status, show
 from precache.status import read_status
+from precache.terminal import say
 
 if TYPE_CHECKING:
     from workers.request import BuildResult
@@ -72,7 +73,7 @@ def _submit(options: argparse.Namespace) -> int:
 def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
     """Print a job, or follow it and print what it makes; the exit status."""
     if no_wait:
-        show(as_json, _job_json(job), lambda: _write(sys.stdout, job.id))
+        show(as_json, _job_json(job), lambda: say(job.id))
         return 0
 
     def made(result: BuildResult) -> None:
@@ -91,12 +92,7 @@ def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
 
 
 def _say(line: str) -> None:
-    _write(sys.stderr, line)
-
-
-def _write(stream: TextIO, line: str) -> None:
-    stream.write(f"{line}\n")
-    stream.flush()
+    say(line, stderr=True)
 
 
 def _job_json(job: ClusterJob) -> dict[str, Any]:

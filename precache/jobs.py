@@ -30,6 +30,8 @@ def build(
     address: str = "local",
     labels: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | None = None,
+    accept_unmatched: bool = False,
+    follow_links: bool = False,
     keep_order: bool = False,
     shard_samples: int | None = None,
     on_error: str = "skip",
@@ -40,6 +42,7 @@ def build(
     compact: bool = False,
     recompute: bool = False,
     retry_failed: bool = False,
+    run_functions: bool = False,
     cpus_per_task: float = 1,
     memory_per_task: int | str | None = None,
     node_resources: Mapping[str, float] | None = None,
@@ -66,9 +69,16 @@ def build(
         ``local`` (a Ray of our own on this machine), ``serial`` (this process, no Ray), ``auto``
         or ``ray://host:port`` (a running cluster).
     labels
-        CSV file of (key, label) that overrides the folders' labels.
+        CSV file of (key, label) that overrides the folders' labels. Keys are compared under
+        Unicode's NFC; a sample may stand there twice, but not with two labels.
     classes
         Store or file whose class map is used, so that train and validation agree.
+    accept_unmatched
+        Accept `labels` of which many lines fit no sample, or that leave many samples without a
+        label; else 1% of them, at least 5, are accepted, and the log says how many.
+    follow_links
+        Follow links in a local source that lead out of it. By default they are counted and left
+        out.
     keep_order
         Lay rows down in the listing's order instead of a fixed shuffle.
     shard_samples
@@ -92,6 +102,9 @@ def build(
     retry_failed
         Try samples again that failed, those too that could not be fetched; all others are taken
         over. Where some are mended, that is a new version; else the current one stays.
+    run_functions
+        Let functions of a `pipeline` run that came out of a store (``precache.open(…).pipeline``),
+        which may be a stranger's. Functions that you name yourself always run.
     cpus_per_task, memory_per_task
         What each task takes of its node, on a cluster that is joined; memory in bytes or as
         ``"2GB"``, by default 1 GiB and what its shard may need.
@@ -268,12 +281,14 @@ def submit(
     """
     from workers.parcel import pack
     from workers.submission import submit_parcel
+    from workers.usercode import require_permission
 
     known = inspect.signature(build).parameters
     require_known("submit", options, known)
     defaults = {name: known[name].default for name in options} | {"progress": True}
     given = {name: value for name, value in options.items() if value != defaults[name]}
     recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    require_permission(recipe, given.pop("run_functions", False))
     parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
     return submit_parcel(parcel, address, storage_options or {})
 
@@ -286,6 +301,8 @@ def doctor(
     seconds: float = 45.0,
     rate: float = 1000.0,
     cores: int | None = None,
+    run_functions: bool = False,
+    follow_links: bool = False,
     storage_options: StorageOptions = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> Prognosis:
@@ -295,7 +312,7 @@ def doctor(
 
     Parameters
     ----------
-    source, pipeline, storage_options
+    source, pipeline, run_functions, follow_links, storage_options
         As `build` takes them.
     samples
         Drawn at random from the source, without repetition.
@@ -328,8 +345,10 @@ def doctor(
         seconds=seconds,
         rate=rate,
         cores=cores,
+        run_functions=run_functions,
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         storage_options=storage_options,
+        follow_links=follow_links,
     )
     return examine(question, tick)
 

@@ -21,7 +21,8 @@ AZURES_PAGE = 5000
 """Blobs and folders that Azure gives in a page at most."""
 
 Entry = dict[str, Any]
-"""One thing below a prefix, with keys as fsspec has them: name, type, size and what else."""
+"""One thing below a prefix, with keys as fsspec has them: type, size and what else; its name begins
+behind the prefix, and has no slash."""
 
 
 class Page(NamedTuple):
@@ -37,7 +38,7 @@ class Span(NamedTuple):
     Attributes
     ----------
     prefix
-        Below the folder that is walked.
+        Below the folder that is walked; empty, or with a slash behind it.
     after, end
         Names in it, the former exclusive, the latter inclusive, None for the last one; those of
         folders end in ``/``.
@@ -103,22 +104,23 @@ def splits(protocol: str, fs: Any, path: str) -> bool:
 
 
 def page_of(
-    protocol: str, fs: Any, options: Mapping[str, Any], path: str, span: Span, *, fast: bool
+    kind: str, fs: Any, options: Mapping[str, Any], root: str, span: Span, *, fast: bool
 ) -> Page:
-    """A page of what lies directly below a path; all of it where a library knows no pages.
+    """A page of what lies directly below a prefix, and of the prefix itself where it is an object.
+
+    Keys may have empty parts: no slash is added to them or taken away.
 
     Parameters
     ----------
-    span
-        Where to begin; the page may go beyond either end.
+    kind
+        ``gcs``, ``s3`` or ``azure``.
+    root, span
+        The folder that is walked, and where in it to begin; the page may go beyond either end.
     fast
         Whether S3 is asked past s3fs, which takes twenty times the CPU time to read an answer.
     """
-    kind = EXTRAS.get(protocol)
-    if kind is None:
-        return Page(fs.ls(path, detail=True), None)
-    bucket, _, key = stripped(fs, path).partition("/")
-    prefix = f"{key}/" if key else ""
+    bucket, _, key = stripped(fs, root).partition("/")
+    prefix = f"{key}/{span.prefix}" if key else span.prefix
     if kind == "azure":
         return _page_of_azure(fs, bucket, prefix, span.token)
     start = f"{prefix}{span.after}" if span.after and not span.token else None
@@ -128,13 +130,13 @@ def page_of(
     reads = reads_of(fs, options) if fast else None
     answer = reads.page(bucket, prefix, start, span.token) if reads else None
     if answer is not None:
-        return _page_of_s3(bucket, answer)
+        return _page_of_s3(prefix, answer)
     places = {"StartAfter": start, "ContinuationToken": span.token}
     more = {name: value for name, value in places.items() if value}
     found = fs.call_s3("list_objects_v2", **wanted, **more, **fs.req_kw)
-    folders = [_folder(f"{bucket}/{each['Prefix']}") for each in found.get("CommonPrefixes", ())]
+    folders = [_folder(prefix, each["Prefix"]) for each in found.get("CommonPrefixes", ())]
     files = [
-        {**each, "name": f"{bucket}/{each['Key']}", "type": "file", "size": each["Size"]}
+        {**each, "name": each["Key"].removeprefix(prefix), "type": "file", "size": each["Size"]}
         for each in found.get("Contents", ())
     ]
     return Page(folders + files, found.get("NextContinuationToken"))
@@ -147,9 +149,14 @@ def _page_of_google(
     places = {"prefix": prefix, "startOffset": start, "pageToken": token}
     given = {name: value for name, value in places.items() if value}
     found = fs.call("GET", "b/{}/o", bucket, **wanted, **given, json_out=True)
-    folders = [_folder(f"{bucket}/{name}") for name in found.get("prefixes", ())]
+    folders = [_folder(prefix, name) for name in found.get("prefixes", ())]
     files = [
-        {**each, "name": f"{bucket}/{each['name']}", "type": "file", "size": int(each["size"])}
+        {
+            **each,
+            "name": each["name"].removeprefix(prefix),
+            "type": "file",
+            "size": int(each["size"]),
+        }
         for each in found.get("items", ())
     ]
     return Page(folders + files, found.get("nextPageToken"))
@@ -166,46 +173,46 @@ def _page_of_azure(fs: Any, bucket: str, prefix: str, token: str | None) -> Page
             )
             pages = found.by_page(token)
             listed = [each async for each in await anext(pages)]
-        entries = [_entry_of_azure(bucket, each) for each in listed]
+        entries = [_entry_of_azure(prefix, each) for each in listed]
         return Page([each for each in entries if each], pages.continuation_token)
 
     page: Page = sync(fs.loop, ask)
     return page
 
 
-def _entry_of_azure(bucket: str, listed: Any) -> Entry | None:
+def _entry_of_azure(prefix: str, listed: Any) -> Entry | None:
     """None of a blob that marks a folder: what lies in that is listed as a folder besides."""
-    name = f"{bucket}/{listed.name}"
     if not listed.has_key("size"):
-        return _folder(name)
+        return _folder(prefix, listed.name)
     marks = listed.metadata or {}
     hierarchical = "true" in (marks.get("hdi_isfolder"), marks.get("Hdi_isfolder"))
     told = marks.get("is_directory")
     if told == "true" or (hierarchical and told != "false"):
         return None
     known = {"last_modified": listed.last_modified, "etag": listed.etag}
+    name = listed.name.removeprefix(prefix)
     return {"name": name, "type": "file", "size": listed.size, **known}
 
 
-def _page_of_s3(bucket: str, answer: bytes) -> Page:
+def _page_of_s3(prefix: str, answer: bytes) -> Page:
     """From the answer to ListObjectsV2."""
     try:
-        return _parsed(bucket, ET.fromstring(answer))
+        return _parsed(prefix, ET.fromstring(answer))
     except (ET.ParseError, ValueError):
         raise ConnectionError("the listing breaks off, or is none") from None
 
 
-def _parsed(bucket: str, answer: ET.Element) -> Page:
+def _parsed(prefix: str, answer: ET.Element) -> Page:
     space = answer.tag.removesuffix("ListBucketResult")  # which not every service names
     key, size, time, etag = (f"{space}{name}" for name in ("Key", "Size", "LastModified", "ETag"))
     plain = unquote_plus if answer.findtext(f"{space}EncodingType") == "url" else str
     folders = [
-        _folder(f"{bucket}/{plain(each.findtext(f'{space}Prefix', ''))}")
+        _folder(prefix, plain(each.findtext(f"{space}Prefix", "")))
         for each in answer.iterfind(f"{space}CommonPrefixes")
     ]
     files = [
         {
-            "name": f"{bucket}/{plain(each.findtext(key, ''))}",
+            "name": plain(each.findtext(key, "")).removeprefix(prefix),
             "type": "file",
             "size": int(each.findtext(size, "")),
             "LastModified": each.findtext(time),
@@ -216,5 +223,5 @@ def _parsed(bucket: str, answer: ET.Element) -> Page:
     return Page(folders + files, answer.findtext(f"{space}NextContinuationToken"))
 
 
-def _folder(name: str) -> Entry:
-    return {"name": name.rstrip("/"), "type": "directory", "size": 0}
+def _folder(prefix: str, name: str) -> Entry:
+    return {"name": name.removeprefix(prefix)[:-1], "type": "directory", "size": 0}

@@ -103,6 +103,10 @@ class Loader:
         and the bytes that it never exceeds, such as ``"200GB"``; by default nine tenths of the
         disk. All loaders of a node may share it. Without one, rows of a remote store are read by
         range requests: slower, and each epoch anew.
+    cache_shared
+        Share `cache_dir` with other users: the members of its group, who trust each other, since
+        each of them may replace and remove what is in it. By default it is this user's alone, and
+        refused where it belongs to somebody else. Nothing in it is ever reached through links.
     storage_options
         Of a remote file system, as its fsspec class takes them.
     rank, world_size
@@ -165,6 +169,7 @@ class Loader:
         access: str = "map",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
+        cache_shared: bool = False,
         storage_options: StorageOptions = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -183,7 +188,9 @@ class Loader:
         self._stopped = threading.Event()
         self.device = find_device(device)
         # What is to be in memory whole needs no copy on a disk.
-        cache = DiskCache.at(cache_dir, cache_limit) if cache_dir and not resident else None
+        cache = None
+        if cache_dir and not resident:
+            cache = DiskCache.at(cache_dir, cache_limit, shared=cache_shared)
         named = uri if isinstance(uri, Version) else os.fspath(uri)
         self._columns = Columns(named, fields, verify, storage_options, access, cache)
         if gather == "device" and not self._columns.local:

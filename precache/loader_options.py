@@ -38,6 +38,8 @@ def require_sense(given: Mapping[str, Any]) -> None:
         raise UsageError(
             f"cache_limit is {given['cache_limit']!r} and there is no cache_dir; give both"
         )
+    if given["cache_shared"] and given["cache_dir"] is None:
+        raise UsageError("cache_shared is True and there is no cache_dir; give both")
     for name in COUNTS:
         if given[name] is not None and given[name] < 1:
             raise UsageError(f"{name} is {given[name]}; give a whole number from 1 up")

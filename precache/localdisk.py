@@ -1,43 +1,47 @@
-"""Folders on a local disk."""
+"""Folders on a local disk.
+
+Nothing outside of a folder is read, written, linked or removed through it: names have no ``..``,
+and links that lead out of it are not followed, unless the user asks for that in a source. The
+folder itself may be a link, and links within it are followed. Only regular files are objects.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import itertools
+import functools
 import os
 import shutil
 import stat
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from precache import localfiles
 from precache.errors import StorageError
-from precache.folder import Buffer, FileInfo, Folder, Range, is_missing
+from precache.folder import (
+    LINK_OUT,
+    NO_FILE,
+    Buffer,
+    FileInfo,
+    Folder,
+    LeaveOut,
+    Range,
+    checked,
+    pass_over,
+)
 
 Result = TypeVar("Result")
-
-PARTS_A_WRITE = 1024
-"""As many as Linux takes at once (IOV_MAX)."""
 
 SWEEPS = 10
 """Times that another process may sweep a folder from under one write."""
 
+ANYWHERE = Path("/")
 
-_AT_FDCWD = -100
-_NOREPLACE = 1
-"""Of ``linux/fcntl.h`` and ``linux/fs.h``."""
-
-_UNSUPPORTED = frozenset(
-    (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL,
-     errno.EMLINK, errno.EXDEV)
-)  # fmt: skip
-"""Of a way to publish a file that a disk does not know; EXDEV of disks that link within a folder
-alone."""
+SYSTEM = ("/proc/", "/sys/")
+"""Whose files are no files of anybody's, though they look regular; some have a reader wait."""
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -60,9 +64,17 @@ def _translated(path: Path, doing: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A `Folder` on a local disk."""
+    """A `Folder` on a local disk.
+
+    Parameters
+    ----------
+    top
+        The folder that links may not lead out of, by default its own root; of a folder made by
+        `folder`, that of the one it lies in. `ANYWHERE` where links may lead anywhere.
+    """
 
     root: Path
+    top: Path | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return str(self.root)
@@ -75,60 +87,106 @@ class LocalFolder:
         return str(self.root / name)
 
     def local(self, name: str) -> Path:
-        """Where the object lies, to be mapped."""
-        return self.root / name
+        return self.root / checked(name, self) if name else self.root
 
     def folder(self, name: str) -> LocalFolder:
-        return LocalFolder(self.root / name)
+        return LocalFolder(self.local(name), self.top or self.root)
+
+    # --- where things truly lie -----------------------------------------------------------------
+
+    def _leads_out(self, true: str) -> bool:
+        """Whether a path, links resolved, is not one of this folder's."""
+        top = str(self.top or self.root)
+        if not _is_below(true, top):
+            return True
+        return f"{true}/".startswith(SYSTEM) and not _is_below(true, str(self.root))
+
+    def _require_inside(self, true: str) -> None:
+        if self._leads_out(true):
+            raise OSError(errno.EXDEV, f"it leads out of {self.top or self.root}, to {true}")
+
+    def _look(self, name: str) -> os.stat_result | None:
+        """What lies at a name; None where nothing does, or a link that leads out."""
+        path = self.local(name)
+        with _translated(path, "look at"):
+            try:
+                status, true = localfiles.look(path)
+            except OSError as error:
+                if error.errno in _NOT_THERE:
+                    return None
+                raise
+            except ValueError:  # a zero byte in the root
+                return None
+            return None if self._leads_out(true) else status
+
+    def _open(self, path: Path) -> tuple[int, int]:
+        """A descriptor of an object, and its size."""
+        descriptor, size = localfiles.open_regular(path)
+        try:
+            self._require_inside(localfiles.true_path(descriptor, path))
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor, size
+
+    def _target(self, name: str) -> Path:
+        """Where to write or remove what lies at a name: in a folder of this one's."""
+        path = self.local(name)
+        return self._inside(path.parent) / path.name if name else path
+
+    def _inside(self, folder: Path) -> Path:
+        """Where a folder truly lies, or would; it must be in this one."""
+        true = os.path.realpath(folder)
+        self._require_inside(true)
+        return Path(true)
+
+    # --- reading --------------------------------------------------------------------------------
 
     def kind(self) -> str | None:
-        status = self._stat("")
+        status = self._look("")
         if status is None:
             return None
         return "folder" if stat.S_ISDIR(status.st_mode) else "file"
 
     def exists(self, name: str = "") -> bool:
-        return self._stat(name) is not None
+        status = self._look(name)
+        return status is not None and bool(stat.S_IFMT(status.st_mode) in _OBJECTS)
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object, or None where there is none."""
-        status = self._stat(name)
-        return None if status is None else status.st_size
+        status = self._look(name)
+        return status.st_size if status and stat.S_ISREG(status.st_mode) else None
 
-    def _stat(self, name: str) -> os.stat_result | None:
-        with _translated(self.local(name), "look at"):
-            try:
-                return self.local(name).stat()
-            except ValueError:  # a zero byte in the name
-                return None
-            except OSError as error:
-                if error.errno in _NOT_THERE:
-                    return None
-                raise
+    def open(self, name: str) -> int:
+        path = self.local(name)
+        with _translated(path, "read"):
+            return self._open(path)[0]
 
     def read(self, name: str) -> bytes:
         """The whole object."""
+        return self._read(name)
+
+    def _read(self, name: str, most: int | None = None) -> bytes:
         path = self.local(name)
         with _translated(path, "read"):
-            return _read(path)
+            descriptor, size = self._open(path)
+            try:
+                return localfiles.read_whole(descriptor, size, most)
+            finally:
+                os.close(descriptor)
 
     def get(self, name: str) -> bytes | None:
-        if self._stat(name) is None:
-            return None
         try:
             return self.read(name)
         except StorageError as error:
-            if is_missing(error):  # removed in between
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NOT_THERE:
                 return None
             raise
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         found: list[bytes | StorageError] = []
         for name, size in zip(names, sizes, strict=True):
-            path = self.local(name)
             try:
-                with _translated(path, "read"):
-                    found.append(_read(path, None if size < 0 else size + 1))
+                found.append(self._read(name, None if size < 0 else size + 1))
             except StorageError as error:
                 found.append(error)
         return found
@@ -136,24 +194,80 @@ class LocalFolder:
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         found: list[bytes | StorageError] = []
         for name, start, length in ranges:
-            path = self.local(name)
             try:
-                with _translated(path, "read"), path.open("rb", buffering=0) as file:
-                    found.append(os.pread(file.fileno(), length, start))
+                found.append(self._read_range(name, start, length))
             except StorageError as error:
                 found.append(error)
         return found
 
+    def _read_range(self, name: str, start: int, length: int) -> bytes:
+        path = self.local(name)
+        with _translated(path, "read"):
+            descriptor, _ = self._open(path)
+            try:
+                return os.pread(descriptor, length, start)
+            finally:
+                os.close(descriptor)
+
+    # --- listing --------------------------------------------------------------------------------
+
     def names(self, name: str = "") -> list[str]:
         """Names directly below `name`, sorted; none where it does not exist."""
-        try:
-            with os.scandir(self.local(name)) as entries:
-                return sorted(entry.name for entry in entries)
-        except (FileNotFoundError, NotADirectoryError):
+        status = self._look(name)
+        if status is None or not stat.S_ISDIR(status.st_mode):
             return []
-        except OSError:
-            with _translated(self.local(name), "list"):
-                raise
+        with _translated(self.local(name), "list"):
+            try:
+                with os.scandir(self.local(name)) as entries:
+                    return sorted(entry.name for entry in entries)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        if not self.exists(name):
+            return {}
+        prefix = f"{name}/" if name else ""
+        return {
+            prefix + info.name: info.size for info in self.folder(name).walk() if info.size >= 0
+        }
+
+    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+        """Every object below the folder, in no particular order.
+
+        Links are followed, except out of it and back to a folder they are in; one that leads
+        nowhere is a file of unknown size (-1).
+        """
+        with _translated(self.root, "list"):
+            root, true = localfiles.look(self.root)
+            self._require_inside(true)
+        link_out = NO_FILE if self.top == ANYWHERE else LINK_OUT
+        stack = [("", true, frozenset({_identity(root)}))]
+        while stack:
+            prefix, true, above = stack.pop()
+            path = self.root / prefix
+            with _translated(path, "list"), os.scandir(path) as entries:
+                for entry in entries:
+                    name = prefix + entry.name
+                    if entry.is_symlink():
+                        status, lies = _followed(entry.path)
+                    else:
+                        status, lies = entry.stat(), ""
+                    if status is not None and stat.S_ISDIR(status.st_mode):
+                        lies = lies or os.path.join(true, entry.name)  # noqa: PTH118 - as text
+                        if self._leads_out(lies):
+                            leave_out(f"{name}/", link_out)
+                        elif _identity(status) not in above:
+                            stack.append((f"{name}/", lies, above | {_identity(status)}))
+                    elif lies and self._leads_out(lies):
+                        leave_out(name, link_out)
+                    elif status is None:
+                        yield FileInfo(name, -1, -1)
+                    elif stat.S_ISREG(status.st_mode):
+                        yield FileInfo(name, status.st_size, status.st_mtime_ns)
+                    else:
+                        leave_out(name, NO_FILE)
+
+    # --- writing --------------------------------------------------------------------------------
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         """Write an object whole or not at all, durable when this returns.
@@ -166,12 +280,14 @@ class LocalFolder:
             Folder for the temporary file, on the same file system; the object's own by default.
         """
         whole = list(parts)
-        self._write(name, lambda path: _write_durably(path, whole), _replace, scratch)
+        fill = functools.partial(localfiles.write_durably, parts=whole)
+        self._write(name, fill, localfiles.replace, scratch)
 
     def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
         """Write an object that must not exist yet; False where it does."""
         whole = list(parts)
-        return self._write(name, lambda path: _write_durably(path, whole), _publish, scratch)
+        fill = functools.partial(localfiles.write_durably, parts=whole)
+        return self._write(name, fill, localfiles.publish, scratch)
 
     def copy(
         self,
@@ -183,20 +299,17 @@ class LocalFolder:
         create: bool = False,
     ) -> bool:
         """Put an object that another folder has: a hard link where both are on one disk."""
-        there = origin.local(source)
-
-        def fill(temporary: Path) -> None:
-            if there is None:
-                _write_durably(temporary, [origin.read(source)])
-                return
-            try:
-                os.link(there, temporary)
-            except FileNotFoundError:
-                raise
-            except OSError:  # another disk, or one that knows no links
-                _write_durably(temporary, [there.read_bytes()])
-
-        return self._write(name, fill, _publish if create else _replace, scratch)
+        publish = localfiles.publish if create else localfiles.replace
+        opened = origin.open(source)
+        if opened is None:
+            whole = [origin.read(source)]
+            fill = functools.partial(localfiles.write_durably, parts=whole)
+            return self._write(name, fill, publish, scratch)
+        try:
+            fill = functools.partial(localfiles.link_or_copy, opened, origin.path(source))
+            return self._write(name, fill, publish, scratch)
+        finally:
+            os.close(opened)
 
     def _write(
         self,
@@ -206,40 +319,39 @@ class LocalFolder:
         scratch: str | None,
     ) -> bool:
         """Fill a temporary file and give it its name; returns what `publish` does."""
-        target = self.local(name)
 
         def write() -> bool:
-            with self._temporary(target, scratch) as temporary:
+            target = self._target(name)
+            folder = target.parent if scratch is None else self._inside(self.local(scratch))
+            for each in {folder, target.parent}:
+                localfiles.make_folder(each)
+            temporary = folder / f".{uuid.uuid4().hex}.tmp"
+            try:
                 fill(temporary)
-                return publish(temporary, target)
-
-        with _translated(target, "write"):
-            published = _again_if_swept(write)
-            _sync_folder(target.parent)
+                published = publish(temporary, target)
+            finally:
+                temporary.unlink(missing_ok=True)
+            localfiles.sync_folder(target.parent)
             return published
 
-    @contextlib.contextmanager
-    def _temporary(self, target: Path, scratch: str | None) -> Iterator[Path]:
-        folder = target.parent if scratch is None else self.local(scratch)
-        for each in {folder, target.parent}:
-            each.mkdir(parents=True, exist_ok=True)
-        path = folder / f".{target.name}.{uuid.uuid4().hex}.tmp"
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+        with _translated(self.local(name), "write"):
+            return _again_if_swept(write)
 
     def remove(self, name: str) -> None:
-        """Remove an object or a folder and all below it; nothing where there is none."""
-        path = self.local(name)
-        if not os.path.lexists(path):  # a read-only disk would refuse to look
-            return
+        """Remove an object or a folder and all below it, a link alone; nothing where there is none.
+
+        A read-only disk is not asked to remove what is not there.
+        """
 
         def remove() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            target = self._target(name)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if stat.S_ISDIR(target.lstat().st_mode):
+                    shutil.rmtree(target)
+                else:
+                    target.unlink()
 
-        with _translated(path, "remove"):
+        with _translated(self.local(name), "remove"):
             _again_if_swept(remove)
 
     def free_bytes(self) -> int:
@@ -249,50 +361,35 @@ class LocalFolder:
             path = path.parent
         return shutil.disk_usage(path).free
 
-    def sizes(self, name: str = "") -> dict[str, int]:
-        if not self.exists(name):
-            return {}
-        prefix = f"{name}/" if name else ""
-        return {prefix + info.name: info.size for info in self.folder(name).walk()}
 
-    def walk(self) -> Iterator[FileInfo]:
-        """Every file below the folder, in no particular order.
-
-        Links are followed, except back to a folder they are in; one that leads nowhere is a file
-        of unknown size (-1).
-        """
-        with _translated(self.root, "list"):
-            stack = [("", frozenset({_identity(self.root.stat())}))]
-        while stack:
-            prefix, above = stack.pop()
-            with _translated(self.local(prefix), "list"), os.scandir(self.local(prefix)) as entries:
-                for entry in entries:
-                    try:
-                        status = entry.stat()
-                    except OSError:
-                        if not entry.is_symlink():
-                            raise
-                        yield FileInfo(prefix + entry.name, -1, -1)
-                        continue
-                    if stat.S_ISDIR(status.st_mode):
-                        if _identity(status) not in above:
-                            stack.append((f"{prefix}{entry.name}/", above | {_identity(status)}))
-                    elif stat.S_ISREG(status.st_mode):
-                        yield FileInfo(prefix + entry.name, status.st_size, status.st_mtime_ns)
+_OBJECTS = (stat.S_IFREG, stat.S_IFDIR)
 
 
-def _read(path: Path, most: int | None = None) -> bytes:
-    """As a file object does, with half the calls that let go of the interpreter's lock."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _is_below(true: str, folder: str) -> bool:
+    """Whether a path, links resolved, is a folder's own or lies below it."""
+    if true.startswith(_true(folder)) or f"{true}/" == _true(folder):
+        return True
+    # The folder, or one above it, may have been replaced since it was looked at.
+    _true.cache_clear()
+    return true.startswith(_true(folder)) or f"{true}/" == _true(folder)
+
+
+@functools.lru_cache(maxsize=256)
+def _true(folder: str) -> str:
+    """Where a folder truly lies, with a slash behind it."""
     try:
-        size = os.fstat(descriptor).st_size
-        data = os.read(descriptor, size + 1 if most is None else min(size + 1, most))
-        if len(data) in (size, most):
-            return data
-        with open(descriptor, "rb", closefd=False) as file:
-            return data + file.read(-1 if most is None else most - len(data))
-    finally:
-        os.close(descriptor)
+        true = localfiles.look(folder)[1]
+    except OSError:
+        true = os.path.realpath(folder)
+    return true if true.endswith("/") else f"{true}/"
+
+
+def _followed(link: str) -> tuple[os.stat_result | None, str]:
+    """What a link leads to, None where to nothing, and where that truly lies."""
+    try:
+        return localfiles.look(link)
+    except OSError:
+        return None, os.path.realpath(link)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -308,65 +405,3 @@ def _again_if_swept(action: Callable[[], Result]) -> Result:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
     return action()
-
-
-def _write_durably(path: Path, parts: Iterable[Buffer]) -> None:
-    with path.open("xb", buffering=0) as file:
-        # Long writes leave large pages in the page cache, which readers map with few faults.
-        waiting = deque(memoryview(part) for part in parts)
-        while waiting:
-            written = os.writev(file.fileno(), list(itertools.islice(waiting, PARTS_A_WRITE)))
-            while waiting and written >= len(waiting[0]):
-                written -= len(waiting.popleft())
-            if written:
-                waiting[0] = waiting[0][written:]
-        os.fsync(file.fileno())
-
-
-def _replace(temporary: Path, target: Path) -> bool:
-    """Give a file its name, whatever has it."""
-    temporary.replace(target)
-    return True
-
-
-def _publish(temporary: Path, target: Path) -> bool:
-    """Give a file a name that nothing has; False where something has it.
-
-    By a hard link; where the disk has none (FAT, SMB, some of FUSE), by a rename that replaces
-    nothing; where it has none either, by taking the name with an empty file, which the whole one
-    then replaces. Killed between these two, it leaves the empty one.
-    """
-    for attempt in (os.link, _rename_new, _take_and_rename):
-        try:
-            attempt(temporary, target)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED or attempt is _take_and_rename:
-                raise
-        else:
-            return True
-    raise AssertionError("unreachable")
-
-
-def _rename_new(temporary: Path, target: Path) -> None:
-    """Rename without replacing (Linux's ``renameat2`` with ``RENAME_NOREPLACE``)."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if rename(_AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(target), _NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _take_and_rename(temporary: Path, target: Path) -> None:
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-    temporary.replace(target)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

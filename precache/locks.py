@@ -7,8 +7,9 @@ import io
 import os
 import threading
 import weakref
-from pathlib import Path
 from typing import Self
+
+from precache.ownfolder import ForeignFile, OwnFolder
 
 
 class LockedFile(io.FileIO):
@@ -16,12 +17,21 @@ class LockedFile(io.FileIO):
 
     The block ends by `FileIO`'s own ``__exit__``, into which no signal can break; so Ctrl-C leaves
     nothing locked, even where its traceback is kept.
+
+    Raises
+    ------
+    ForeignFile
+        As `OwnFolder.file`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: OwnFolder, name: str) -> None:
+        self._folder = folder
         with _opening:
-            super().__init__(path, "r+", opener=_create)
+            super().__init__(name, "r+", opener=self._create)
             _open.add(self)
+
+    def _create(self, name: str, flags: int) -> int:
+        return self._folder.descriptor_of(name, flags | os.O_CREAT)
 
     def lock(self) -> Self:
         """Wait until nobody else has it locked, and lock it until it is closed."""
@@ -34,35 +44,35 @@ class LockedFile(io.FileIO):
 
     __enter__ = lock
 
-    def is_at(self, path: Path) -> bool:
-        """Whether it is still the file at a path."""
-        return _is_at(self, path)
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still the file that has its name."""
+        return _is_at(self, self._folder)
 
 
-def _is_at(file: io.FileIO, path: Path) -> bool:
+def _is_at(file: io.FileIO, folder: OwnFolder) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), folder.status(str(file.name)))
     except FileNotFoundError:
         return False
 
 
-def _create(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT, 0o666)
-
-
-def remove_if_free(path: Path) -> bool:
-    """Remove a file that nobody has locked; whether it is gone."""
+def remove_if_free(folder: OwnFolder, name: str) -> bool:
+    """Remove a file that nobody has locked, or that counts as none; returns whether it is gone."""
     try:
-        file = path.open("r+b", buffering=0)
+        file = folder.file(name, "r+")
     except FileNotFoundError:
+        return True
+    except ForeignFile:
+        folder.remove(name)
         return True
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if _is_at(file, path):  # its owner may have removed it, and another one have come
-            path.unlink(missing_ok=True)
+        if _is_at(file, folder):  # its owner may have removed it, and another one have come
+            folder.remove(name)
         return True
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from precache.errors import DamageError, StorageError, StoreError
+from precache.folder import is_missing
 from precache.layout import MISSING, decode_index
 from precache.version import Version
 
@@ -41,19 +42,21 @@ class StoredObject:
     begin: int | None = None
 
 
-def map_file(path: Path) -> np.ndarray:
-    """The bytes of a file as a memory map that holds no descriptor (uint8)."""
-    size = path.stat().st_size
+def map_file(descriptor: int) -> np.ndarray:
+    """The bytes of an open file as a memory map that holds no descriptor (uint8)."""
+    return map_path(f"/dev/fd/{descriptor}", os.fstat(descriptor).st_size)
+
+
+def map_path(path: str | os.PathLike[str], size: int) -> np.ndarray:
+    """As `map_file`, of so many bytes of the file at a path."""
     if size == 0:
         return np.empty(0, np.uint8)
     try:
-        return _mapped(path, size)
+        mapped: np.ndarray = torch.from_file(
+            os.fspath(path), False, size, dtype=torch.uint8
+        ).numpy()
     except RuntimeError as error:
         raise OSError(f"it cannot be mapped: {error}") from None
-
-
-def _mapped(path: Path, size: int) -> np.ndarray:
-    mapped: np.ndarray = torch.from_file(str(path), False, size, dtype=torch.uint8).numpy()
     return mapped
 
 
@@ -202,6 +205,21 @@ class MappedObjects(Objects):
     def path(self, number: int, tail: tuple[int, ...]) -> Path | None:
         return self.version.folder.local(self.name(number, tail))
 
+    def open(self, number: int, tail: tuple[int, ...]) -> int:
+        """A descriptor of an object's file.
+
+        Raises
+        ------
+        StorageError
+            It is missing, or is no regular file of the version.
+        """
+        name = self.name(number, tail)
+        descriptor = self.version.folder.open(name)
+        if descriptor is None:
+            where = self.version.folder.path(name)
+            raise StorageError(f"cannot map {where}: it is not on a local disk")
+        return descriptor
+
     def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
         found = self.get(number, tail, row)
         where = None if found is None else self.extent(found, number, tail, chunk, row)
@@ -211,26 +229,34 @@ class MappedObjects(Objects):
         return found.data[offset : offset + length]
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
-        path = self.path(number, tail)
         try:
-            if path is None:
-                raise OSError("it is not on a local disk")
-            data = map_file(path)
-            self._require_size(len(data), number)
-            start, length = self.index_extent(len(data))
-            with path.open("rb", buffering=0) as file:
+            descriptor = self.open(number, tail)
+            try:
+                size = os.fstat(descriptor).st_size
+                self._require_size(size, number)
+                data = self.map(number, tail, descriptor)
+                start, length = self.index_extent(size)
                 # A page fault on the map would bring in megabytes around it.
-                index = self.index(os.pread(file.fileno(), length, start), len(data))
+                index = self.index(os.pread(descriptor, length, start), size)
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
+            raise self.missing(number, tail, row) from None
+        except OSError as error:
+            raise StorageError(f"cannot map {self.path(number, tail)}: {error}") from None
+        except StorageError as error:
+            if not is_missing(error):
+                raise
             if self.expected is None and self.version.folder.exists():
                 return None
             raise self.missing(number, tail, row) from None
-        except OSError as error:
-            where = path or self.version.folder.path(self.name(number, tail))
-            raise StorageError(f"cannot map {where}: {error}") from None
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
         return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))
+
+    def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
+        """The bytes of an object, whose file is open."""
+        return map_file(descriptor)
 
     def _require_size(self, size: int, number: int) -> None:
         if self.expected is not None and size != int(self.expected[number, 0]):

@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     PositiveInt,
+    PrivateAttr,
     field_validator,
     model_validator,
 )
@@ -140,6 +141,12 @@ class Function(Grown):
     random
         It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
         (pipeline seed, key, variant).
+
+    Attributes
+    ----------
+    store
+        Path of the version whose recipe names it: then it is run only if the user allows it. Empty
+        where the user named it. It is no part of the recipe, and does not count in comparisons.
     """
 
     ADDED = ("random",)
@@ -151,6 +158,17 @@ class Function(Grown):
     dtype: DType | None = None
     shape: tuple[PositiveInt, ...] | None = None
     random: bool = False
+    _store: str = PrivateAttr("")
+
+    @property
+    def store(self) -> str:
+        return self._store
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.function)
 
     @field_validator("params")
     @classmethod

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from precache.errors import FetchError, PrecacheError, SampleError, SourceError
+from precache.messages import shown
 from precache.operations import Function, Op
 from precache.pipeline import Field, Pipeline
 from precache.png import Shown, as_picture, in_words, thinned
-from precache.storage import StorageOptions, shown
+from precache.storage import StorageOptions
 from precache.variants import variant_at
 
 if TYPE_CHECKING:
@@ -124,8 +123,6 @@ class Originals:
     ) -> None:
         from workers.sources import FolderSource, open_source
 
-        if source.startswith("python:") or functions:
-            sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
         self._source = open_source(source, storage_options)
         self._folder = isinstance(self._source, FolderSource)
         if isinstance(self._source, FolderSource) and self._source.folder.kind() != "folder":
@@ -196,12 +193,7 @@ class Originals:
         return Trace(raw, "", steps, results)
 
     def _fetch(self, key: str) -> Fetched:
-        if self._folder and (key.startswith("/") or ".." in key.split("/")):
-            return FetchError(f"{key!r} leads out of the source")
-        try:
-            [fetched] = self._source.fetch([key], [-1])
-        except ValueError as error:  # a name that no file can have
-            return FetchError(f"{key!r}: {error}")
+        [fetched] = self._source.fetch([key], [-1])
         return fetched
 
 

@@ -70,7 +70,7 @@ def files_of(loader: Any) -> list[Path]:
     version = version_of(loader)
     if version is not None:
         root = version.folder.local("")
-        return [] if root is None else [path for path in root.rglob("*") if path.is_file()]
+        return [] if root is None else [root / name for name in version.folder.sizes()]
     if not isinstance(loader, DataLoader):
         return []
     return list(itertools.islice(_paths(loader.dataset), MOST_FILES))

@@ -259,8 +259,13 @@ class Pipeline(Declared):
         return cls.from_dict({"fields": {"image": image}, "seed": seed})
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Pipeline:
+    def from_dict(cls, data: Mapping[str, Any], store: str = "") -> Pipeline:
         """From plain data, as a TOML file or a version's metadata holds it.
+
+        Parameters
+        ----------
+        store
+            Path of the version whose metadata it is; see `Function`.
 
         Raises
         ------
@@ -268,9 +273,12 @@ class Pipeline(Declared):
             Naming the place, the value and what is allowed there.
         """
         try:
-            return cls.model_validate(data)
+            pipeline = cls.model_validate(data)
         except ValidationError as error:
             refuse(cls, error)
+        for op in pipeline.functions if store else ():
+            op._store = store
+        return pipeline
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Pipeline:
@@ -286,6 +294,12 @@ class Pipeline(Declared):
     def to_dict(self) -> dict[str, Any]:
         """Plain data with every default spelled out."""
         return self.model_dump(mode="json")
+
+    @property
+    def functions(self) -> list[Function]:
+        """Ops that are functions of the user's own, in all fields."""
+        ops = (op for field in self.fields.values() for op in field.ops)
+        return [op for op in ops if isinstance(op, Function)]
 
     def by_array(self) -> Pipeline:
         """The same with a field for each stored array: ``image.4`` is variant 4 of `image`."""

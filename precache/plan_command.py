@@ -7,18 +7,20 @@ import dataclasses
 import inspect
 import itertools
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
 import precache
-from precache.build_options import add_build_options, build_keywords, read_pipeline
+from precache.build_options import (
+    add_build_options,
+    build_keywords,
+    import_from_here,
+    read_pipeline,
+)
+from precache.folder import left_out_text
 from precache.report import show, size
+from precache.terminal import say, say_rows
 from precache.variants import variants_of
 
 if TYPE_CHECKING:
@@ -60,19 +62,16 @@ def _plan(options: argparse.Namespace) -> int:
 
 def show_plan(options: argparse.Namespace, timing: bool) -> None:
     """Plan the build of these options, and print the plan."""
-    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
     recipe, keywords = read_pipeline(options), build_keywords(options)
+    import_from_here(options.source, bool(recipe.functions))
     found = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
     data = {**dataclasses.asdict(found), "shards_to_make": found.shards_to_make}
     show(options.json, data, lambda: _print(found))
 
 
 def _print(plan: BuildPlan) -> None:
-    console = Console()
-    console.print(_headline(plan), style="bold", highlight=False, soft_wrap=True)
-    for name, value in _lines(plan):
-        line = Text.assemble((name.ljust(_HEAD), "bold"), value)
-        console.print(line, soft_wrap=True)
+    say(_headline(plan), style="bold")
+    say_rows(_lines(plan), _HEAD)
 
 
 def _headline(plan: BuildPlan) -> str:
@@ -98,7 +97,8 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
         yield from _differences(plan.differences, plan.keeps_rows)
     removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
     ignored = f"; {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
-    yield "samples", f"{plan.samples:,}{removed}{ignored}"
+    left_out = left_out_text(plan.left_out)
+    yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
     if plan.shards == plan.shards_skipped:
         return
     base = "nothing" if plan.base is None else f"version {plan.base[:8]}"

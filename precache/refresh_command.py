@@ -7,11 +7,16 @@ import functools
 import inspect
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import precache
-from precache.build_options import add_code, add_running_options, running_keywords
+from precache.build_options import (
+    add_code,
+    add_run_functions,
+    add_running_options,
+    import_from_here,
+    running_keywords,
+)
 from precache.errors import UsageError
 from precache.job_commands import WHERE, show_job
 from precache.refreshed import refreshes
@@ -31,7 +36,8 @@ def add_refresh(commands: Any) -> None:
         "--source",
         metavar="SOURCE",
         default="",
-        help="where the samples are; default what the current version was built from",
+        help="where the samples are; default what the current version was built from, as the "
+        "store's log of commits says",
     )
     command.add_argument(
         "--times", type=int, metavar="N", help="child versions; default 1, with --every no end"
@@ -45,6 +51,7 @@ def add_refresh(commands: Any) -> None:
     )
     failures = "default 1%%, at least 5, and as many as there were"
     add_running_options(command, None, where, failures)
+    add_run_functions(command)
     job = command.add_argument_group("as a job of a cluster")
     job.add_argument(
         "--submit", action="store_true", help="have a cluster do it, as precache submit does"
@@ -60,11 +67,15 @@ def _refresh(options: argparse.Namespace) -> int:
     The rows are those of the current version; build first where the source changed. Killed, the
     same command continues. A Loader with refresh="epoch" reads what is current; versions that
     were replaced stay until precache gc removes them.
+
+    What comes out of a store is data: where its recipe names functions, or its log a python:
+    source, they run only with --run-functions.
     """
     what = {
         "source": options.source or None,
         "times": options.times,
         "every": options.every,
+        "run_functions": options.run_functions,
         **running_keywords(options),
     }
     if options.submit:
@@ -72,7 +83,7 @@ def _refresh(options: argparse.Namespace) -> int:
         return show_job(job, options.no_wait, options.json)
     if options.code or options.no_wait:
         raise UsageError("--code and --no-wait are for a job of a cluster; give --submit with them")
-    sys.path.append(str(Path.cwd()))  # where a user's own functions and datasets are
+    import_from_here(options.source, options.run_functions)
     for result in refreshes(options.store, **{**what, "address": options.address or "local"}):
         fields = precache.open(result.path, None, what["storage_options"]).fields
         several = {name: field for name, field in fields.items() if field.variants > 1}

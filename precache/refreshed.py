@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from workers.request import BuildResult
     from workers.submission import ClusterJob
 
-_OF_ROWS = ("labels", "classes", "keep_order", "shard_samples", "compact")
+_OF_ROWS = ("labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact")
 _OF_THE_VERSION = ("pipeline", *_OF_ROWS, "recompute", "retry_failed")
 """Options of a build that a refresh does not take: they are what the version has."""
 
@@ -42,20 +42,24 @@ def refresh(
     Parameters
     ----------
     source
-        Where the samples are; by default what the current version was built from.
+        Where the samples are; by default what the current version was built from, as the store's
+        log of commits tells.
     times
         Child versions, one after another.
     every
         Seconds between the beginnings of two, or a time such as ``"30m"``.
     options
-        Of `build`, as far as they tell where and how it runs.
+        Of `build`, as far as they tell where and how it runs. ``run_functions=True`` lets functions
+        that the store's recipe names run, and a ``python:`` source that its log names: for a store
+        that you trust.
 
     Raises
     ------
     StoreError
         There is no store, or its current version has no variants.
     UsageError
-        The source is not known, or an option makes no sense.
+        The source is not known, the store names code and ``run_functions`` is false, or an option
+        makes no sense.
     BuildError
         It is incomplete, and the same call continues it; or a sample is not what it was.
     """
@@ -118,22 +122,26 @@ def submit_refresh(
     Raises
     ------
     UsageError
-        The request cannot be met, or another job works on the store; nothing was sent.
+        The request cannot be met, the store names code and ``run_functions`` is false, or another
+        job works on the store; nothing was sent.
     BuildError
         The cluster cannot be reached.
     """
     defaults = {**_defaults("submit_refresh", options), "progress": True}
     seconds = _seconds(times, every)
-    from workers.parcel import functions_of, pack_refresh
+    from workers.parcel import pack_refresh
     from workers.submission import submit_parcel
+    from workers.usercode import require_permission
 
     given = {name: value for name, value in options.items() if value != defaults[name]}
     given |= {"times": times, "every": None if seconds is None else f"{seconds:f}s"}
-    functions = []
+    pipeline = None
     with contextlib.suppress(PrecacheError):  # the cluster may see what is not to be had here
-        functions = functions_of(open_version(store, None, storage_options).pipeline)
+        pipeline = open_version(store, None, storage_options).pipeline
+    if pipeline is not None:
+        require_permission(pipeline, options.get("run_functions", False))
     place = None if source is None else os.fspath(source)
-    parcel = pack_refresh(place, os.fspath(store), functions, given, code)
+    parcel = pack_refresh(place, os.fspath(store), pipeline, given, code)
     return submit_parcel(parcel, address, storage_options or {})
 
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from precache.kernels import MISSING
+from precache.messages import printable
 from precache.pipeline import op_texts
+from precache.terminal import Rows, Terminal, say, say_rows
 from precache.variants import variants_text
 from precache.version import FieldInfo, Version
 
@@ -31,21 +32,6 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Holes, keys and classes listed before the rest is only counted."""
-
-
-Rows = list[tuple[str, str]]
-
-
-def _print(what: Table | str) -> None:
-    Console().print(what, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_rows(rows: Rows) -> None:
-    """Names and values below each other; long ones are not broken, so that paths can be copied."""
-    width = max(len(name) for name, _ in rows) + 2
-    for name, value in rows:
-        line = Text.assemble((name.ljust(width), "bold"), value)
-        Console().print(line, soft_wrap=True)
 
 
 def size(nbytes: float) -> str:
@@ -97,11 +83,11 @@ def print_build(result: BuildResult) -> None:
         ("by stage, s", stages),
         *_statistics(result.mean, result.std),
     ]
-    _print_rows(rows)
+    say_rows(rows)
     for key, reason in result.holes[:SHOWN]:
-        _print(f"hole: {key}: {reason}")
+        say(f"hole: {key}: {reason}")
     if len(result.holes) > SHOWN:
-        _print(f"… and {len(result.holes) - SHOWN} more holes")
+        say(f"… and {len(result.holes) - SHOWN} more holes")
 
 
 def print_job(found: JobStatus) -> None:
@@ -117,7 +103,7 @@ def print_job(found: JobStatus) -> None:
         rows.append(("why", found.reason))
     if found.state in ("FAILED", "STOPPED"):
         rows.append(("next", "what is done is kept; submit the same build again to continue it"))
-    _print_rows(rows)
+    say_rows(rows)
 
 
 def print_store_status(found: StoreStatus) -> None:
@@ -133,7 +119,7 @@ def print_store_status(found: StoreStatus) -> None:
         rows.append(
             (f"building {each.version[:8]}", f"{each.done:,} of {shards} shards{of_rows}{idle}")
         )
-    _print_rows(rows)
+    say_rows(rows)
 
 
 def _time(seconds: float) -> str:
@@ -152,13 +138,13 @@ def print_refreshed(result: BuildResult, fields: Mapping[str, FieldInfo]) -> Non
     """A child version, and the variants of its fields that have some."""
     for name, field in fields.items():
         new = field.first_variant + field.variants - 1
-        _print(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
+        say(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
     print_build(result)
 
 
 def print_info(version: Version, info: Mapping[str, Any]) -> None:
     """What a store holds."""
-    rows: Rows = [
+    rows = [
         ("version", version.id),
         ("path", version.path),
         ("created", info["created"]),
@@ -170,9 +156,9 @@ def print_info(version: Version, info: Mapping[str, Any]) -> None:
         rows.append((f"{len(version.classes)} classes", _shortened(version.classes)))
     for name, recipe in version.pipeline.fields.items():
         rows.append((f"{name} recipe", " → ".join(op_texts(recipe))))
-    _print_rows(rows)
+    say_rows(rows)
     for key, reason in list(version.holes.values())[:SHOWN]:
-        _print(f"hole: {key}: {reason}")
+        say(f"hole: {key}: {reason}")
 
 
 def _field(field: FieldInfo) -> str:
@@ -189,7 +175,7 @@ def byte_progress(doing: str, version: Version, shown: bool) -> Iterator[Callabl
     """A bar of a version's bytes on standard error, advanced by what is yielded."""
     columns = TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     total = sum(field.stored_nbytes for field in version.fields.values())
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
         task = progress.add_task("", total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
@@ -198,20 +184,20 @@ def byte_progress(doing: str, version: Version, shown: bool) -> Iterator[Callabl
 @contextlib.contextmanager
 def bench_progress(shown: bool) -> Iterator[Callable[[str], None]]:
     """A line on standard error that tells what is being measured."""
-    with Console(stderr=True, quiet=not shown).status("Measuring") as status:
-        yield lambda what: status.update(f"Measuring: {what}")
+    with Terminal(stderr=True, quiet=not shown).status("Measuring") as status:
+        yield lambda what: status.update(Text(printable(f"Measuring: {what}")))
 
 
 def print_verified(found: Verified) -> None:
     """Damage by shard and key, or that there is none."""
     for damage in found.damage:
         keys = f"; keys {_shortened(damage.keys)}" if damage.keys else ""
-        _print(f"damaged: {damage.shard}: {damage.reason}{keys}")
+        say(f"damaged: {damage.shard}: {damage.reason}{keys}")
     checked = f"{found.objects} shards, {found.rows:,} rows, {size(found.nbytes)} read"
     if found.ok:
-        _print(f"version {found.version[:8]} is whole: {checked}")
+        say(f"version {found.version[:8]} is whole: {checked}")
     else:
-        _print(
+        say(
             f"version {found.version[:8]} is damaged in {len(found.damage)} objects ({checked}); "
             "delete the damaged files and run the same precache build command again"
         )
@@ -220,7 +206,7 @@ def print_verified(found: Verified) -> None:
 def print_transferred(done: Transferred) -> None:
     """What was copied where."""
     there = f"; {done.skipped} were there" if done.skipped else ""
-    _print(
+    say(
         f"version {done.version[:8]} is at {done.path}: {done.objects} objects, "
         f"{size(done.nbytes)} copied{there}"
     )
@@ -238,11 +224,11 @@ def print_bench(result: BenchResult) -> None:
     }
     for name, cost in rows.items():
         table.add_row(name, f"{cost.samples_per_s:,.0f}", f"{cost.cpu_ms_per_1000:.1f}")
-    _print(
+    say(
         f"{result.samples:,} samples of {size(result.row_nbytes)}, codec {result.codec}, "
         f"batches of {result.batch_size}"
     )
-    _print(table)
-    _print(f"warm reading costs {result.cpu_ratio:.2f} times the CPU of copying plain rows")
+    Terminal().print(table, soft_wrap=True)
+    say(f"warm reading costs {result.cpu_ratio:.2f} times the CPU of copying plain rows")
     if not result.compiled:
-        _print(MISSING)
+        say(MISSING)

@@ -102,25 +102,24 @@ class RowTable:
         import pyarrow as pa  # only nodes that build have it
         import pyarrow.parquet as pq
 
-        columns: dict[str, tuple[Any, Any]] = {
-            "key": (self.keys, pa.string()),
-            "size": (self.sizes, pa.int64()),
-            "mtime_ns": (self.mtimes, pa.int64()),
-            "etag": (self.etags, pa.string()),
-            "label": (self.labels, pa.int64()),
+        columns: dict[str, Any] = {
+            "key": self.keys,
+            "size": self.sizes,
+            "mtime_ns": self.mtimes,
+            "etag": self.etags,
+            "label": self.labels,
         }
         if reasons is not None and content is not None:
-            columns |= {"hole": (reasons, pa.string()), "content": (content, pa.string())}
+            columns |= {"hole": reasons, "content": content}
         if self.removed:
-            removed = np.isin(np.arange(len(self)), list(self.removed))
-            columns["removed"] = (removed, pa.bool_())
-        kinds = {name: kind for name, (_, kind) in columns.items()}
+            columns["removed"] = np.isin(np.arange(len(self)), list(self.removed))
+        kinds = {name: kind for name, kind in _kinds().items() if name in columns}
         schema = pa.schema(kinds, {"classes": json.dumps(self.classes)})
         sink = io.BytesIO()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for start in range(0, len(self), ROWS_PER_GROUP):
                 part = slice(start, start + ROWS_PER_GROUP)
-                arrays = [pa.array(values[part], kind) for values, kind in columns.values()]
+                arrays = [pa.array(columns[name][part], kind) for name, kind in kinds.items()]
                 writer.write_table(pa.table(arrays, schema=schema))
         pa.default_memory_pool().release_unused()  # else it keeps 100 MB of a million rows
         return sink.getvalue()
@@ -148,6 +147,23 @@ def kept_contents(data: bytes, where: str) -> list[str]:
         return contents
 
 
+def _kinds() -> dict[str, Any]:
+    """Column -> its type, in the order in which they are written."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.int64()
+    return {
+        "key": text,
+        "size": number,
+        "mtime_ns": number,
+        "etag": text,
+        "label": number,
+        "hole": text,
+        "content": text,
+        "removed": pa.bool_(),
+    }
+
+
 def _removed(table: Any) -> frozenset[int]:
     if "removed" not in table.column_names:
         return frozenset()
@@ -157,7 +173,12 @@ def _removed(table: Any) -> frozenset[int]:
 def _read(data: bytes, columns: list[str] | None = None) -> Any:
     import pyarrow.parquet as pq
 
-    return pq.read_table(io.BytesIO(data), columns=columns)
+    table = pq.read_table(io.BytesIO(data), columns=columns)
+    for name, kind in _kinds().items():
+        if name in table.column_names and (table[name].type != kind or table[name].null_count):
+            found = f"{table[name].type}, {table[name].null_count} of them missing"
+            raise TypeError(f"its column {name} has values of type {found}, not {kind}")
+    return table
 
 
 @contextlib.contextmanager

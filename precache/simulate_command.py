@@ -7,11 +7,10 @@ import json
 import sys
 from typing import Any
 
-from rich.console import Console
-
 from precache import simulation_text
 from precache.durations import ORDERS, SPREADS, read_times
 from precache.simulation import Simulation, simulate
+from precache.terminal import say
 
 _DESCRIPTION = """\
 Simulate loaders that feed a training loop: what it waits, and what would help.
@@ -131,12 +130,13 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _print(found: Simulation) -> None:
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(simulation_text.title(found), style="bold")
+    say(simulation_text.title(found), style="bold")
     rows = simulation_text.summary(found)
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
-        console.print(f"{name.ljust(width)}{value}")
+        say(f"{name.ljust(width)}{value}")
     for name, value in simulation_text.pattern(found):
-        console.print(f"\n{name}\n  {value}")
-    console.print(f"\n{simulation_text.verdict(found)}")
+        for line in ("", name, f"  {value}"):
+            say(line)
+    say("")
+    say(simulation_text.verdict(found))

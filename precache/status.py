@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from precache.attributes import Claimed, Identity
-from precache.commits import BUILD, read_commits
+from precache.commits import BUILD, ROOT, VERSION, read_commits
 from precache.errors import StorageError, StoreError
 from precache.folder import FileInfo, Folder
 from precache.liveness import has_ended
@@ -67,8 +67,17 @@ def read_status(
     """
     folder = open_folder(store, storage_options)
     log = read_commits(folder)
-    found = [read_build(folder.folder(name)) for name in folder.names() if name != "commits"]
-    building = tuple(each for each in found if each is not None)
+    logged = {commit.version for commit in log}
+    begun = {
+        name: described_build(folder.folder(name))
+        for name in folder.names()
+        if VERSION.fullmatch(name)
+    }
+    building = tuple(
+        build
+        for name, build in begun.items()
+        if build is not None and not (name in logged and folder.exists(f"{name}/{ROOT}"))
+    )
     if not log and not building:
         raise StoreError(f"there is no store at {folder}, and no build has begun there")
     current = log[-1] if log else None
@@ -80,12 +89,21 @@ def read_status(
     )
 
 
+def described_build(folder: Folder) -> BuildStatus | None:
+    """As `read_build`; None as well where the description is damaged, or somebody else's."""
+    with contextlib.suppress(StoreError):
+        return read_build(folder)
+    return None
+
+
 def read_build(version: Folder) -> BuildStatus | None:
-    """How far a version is that was begun; None where it was not, or is committed."""
+    """How far a version is that was begun; None where nothing describes its build."""
     data = version.get(DESCRIPTION)
     if data is None:
         return None
     identity = Identity.read(data, version.path(DESCRIPTION))
+    if identity.version != version.name:
+        return None
     receipts: list[FileInfo] = []
     with contextlib.suppress(StorageError):  # none yet, or committed at this moment
         receipts = list(version.folder(f"{BUILD}/receipts").walk())
@@ -114,6 +132,14 @@ def is_alive(version: Folder) -> bool:
         return False
     build = read_build(version)
     return build is not None and (build.idle_seconds or 0.0) < ALIVE_SECONDS
+
+
+def remove_scratch(version: Folder) -> None:
+    """Remove what served the builds of a version alone; what describes the build goes last."""
+    for name in version.names(BUILD):
+        if f"{BUILD}/{name}" != DESCRIPTION:
+            version.remove(f"{BUILD}/{name}")
+    version.remove(BUILD)
 
 
 def read_leases(version: Folder) -> dict[str, Claimed]:

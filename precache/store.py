@@ -14,7 +14,8 @@ from precache.attributes import FORMAT, Attributes
 from precache.commits import BUILD, ROOT, Commit, read_commits
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
-from precache.storage import StorageOptions, open_folder, shown
+from precache.messages import shown
+from precache.storage import StorageOptions, open_folder
 from precache.variants import number_of, variants_of
 from precache.version import Version, read_array_documents
 

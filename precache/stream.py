@@ -16,6 +16,7 @@ import torch
 
 from precache import nvcomp
 from precache.columns import Columns
+from precache.errors import DamageError
 from precache.feed import ShardFeed
 from precache.fetchers import Requests
 from precache.gathering import Places
@@ -212,10 +213,20 @@ class BatchStream:
         present = feed.present(rows) if feed else requests.made_here()
         with self.thread_time.counted():
             with present:
-                filled = self._fill(columns, rows)
+                filled = self._fill_soundly(columns, feed, rows)
             made = filled if self._copier is None else self._send(self._copier, filled, doubts)
         ready.append(None)
         return made
+
+    def _fill_soundly(self, columns: Columns, feed: ShardFeed | None, rows: np.ndarray) -> _Filled:
+        """Decode a batch into a slot; where a copy in a disk cache is damaged, from a new one."""
+        try:
+            return self._fill(columns, rows)
+        except DamageError:
+            if feed is None:
+                raise
+            feed.renew(rows)
+        return self._fill(columns, rows)
 
     def _fill(self, columns: Columns, rows: np.ndarray) -> _Filled:
         """Decode a batch into a slot."""

@@ -10,7 +10,8 @@ import torch.distributed
 
 from precache.commits import ROOT, read_commits
 from precache.errors import PrecacheError, StoreError, UsageError
-from precache.storage import StorageOptions, open_folder, shown
+from precache.messages import shown
+from precache.storage import StorageOptions, open_folder
 from precache.store import split_uri
 from precache.version import Version
 

@@ -1,25 +1,49 @@
-"""Pull and push: a whole version from one store to another, one object at a time, resumable."""
+"""Pull and push: a whole version from one store to another, one object at a time, resumable.
+
+What is copied are the objects whose names follow from the version's metadata (`contents`), never
+what a listing finds, and each is checked before it is put: a shard against the version's table, all
+else by opening it as the version that it is to be.
+
+- On a local disk a version is put together in ``_pull`` and takes its place at once, when it is
+  whole; a damaged or unfinished one that was there makes way in the same moment.
+- In a bucket its objects are put where they belong and `zarr.json` last. What is committed there
+  is only mended, by objects that its own tables promise.
+
+A version that is there whole, by its own tables, is made current and nothing else.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
-import numpy as np
 import xxhash
 
-from precache.commits import BUILD, ROOT, append_commit
-from precache.errors import DamageError, StorageError, StoreError, UsageError
-from precache.folder import Folder
+from precache import metadata
+from precache.claims import Claims
+from precache.commits import BUILD, ROOT, Commit, append_commit, require_create_only
+from precache.contents import Contents
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
+from precache.folder import Folder, is_missing
+from precache.inventory import is_gone
+from precache.localdisk import LocalFolder
+from precache.messages import shown
+from precache.places import COPIES, TRASH, look, pull_claim
 from precache.prefetch import prefetch
+from precache.renames import exchange, move, refuse_link, remove_if_empty
+from precache.status import is_alive, remove_scratch
 from precache.storage import StorageOptions, open_folder
-from precache.store import open_version, split_uri
-from precache.version import Version
+from precache.store import open_own, open_version, split_uri
+from precache.version import SUMS, Version
 
 THREADS = 4
 """Objects under way at a time; each is in memory whole."""
+
 
 SCRATCH = f"{BUILD}/tmp"
 Tick = Callable[[int], None]
@@ -27,7 +51,7 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Transferred:
-    """What a transfer did: `objects` of `nbytes` were copied, `skipped` were there already."""
+    """What a transfer did: `objects` of `nbytes` were copied; `skipped` shards were there."""
 
     version: str
     path: str
@@ -37,12 +61,72 @@ class Transferred:
 
 
 @dataclass(frozen=True)
-class _Object:
-    """One object of a version: its size and, for a shard, its XXH3-64."""
+class _Shard:
+    """A shard's object: its name, size and XXH3-64."""
 
     name: str
     size: int
-    xxh3: int | None = None
+    xxh3: int
+
+    def holds(self, data: bytes) -> bool:
+        """Whether these are its bytes."""
+        return len(data) == self.size and xxhash.xxh3_64_intdigest(data) == self.xxh3
+
+    def is_in(self, folder: Folder) -> bool:
+        """Whether a folder has it, whole."""
+        try:
+            return folder.size(self.name) == self.size and self.holds(folder.read(self.name))
+        except StorageError:
+            return False
+
+    def read(self, source: Folder) -> bytes:
+        """Its bytes; `DamageError` where they are others, however often they are read."""
+        for _ in range(2):  # they may change on their way
+            data = source.read(self.name)
+            if self.holds(data):
+                return data
+        raise DamageError(
+            f"{source.path(self.name)} is damaged: its checksum does not hold; delete it and run "
+            "the same precache build command again to repair it"
+        )
+
+
+class _Count:
+    """What was copied so far."""
+
+    def __init__(self, tick: Tick) -> None:
+        self.objects = self.nbytes = self.skipped = 0
+        self._tick = tick
+
+    def copy(self, copied: Iterable[int]) -> None:
+        """Objects were copied, of so many bytes each."""
+        for nbytes in copied:
+            self.objects, self.nbytes = self.objects + 1, self.nbytes + nbytes
+
+    def take(self, shards: Iterable[tuple[_Shard, bool]]) -> None:
+        """Shards are there, each with whether it was before."""
+        for shard, was_there in shards:
+            self.skipped += was_there
+            self.copy([] if was_there else [shard.size])
+            self._tick(shard.size)
+
+
+@dataclass(frozen=True)
+class _Received:
+    """All of a version but its shards, read from its store and checked.
+
+    Attributes
+    ----------
+    version
+        As these objects have it.
+    objects
+        Name of each -> its bytes, `zarr.json` of the group apart.
+    """
+
+    version: Version
+    root: bytes
+    objects: dict[str, bytes]
+    shards: list[_Shard]
 
 
 def pull(
@@ -53,8 +137,8 @@ def pull(
 ) -> Transferred:
     """Copy a version into another store, from or to a bucket alike, and make it current there.
 
-    What is there already, with its checksum, is not copied again; stopped at any moment, the same
-    call continues. Shards are checked on their way.
+    Where it is there whole, nothing is copied. Stopped at any moment, the same call continues: a
+    shard that is there, with its checksum, is not copied again. Everything is checked on its way.
 
     Parameters
     ----------
@@ -63,7 +147,7 @@ def pull(
     to
         The other store; made if missing.
     tick
-        Told the bytes of each object that is done.
+        Told the bytes of each shard that is done.
     storage_options
         Of remote file systems, as their fsspec classes take them.
 
@@ -71,83 +155,290 @@ def pull(
     ------
     DamageError
         An object is not what its version says, however often it is read.
+    StoreError
+        There is no such version; or the other store has it, damaged or being built, in a way that
+        this cannot mend.
     StorageError
         An object cannot be read or written.
     """
-    version = open_version(uri, None, storage_options)
-    if version.foreign:
-        raise StoreError(f"{version.path} is not a version that precache wrote; copy it as it is")
     if split_uri(to, storage_options)[1] is not None:
-        raise UsageError(f"{to} names a version; give the store itself")
+        raise UsageError(f"{shown(to)} names a version; give the store itself")
     store = open_folder(to, storage_options)
-    target = store.folder(version.id)
-    objects = list(_objects(version))
-    copied = skipped = nbytes = 0
-    copy = partial(_copy, version.folder, target)
-    for each, was_there in prefetch(copy, objects, THREADS, 2 * THREADS):
-        copied, skipped = copied + (not was_there), skipped + was_there
-        nbytes += 0 if was_there else each.size
-        tick(each.size)
+    gone = ""
+    while True:
+        version = open_version(uri, None, storage_options)
+        if version.foreign:
+            raise StoreError(f"{version.path} is not a version that precache wrote; copy it as is")
+        try:
+            return _pull(version, store, tick)
+        except PrecacheError:
+            if version.id == gone or not is_gone(version):
+                raise
+            gone = version.id
+        # Opened again, the store gives what is current now, or says that the version is gone.
+
+
+def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
+    target, count = store.folder(version.id), _Count(tick)
+    refuse_link(store, COPIES)
+    with Claims(store, pull_claim(version.id)).held():
+        there = _whole(target)
+        if there is not None:
+            count.take((shard, True) for shard in there)
+        else:
+            committed = _require_free(store, version.id)
+            on_disk = store.local("") is not None
+            place = store.folder(_copy_name(version.id)) if on_disk else target
+            require_create_only(place, SCRATCH)
+            received = _receive(version)
+            if on_disk:
+                _put_together(version.folder, received, store, count)
+            elif committed:
+                _mend(version.folder, received, target, count)
+            else:
+                _put_in_place(version.folder, received, store, count)
+        append_commit(store, version.id)
+        # What is not needed once a version is there whole and current.
+        store.remove(_copy_name(version.id))
+        remove_if_empty(store, COPIES)
+        remove_scratch(target)
+    return Transferred(version.id, str(target), count.objects, count.nbytes, count.skipped)
+
+
+# --- what is there ------------------------------------------------------------------------------
+
+
+def _whole(folder: Folder) -> list[_Shard] | None:
+    """The shards of a version that is there with all that its own tables promise; else None."""
+    try:
+        version = open_own(folder)
+        _check(version)
+        shards = _shards(version)
+    except PrecacheError:
+        return None
+    have = prefetch(lambda shard: shard.is_in(folder), shards, THREADS, 2 * THREADS)
+    with contextlib.closing(have):
+        return shards if version.id == folder.name and all(have) else None
+
+
+def _require_free(store: Folder, version: str) -> bool:
+    """Refuse where somebody else has the place of a version, or builds it; else whether it was
+    committed.
+    """
+    target = store.folder(version)
+    place = look(store, version, [Commit(0, version, None, 0.0)])
+    if (place is None and target.exists()) or (place is not None and place.link):
+        raise StoreError(
+            f"{target} is no version of precache: a link, or files of others; move it elsewhere "
+            "and run the same again"
+        )
+    committed = target.size(ROOT) is not None
+    is_built = False
+    with contextlib.suppress(StoreError):  # what describes the build is damaged
+        is_built = not committed and is_alive(target)
+    if is_built:
+        raise StoreError(f"version {version} is being built in {store}; wait for its end")
+    return committed
+
+
+def _check(version: Version) -> None:
+    """Raise where anything but a shard is missing or damaged."""
+    assert version.attributes is not None  # it is a version of ours
+    for check in version.small_checks().values():
+        check()
+    contents = Contents.of(version.attributes)
+    there = _there(version.folder, contents.sums)
+    documents = [name for name in (*contents.small, *there) if name.endswith(f"/{ROOT}")]
+    sizes = [-1] * len(documents)
+    for name, data in zip(documents, version.folder.read_many(documents, sizes), strict=True):
+        if isinstance(data, StorageError):
+            raise data
+        where = version.folder.path(name)
+        document = metadata.parse_json(data, where)
+        kind = "group" if name in (f"shards/{ROOT}", f"{SUMS}/{ROOT}") else "array"
+        if (document.get("zarr_format"), document.get("node_type")) != (3, kind):
+            raise DamageError(f"{where} is damaged: it is no Zarr v3 {kind}")
+    for name in contents.shards:
+        if f"{SUMS}/{name}/{ROOT}" in there and version.shard_sums(name) is None:
+            raise DamageError(f"{version.folder.path(f'{SUMS}/{name}')} is damaged")
+
+
+def _there(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:
+    """Those of some objects that there are."""
+    found = {}
+    for name, data in zip(names, folder.read_many(names, [-1] * len(names)), strict=True):
+        if isinstance(data, bytes):
+            found[name] = data
+        elif not is_missing(data):
+            raise data
+    return found
+
+
+def _shards(version: Version) -> list[_Shard]:
+    assert version.attributes is not None
+    tables = {name: version.shard_table(name) for name in version.stored}
+    names = Contents.of(version.attributes).shards
+    return [
+        _Shard(object_name, size, xxh3)
+        for name, table in tables.items()
+        if table is not None
+        for object_name, (size, xxh3) in zip(names[name], table.tolist(), strict=True)
+    ]
+
+
+def _receive(version: Version) -> _Received:
+    """Read all of a version but its shards; `DamageError` where it is not what it should be."""
+    assert version.attributes is not None
+    version.bring(version.stored)
+    contents, problem = Contents.of(version.attributes), ""
+    for _ in range(2):  # bytes may change on their way
+        names = [ROOT, *contents.small]
+        objects = dict(zip(names, prefetch(version.folder.read, names, THREADS, 8), strict=True))
+        objects |= _there(version.folder, contents.sums)
+        root = objects.pop(ROOT)
+        with tempfile.TemporaryDirectory(prefix="precache-pull-") as path:
+            for name, data in [*objects.items(), (ROOT, root)]:
+                Path(path, name).parent.mkdir(parents=True, exist_ok=True)
+                Path(path, name).write_bytes(data)
+            try:
+                own = open_own(LocalFolder(Path(path)))
+                _check(own)
+                if own.attributes == version.attributes:
+                    return _Received(own, root, objects, _shards(own))
+                problem = f"{version.folder.path(ROOT)} has changed"
+            except PrecacheError as error:
+                problem = str(error).replace(path, version.path)
+    raise DamageError(f"{problem}; run the same precache build command again to repair it")
+
+
+# --- putting it ---------------------------------------------------------------------------------
+
+
+def _put_in_place(source: Folder, received: _Received, store: Folder, count: _Count) -> None:
+    """Put a version where it belongs in a bucket, `zarr.json` last."""
+    version = received.version.id
+    target = store.folder(version)
+    others = StorageError(f"{target} was committed by others meanwhile; run the same again")
+
+    def check() -> None:
+        if target.size(ROOT) is not None:
+            raise others
+
+    store.put(_copy_name(version), [received.root])
+    _put(source, received, target, count, check=check)
+    _require_all(received, target)
+    if not target.create(ROOT, [received.root]):
+        raise others
+
+
+def _put(
+    source: Folder,
+    received: _Received,
+    target: Folder,
+    count: _Count,
+    twin: Folder | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Put all of a version but its `zarr.json`.
+
+    Parameters
+    ----------
+    twin
+        A folder of the same disk that may have some of its shards.
+    check
+        Called before each shard.
+    """
+
+    def put_shard(shard: _Shard) -> tuple[_Shard, bool]:
+        if shard.is_in(target):
+            return shard, True
+        if twin is not None and shard.is_in(twin):
+            with contextlib.suppress(StorageError):  # it may be removed at any moment
+                target.copy(shard.name, twin, shard.name, scratch=SCRATCH)
+                return shard, True
+        data = shard.read(source)
+        check()
+        target.put(shard.name, [data], scratch=SCRATCH)
+        return shard, False
+
+    def put_object(item: tuple[str, bytes]) -> int:
+        target.put(item[0], [item[1]], scratch=SCRATCH)
+        return len(item[1])
+
+    count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
+    count.copy(prefetch(put_object, received.objects.items(), THREADS, 2 * THREADS))
+
+
+def _require_all(received: _Received, target: Folder) -> None:
+    """Raise where others have removed an object since it was put."""
     there = target.sizes()
-    gone = [each.name for each in objects if there.get(each.name) != each.size >= 0]
+    wanted = {shard.name: shard.size for shard in received.shards}
+    wanted |= {name: len(data) for name, data in received.objects.items()}
+    gone = [name for name, size in wanted.items() if there.get(name) != size]
     if gone:
         raise StorageError(
             f"{target.path(gone[0])} was removed while others were copied; run the same again"
         )
-    # The group's own document last: only a whole version has it.
-    target.put(ROOT, [version.folder.read(ROOT)], scratch=SCRATCH)
-    append_commit(store, version.id)
-    target.remove(BUILD)
-    return Transferred(version.id, str(target), copied, nbytes, skipped)
 
 
-def _objects(version: Version) -> Iterator[_Object]:
-    """Everything of a version but its group's document, large objects first."""
-    shards = {
-        f"{name}/c/{number}" + "/0" * len(version.arrays[name][1].row_shape): (size, xxh3)
-        for name in version.stored
-        for number, (size, xxh3) in enumerate(_table(version, name).tolist())
-    }
-    for name, (size, xxh3) in shards.items():
-        yield _Object(name, size, xxh3)
-    for name, size in version.folder.sizes().items():
-        if name not in shards and name != ROOT and not name.startswith(f"{BUILD}/"):
-            yield _Object(name, size)
-
-
-def _table(version: Version, name: str) -> np.ndarray:
-    table = version.shard_table(name)
-    assert table is not None  # it is a version of ours
-    return table
-
-
-def _copy(source: Folder, target: Folder, each: _Object) -> tuple[_Object, bool]:
-    """Copy one object; the second value says whether it was there."""
-    if target.size(each.name) == each.size and _holds(target, each):
-        return each, True
-    data = source.read(each.name)
-    if not _is(each, data):
-        data = source.read(each.name)  # bytes may change on their way
-    if not _is(each, data):
-        raise DamageError(
-            f"{source.path(each.name)} is damaged: its checksum does not hold; delete it and run "
-            "the same precache build command again to repair it"
-        )
-    target.put(each.name, [data], scratch=SCRATCH)
-    return each, False
-
-
-def _holds(target: Folder, each: _Object) -> bool:
-    """Whether what is there is right; small objects without a checksum are copied again."""
-    if each.xxh3 is None:
-        return False
+def _mend(source: Folder, received: _Received, target: Folder, count: _Count) -> None:
+    """Put what a committed version of a bucket promises and has not."""
+    if target.get(ROOT) == received.root:  # then all else is the same, too
+        there = _there(target, list(received.objects))
+        for name, data in received.objects.items():
+            if there.get(name) != data:
+                target.put(name, [data])
+                count.copy([len(data)])
+    way_out = (
+        "repair it by the precache build command that made it, or remove that folder and run the "
+        "same again"
+    )
     try:
-        return _is(each, target.read(each.name))
-    except StorageError:
-        return False
+        version = open_own(target)
+        _check(version)
+        shards = _shards(version)
+    except PrecacheError as error:
+        raise StoreError(
+            f"version {target.name} of {target} is damaged, and was not copied from {source}: "
+            f"{error}; {way_out}"
+        ) from None
+
+    def mend(shard: _Shard) -> tuple[_Shard, bool]:
+        if shard.is_in(target):
+            return shard, True
+        data = source.read(shard.name)
+        if not shard.holds(data):
+            data = source.read(shard.name)
+        if not shard.holds(data):
+            raise StoreError(
+                f"{target.path(shard.name)} is damaged, and {source.path(shard.name)} is not what "
+                f"it was: {way_out}"
+            )
+        target.put(shard.name, [data])
+        return shard, False
+
+    count.take(prefetch(mend, shards, THREADS, 2 * THREADS))
 
 
-def _is(each: _Object, data: bytes) -> bool:
-    if each.xxh3 is None:
-        return each.size in (-1, len(data))
-    return len(data) == each.size and xxhash.xxh3_64_intdigest(data) == each.xxh3
+def _put_together(source: Folder, received: _Received, store: Folder, count: _Count) -> None:
+    """Put a version together beside its place on a local disk; then let it take that, at once."""
+    version = received.version.id
+    name, side = _copy_name(version), store.folder(_copy_name(version))
+    _put(source, received, side, count, store.folder(version))
+    _require_all(received, side)
+    side.put(ROOT, [received.root], scratch=SCRATCH)
+    side.remove(BUILD)
+    if move(store, name, version) or exchange(store, name, version):
+        return  # what was there is where the copy was
+    refuse_link(store, TRASH)
+    old = f"{TRASH}/{version}.{uuid.uuid4().hex}"
+    move(store, version, old)
+    if not move(store, name, version):
+        raise StorageError(f"{side} was removed; run the same again")
+    store.remove(old)
+    remove_if_empty(store, TRASH)
+
+
+def _copy_name(version: str) -> str:
+    """Where a copy of a version is put together; in a bucket the record that there is one."""
+    return f"{COPIES}/{version}"

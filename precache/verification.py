@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import PrecacheError, StorageError
+from precache.folder import is_missing
 from precache.objects import map_file
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
@@ -114,10 +115,10 @@ def _check_object(
     size, checksum = table[number].tolist()
     try:
         data = _bytes(version, shard)
-    except FileNotFoundError:
-        return Damage(shard, "it is missing", _keys(version, reader, number))
     except (OSError, StorageError) as error:
-        return Damage(shard, str(error), _keys(version, reader, number))
+        missing = isinstance(error, StorageError) and is_missing(error)
+        reason = "it is missing" if missing else str(error)
+        return Damage(shard, reason, _keys(version, reader, number))
     if len(data) != size:
         reason = f"it has {len(data)} bytes where {size} were written"
         return Damage(shard, reason, _keys(version, reader, number))
@@ -133,12 +134,13 @@ def _check_object(
 
 def _bytes(version: Version, shard: str) -> np.ndarray:
     """A whole object, mapped where that is possible."""
-    path = version.folder.local(shard)
-    if path is not None:
-        return map_file(path)
-    if not version.folder.exists(shard):
-        raise FileNotFoundError(shard)
-    return np.frombuffer(version.folder.read(shard), np.uint8)
+    descriptor = version.folder.open(shard)
+    if descriptor is None:
+        return np.frombuffer(version.folder.read(shard), np.uint8)
+    try:
+        return map_file(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _rows(version: Version, reader: ArrayReader, number: int) -> range:

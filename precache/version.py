@@ -184,7 +184,7 @@ class Version:
     def pipeline(self) -> Pipeline:
         if self.attributes is None:
             raise StoreError(f"{self.path} was written by other software and has no pipeline")
-        return Pipeline.from_dict(self.attributes.pipeline)
+        return Pipeline.from_dict(self.attributes.pipeline, self.path)
 
     @functools.cached_property
     def valid(self) -> np.ndarray:

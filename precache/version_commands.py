@@ -47,7 +47,11 @@ def add_version_commands(commands: Any) -> None:
         metavar="AGE",
         help="since another took their place, such as 12h or 4w; default 7d",
     )
-    clean.add_argument("--dry-run", action="store_true", help="tell what would go, remove nothing")
+    clean.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="tell what would go by this machine's clock, write and remove nothing",
+    )
     for command, run in ((ls, _ls), (differ, _diff), (make, _use), (clean, _gc)):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         add_storage_option(command)
@@ -81,8 +85,9 @@ def _use(options: argparse.Namespace) -> int:
 
 def _gc(options: argparse.Namespace) -> int:
     """Remove versions that are neither current nor among the newest, and that another replaced
-    long ago; and what builds left that have shown no sign of life for as long. Readers leave no
-    mark: let --older-than be longer than a training takes.
+    long ago; and what builds and copies left that have shown no sign of life for as long. The
+    store's own times count, and only what says that it is a version goes. Readers leave no mark:
+    let --older-than be longer than a training takes.
     """
     done = gc(
         options.store,

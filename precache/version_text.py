@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from precache.difference import Change, Difference, Some
 from precache.garbage import Collected, ago
 from precache.inventory import Inventory, Unfinished, Used
 from precache.report import size
+from precache.terminal import say
 
 _HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)
@@ -30,9 +29,8 @@ _KINDS = {
 
 
 def _say(lines: Iterable[str]) -> None:
-    console = Console()
     for line in lines:
-        console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
+        say(line.rstrip())
 
 
 def print_inventory(found: Inventory) -> None:
@@ -96,6 +94,7 @@ def print_collected(done: Collected) -> None:
             bytes_ += f", {size(gone.nbytes - gone.freed_nbytes)} of it held by others too"
         _say([f"{verb} {gone.version[:12]}: {gone.why}; {bytes_}"])
     _say(f"kept {each.version[:12]}: {each.why}" for each in done.kept)
+    _say(f"{verb} what a build or a copy left in {version[:12]}" for version in done.swept)
     would = "would free" if done.dry_run else "freed"
     _say([f"{would} {size(done.freed_nbytes)}" if done.removed else "nothing to remove"])
 

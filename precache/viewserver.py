@@ -6,7 +6,10 @@ import contextlib
 import hmac
 import secrets
 import sys
+import tempfile
 import webbrowser
+from collections.abc import Iterator
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -93,9 +96,27 @@ def serve(pages: Pages, query: Query, port: int = 0, *, browser: bool = False) -
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
         sys.stderr.write("precache: serving this address to this machine alone; Ctrl-C ends it\n")
-        if browser:
-            webbrowser.open(url)
-        server.serve_forever()
+        with _opened(url) if browser else contextlib.nullcontext():
+            server.serve_forever()
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[None]:
+    """Open a browser, by a file of this user's own that leads to the URL.
+
+    All users of a machine see what a process was started with, and the URL is a secret.
+    """
+    with tempfile.TemporaryDirectory(prefix="precache-view-") as folder:
+        page = Path(folder, "open.html")
+        page.touch(mode=0o600)
+        address = escape(url)
+        page.write_text(
+            '<!doctype html><meta charset="utf-8"><title>precache view</title>'
+            f'<meta http-equiv="refresh" content="0; url={address}">'
+            f'<a href="{address}">precache view</a>'
+        )
+        webbrowser.open(page.as_uri())
+        yield
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -380,6 +380,15 @@ def build_here(
 
 def changes(source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]) -> int:
     """How often a build changes what lies below `store`."""
+    return _counted(store, lambda: build_here(source, store, pipeline, options))
+
+
+def refresh_changes(store: Path) -> int:
+    """How often a refresh changes what lies below `store`."""
+    return _counted(store, lambda: precache.refresh(store, address="serial"))
+
+
+def _counted(store: Path, act: Callable[[], object]) -> int:
     made = 0
 
     def count() -> None:
@@ -387,7 +396,7 @@ def changes(source: Path, store: Path, pipeline: precache.Pipeline, options: dic
         made += 1
 
     _on_change(store, count)
-    build_here(source, store, pipeline, options)
+    act()
     return made
 
 
@@ -403,6 +412,20 @@ def collect_until(change: int, store: Path) -> None:
     """Remove all but the current version, and be killed right before change number `change`."""
     _kill_at(change, store)
     precache.gc(store, keep=1, older_than=0)
+
+
+def changes_of_pull(store: Path, to: Path) -> int:
+    """How often a pull changes what lies below the other store."""
+    made: list[None] = []
+    _on_change(to, lambda: made.append(None))
+    precache.pull(store, to)
+    return len(made)
+
+
+def pull_until(change: int, store: Path, to: Path) -> None:
+    """Pull a store, and be killed right before change number `change` of the other one."""
+    _kill_at(change, to)
+    precache.pull(store, to)
 
 
 def refresh_until(change: int, store: Path) -> None:

@@ -1,8 +1,10 @@
-"""A store in memory whose callers take turns, one call at a time, in an order that a test chooses."""
+"""A store in memory whose callers take turns, call by call, in an order that a test chooses."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from precache.errors import StorageError
 from precache.folder import Buffer, FileInfo, Range
 
 ACTORS = threading.local()
-"""The `name` of the actor that a thread belongs to, and the `store` as it sees it."""
+"""Of the actor that a thread belongs to: `name`, `store` as it sees it, `turns`, `numbers`."""
 
 
 class Memory:
@@ -21,6 +23,14 @@ class Memory:
     def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
         self.objects = dict(objects or {})
         self.changes = 0
+
+    def view(self, name: str) -> list[tuple[str, str]]:
+        """What can be seen of an object, or of all below a folder, without times taken."""
+        return [
+            (key, digest(_timeless(key, data)))
+            for key, data in sorted(self.objects.items())
+            if not name or key == name or key.startswith(f"{name}/")
+        ]
 
     def set(self, name: str, data: bytes | None) -> None:
         self.changes += 1
@@ -127,7 +137,13 @@ class MemoryFolder:
         return True
 
     def copy(
-        self, name: str, origin: Any, source: str, scratch: str | None = None, *, create: bool = False
+        self,
+        name: str,
+        origin: Any,
+        source: str,
+        scratch: str | None = None,
+        *,
+        create: bool = False,
     ) -> bool:
         data = origin.read(source)
         if create:
@@ -147,82 +163,179 @@ class MemoryFolder:
         return None
 
 
+class Killed(BaseException):
+    """An actor is no more: none of its calls comes through."""
+
+
+Choose = Callable[[Sequence[str]], str]
+"""From the names of the actors that can go on to one of them."""
+
+
 class Turns:
     """Runs actors, each in a thread, of which one goes on at a time.
 
     Parameters
     ----------
-    choose
-        From the names of the actors that can go on to one of them.
+    killed
+        Actor -> the number of its call at which it is killed, from 0.
+
+    Attributes
+    ----------
+    calls
+        Actor, method and name of each call, in the order in which they were made.
+    live
+        Actors that have not ended.
     """
 
-    def __init__(self, memory: Memory, choose: Callable[[Sequence[str]], str]) -> None:
-        self._memory, self._choose = memory, choose
+    def __init__(
+        self, memory: Memory, choose: Choose, killed: Mapping[str, int] | None = None
+    ) -> None:
+        self._memory, self._choose, self._killed = memory, choose, killed or {}
         self._changed = threading.Condition()
         self._waiting: dict[str, int | None] = {}
         """Actor -> None, or the number of changes that it has seen and waits to see exceeded."""
         self._turn = ""
-        self._live: set[str] = set()
-        self.calls: dict[str, list[tuple[str, str]]] = {}
+        self.live: set[str] = set()
+        self._given_up = False
+        self._seen: dict[str, str] = {}
+        """Actor -> a digest of all that its calls returned."""
+        self.calls: list[tuple[str, str, str]] = []
+
+    def state(self) -> str:
+        """The same where the store, and all that the actors know of it, is the same."""
+        return digest(self._memory.view(""), sorted(self._seen.items()), sorted(self.live))
 
     def folder(self, actor: str) -> MemoryFolder:
         """The store as an actor sees it."""
 
         def wait(call: str, name: str) -> None:
-            self.calls.setdefault(actor, []).append((call, name))
             self._wait(actor, None)
+            if self._killed.get(actor) == sum(who == actor for who, _, _ in self.calls):
+                self.live.discard(actor)
+            if actor not in self.live:
+                raise Killed
+            self.calls.append((actor, call, name))
+            self._note(call, name, self._memory.view(name), actor=actor)
 
         return MemoryFolder(self._memory, wait)
 
     def sleep(self, seconds: float) -> None:
-        """In place of `time.sleep`: the actor goes on once the store changed, or nobody else can."""
+        """As `time.sleep`: the actor goes on once the store changed, or nobody else can."""
         self._wait(ACTORS.name, self._memory.changes)
+        self._note("woke", self._memory.changes)
+
+    def _note(self, *learned: object, actor: str | None = None) -> None:
+        name = actor or ACTORS.name
+        self._seen[name] = digest(self._seen.get(name), *learned)
 
     def _wait(self, actor: str, seen: int | None) -> None:
         with self._changed:
             self._waiting[actor] = seen
             self._turn = ""
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._turn == actor)
+            self._changed.wait_for(lambda: self._turn == actor or self._given_up)
+            if self._given_up:
+                raise Killed
 
     def run(self, actors: Mapping[str, Callable[[], object]]) -> dict[str, object]:
         """What each actor returned, or the error that it raised."""
         outcomes: dict[str, object] = {}
 
         def act(name: str) -> None:
-            ACTORS.name, ACTORS.store = name, self.folder(name)
+            ACTORS.name, ACTORS.store, ACTORS.turns = name, self.folder(name), self
+            ACTORS.numbers = itertools.count()
             try:
                 self._wait(name, None)
+                self._note("began")
                 outcomes[name] = actors[name]()
-            except Exception as error:
+            except (Exception, Killed) as error:
                 outcomes[name] = error
             finally:
                 with self._changed:
-                    self._live.discard(name)
+                    self.live.discard(name)
                     self._turn = ""
                     self._changed.notify_all()
 
-        self._live = set(actors)
+        self.live = set(actors)
         threads = [threading.Thread(target=act, args=(name,)) for name in actors]
         for thread in threads:
             thread.start()
-        while self._live:
+        try:
+            self._take_turns()
+        finally:
+            with self._changed:
+                self._given_up = True
+                self._changed.notify_all()
+            for thread in threads:
+                thread.join()
+        return outcomes
+
+    def _take_turns(self) -> None:
+        while self.live:
             with self._changed:
                 ready = self._changed.wait_for(
-                    lambda: not self._turn and self._live <= self._waiting.keys(), timeout=60
+                    lambda: not self._turn and self.live <= self._waiting.keys(), timeout=60
                 )
-                assert ready, f"{self._live - self._waiting.keys()} neither ends nor calls the store"
-                if not self._live:
+                assert ready, f"{self.live - self._waiting.keys()} neither ends nor calls the store"
+                if not self.live:
                     break
-                asleep = {n for n in self._live if self._waiting[n] == self._memory.changes}
-                able = sorted(self._live - asleep or self._live)
+                asleep = {n for n in self.live if self._waiting[n] == self._memory.changes}
+                able = sorted(self.live - asleep or self.live)
                 chosen = self._choose(able) if len(able) > 1 else able[0]
                 del self._waiting[chosen]
                 self._turn = chosen
                 self._changed.notify_all()
-        for thread in threads:
-            thread.join()
-        return outcomes
+
+
+def _timeless(name: str, data: bytes) -> object:
+    if "/_build/receipts/" in name:
+        return sorted((key, str(json.loads(data)[key])) for key in ("objects", "holes", "content"))
+    return data
+
+
+def explore(run: Callable[[Callable[[Turns, Sequence[str]], str]], None]) -> Iterator[int]:
+    """Run actors in every order of their calls that leads to another state.
+
+    Parameters
+    ----------
+    run
+        Runs them once, told whom to choose of those that can go on.
+
+    Yields
+    ------
+    int
+        How many runs there were so far.
+    """
+    visited: set[tuple[str, str]] = set()
+    waiting: list[list[str]] = [[]]
+    runs = 0
+    while waiting:
+        prefix = waiting.pop()
+        taken: list[str] = []
+
+        def choose(turns: Turns, able: Sequence[str]) -> str:
+            if len(taken) < len(prefix):  # noqa: B023 - run before the loop goes on
+                chosen = prefix[len(taken)]  # noqa: B023
+            else:
+                state, fresh = turns.state(), []
+                for name in able:
+                    if (state, name) not in visited:
+                        visited.add((state, name))
+                        fresh.append(name)
+                if not fresh:
+                    raise Visited
+                chosen, *others = fresh
+                waiting.extend([*taken, name] for name in others)  # noqa: B023
+            taken.append(chosen)  # noqa: B023
+            return chosen
+
+        run(choose)
+        runs += 1
+        yield runs
+
+
+class Visited(Exception):
+    """From here on all was tried before."""
 
 
 def digest(*parts: object) -> str:

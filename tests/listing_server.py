@@ -65,7 +65,7 @@ class ListingServer:
         names, token = self.listed(prefix, delimiter, after)
         found = ["<EncodingType>url</EncodingType>"]
         for name in names:
-            if delimiter and name.endswith(delimiter):
+            if delimiter and name.endswith(delimiter) and name != prefix:
                 found.append(f"<CommonPrefixes><Prefix>{_quoted(name)}</Prefix></CommonPrefixes>")
             else:
                 found.append(_contents(name))
@@ -116,7 +116,7 @@ class AzureListingServer(ListingServer):
         names, token = self.listed(prefix, delimiter, after)
         found = [
             f"<BlobPrefix><Name>{escape(name)}</Name></BlobPrefix>"
-            if delimiter and name.endswith(delimiter)
+            if delimiter and name.endswith(delimiter) and name != prefix
             else _blob(name)
             for name in names
         ]

@@ -255,6 +255,8 @@ class FaultProxy:
         User-Agent of each request, in order.
     before
         Called with (method, path) of each request; may wait.
+    ignored
+        Headers that are not passed on.
     choose
         (method, path) -> fault of a request that `faults` does not name, or None.
     """
@@ -264,6 +266,7 @@ class FaultProxy:
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.seen: Counter[tuple[str, str]] = Counter()
         self.agents: list[str] = []
+        self.ignored: frozenset[str] = frozenset()
         self.before: Callable[[str, str], None] = lambda method, path: None
         self.choose: Callable[[str, str], Fault | None] = lambda method, path: None
         self.lock = threading.Lock()
@@ -304,7 +307,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.proxy.before(self.command, path)
         fault = self.proxy.take(self.command, path)
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
-        upstream.request(self.command, self.path, body, dict(self.headers.items()))
+        headers = {n: each for n, each in self.headers.items() if n not in self.proxy.ignored}
+        upstream.request(self.command, self.path, body, headers)
         answer = upstream.getresponse()
         data = answer.read()
         self.upstream_headers = dict(answer.getheaders())

@@ -17,28 +17,28 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    variants errors liveness states declared operations pipeline attributes layout kernels
-    imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls folder ahead localdisk
-    retries filesystems s3reads listings blobs storage locks diskcache metadata rowtable receipts
-    smallarrays commits version contents store status claims finished growing places inventory garbage
-    difference shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed
-    columns nvcomp report usage gathering registered stream transforms ranks rankstore outputs
-    selection dataset pages charts resident following loader_options orders succession loader
-    pagecache measurements snapshot probes remedies verdict durations simulation simulation_text
-    player pictures diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder
-    metering lightning bench verification transfer jobs refreshed ensured png catalogue originals
-    view viewfacts viewpages viewserver build_options job_commands plan_command refresh_command
+    variants messages errors liveness states declared operations pipeline attributes layout
+    kernels ownfolder imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls
+    folder ahead localfiles localdisk retries filesystems s3reads listings blobs storage locks
+    diskcache metadata rowtable receipts smallarrays commits version contents store renames
+    status claims finished growing places inventory garbage difference shardwriter prefetch
+    fetchers objects ranges decoded shards slots readahead feed columns nvcomp terminal report
+    usage gathering registered stream transforms ranks rankstore outputs selection dataset pages
+    charts resident following loader_options orders succession loader pagecache measurements
+    snapshot probes remedies verdict durations simulation simulation_text player pictures
+    diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder metering
+    lightning bench verification transfer jobs refreshed ensured png catalogue originals view
+    viewfacts viewpages viewserver build_options job_commands plan_command refresh_command
     simulate_command doctor_text doctor_page doctor_command version_text version_commands cli
     __main__
 """
 WORKERS = """
-    time_limit usercode sources plan descent goal finishing lease standing made reuse repair spared
-    segments decoding ops timing offered outputs shardrows shard_objects shard_task dispatch
+    time_limit usercode sources plan labels descent goal finishing lease standing made reuse repair
+    spared segments decoding ops timing offered outputs shardrows shard_objects shard_task dispatch
     placement cluster sharing request listed work probe takeover commit tally nodeview progress
-    metrics suspects parcel
-    jobserver submission results account buildreport reportpage build background told ensuring
-    measured prognosis stagetimes sourceprobe trials doctor refreshing opcosts shardplan
-    estimate rates differences buildplan
+    metrics suspects parcel jobserver submission results account buildreport reportpage build
+    background told ensuring measured prognosis stagetimes sourceprobe trials doctor refreshing opcosts
+    shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

@@ -215,7 +215,12 @@ def test_pages_hold_what_adlfs_lists(
     assert isinstance(faulty, RemoteFolder)
     fs = faulty._fs
     listed = {
-        (each["name"], each["size"], each["etag"].strip('"'), each["last_modified"])
+        (
+            each["name"].rpartition("/")[2],
+            each["size"],
+            each["etag"].strip('"'),
+            each["last_modified"],
+        )
         for each in fs.ls(faulty.root, detail=True)
         if each["type"] == "file"
     }

@@ -21,6 +21,7 @@ from fsspec.spec import AbstractFileSystem
 import precache
 from precache import blobs, retries
 from precache.blobs import RemoteFolder
+from precache.commits import require_create_only
 from precache.errors import (
     BuildError,
     DamageError,
@@ -439,10 +440,62 @@ def test_a_failed_precondition_means_that_it_exists_whatever_else_a_service_says
     proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
     assert not faulty.create("1.json", [b"another's"])
     proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
-    with pytest.raises(
-        StorageError, match=r"cannot write s3://.*/1\.json: it exists, and the"
-    ):
+    with pytest.raises(StorageError, match=r"cannot write s3://.*/1\.json: it exists, and the"):
         faulty.put("1.json", [b"another's"])
+
+
+NO_NAMES = ["/etc", "..", "../x", "a//b", "a/", "./a", "a/..", "a\0b", "x/" * 3000]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_what_is_no_name_is_refused_by_all(name: str) -> None:
+    """Libraries would resolve it: another object would be read, or one outside of the folder."""
+    folder = open_folder("memory://names/a/b")
+    folder.put("own", [b"own"])
+    for action in (
+        lambda: folder.read(name),
+        lambda: folder.get(name),
+        lambda: folder.size(name),
+        lambda: folder.exists(name),
+        lambda: folder.names(name),
+        lambda: folder.sizes(name),
+        lambda: folder.folder(name),
+        lambda: folder.put(name, [b"new"]),
+        lambda: folder.create(name, [b"new"]),
+        lambda: folder.copy(name, folder, "own"),
+        lambda: folder.copy(name, folder, "own", create=True),
+        lambda: folder.copy("copied", folder, name),
+        lambda: folder.remove(name),
+    ):
+        with pytest.raises(StorageError, match=r"is no name below memory://names/a/b: it must"):
+            action()
+    many = folder.read_many(["own", name], [3, -1])
+    for found in many, folder.read_ranges([("own", 0, 3), (name, 0, 1)]):
+        assert found[0] == b"own"
+        assert isinstance(found[1], StorageError)
+    assert open_folder("memory://names").sizes() == {"a/b/own": 3}
+
+
+def test_a_service_that_creates_again_what_exists_is_refused_before_a_build_writes(
+    s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, options = f"s3://bucket/{next(_numbers)}", s3.options(proxy.port)
+    require_create_only(open_folder(url, options), "tmp")
+    assert open_folder(url, options).names() == []
+    proxy.ignored = frozenset({"If-None-Match"})
+    for place in (url, f"{url}/folder"):
+        with pytest.raises(StorageError, match=rf"{place}\S* lets what is created overwrite"):
+            require_create_only(open_folder(place, options), "tmp")
+    assert open_folder(url, options).names() == []
+    with pytest.raises(StorageError, match=r"its service ignores If-None-Match; give a store on"):
+        precache.build(write_jpegs(tmp_path / "in", 3), url, RECIPE, address="serial",
+                       storage_options=options)  # fmt: skip
+    assert open_folder(url, options).names() == []
+
+
+def test_a_disk_is_found_to_create_only(tmp_path: Path) -> None:
+    require_create_only(LocalFolder(tmp_path), "tmp")
+    assert list(LocalFolder(tmp_path).walk()) == []
 
 
 @pytest.mark.heavy

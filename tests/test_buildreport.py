@@ -15,9 +15,9 @@ import pytest
 
 import precache
 from precache.errors import BuildError, StorageError, UsageError
+from precache.messages import shown
 from precache.pages import save
 from precache.receipts import Receipt, ShardObject
-from precache.storage import shown
 from tests.browser import AXE, CHROMIUM, chromium
 from tests.building import cli, write, write_jpegs
 from workers import build as building

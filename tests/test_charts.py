@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="the charts need matplotlib")
 
 from precache.charts import Chart, Panel, bars, distributions, draw_png
 
-EVIL = "</text><script>alert('&')</script>\udcff $x^2$ 中"
+EVIL = "</text><script>'&'\udcff$\\frac{$\x1b\n\u202e中"
 BARS = bars(
     "b", "Title", ["one", EVIL],
     [

@@ -106,3 +106,13 @@ def test_what_is_damaged_holds_nothing(store: Folder, data: bytes) -> None:
     claim = Claims(store, "x").take()
     assert claim is not None
     assert claim.name.endswith("000008.json")
+
+
+def test_what_others_put_beside_claims_is_left_alone(store: Folder) -> None:
+    for name in ("000000-notes.txt", "\u00b2.json", "0.json"):
+        store.put(f"{CLAIMS}/thing/{name}", [b"mine"])
+    claim = Claims(store, "thing").take()
+    assert claim is not None
+    with claim:
+        assert claim.name == f"{CLAIMS}/thing/000001.json"
+    assert store.names(f"{CLAIMS}/thing") == ["0.json", "000000-notes.txt", "\u00b2.json"]

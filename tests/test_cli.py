@@ -330,7 +330,7 @@ def test_a_build_over_the_failure_limit_fails(run: Run, source: Path, tmp_path: 
 
 
 def test_an_incomplete_build_fails(run: Run, source: Path, tmp_path: Path) -> None:
-    (source / "cat/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (source / "cat/gone.jpg").symlink_to("nowhere.jpg")
     ran = run("build", source, tmp_path / "out", *SMALL, "--json")
     assert ran.status == 1
     assert ran.out == ""
@@ -531,11 +531,12 @@ def test_pull_says_what_it_copied_and_what_was_there(
     assert run("verify", tmp_path / "here").status == 0
 
 
-@pytest.mark.parametrize("option", ["novalue", "=x"])
+@pytest.mark.parametrize("option", ["novalue", "=novalue"])
 def test_a_storage_option_has_a_key_and_a_value(run: Run, store: BuiltStore, option: str) -> None:
     ran = run("info", store.path, "--storage-option", option)
     assert ran.status == 2
-    assert f"{option!r} is not KEY=VALUE" in ran.err
+    assert "expected KEY=VALUE" in ran.err
+    assert "novalue" not in ran.err
 
 
 @pytest.mark.parametrize("name", ["info", "verify", "bench"])

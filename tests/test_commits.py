@@ -127,10 +127,10 @@ def test_processes_that_commit_at_once_to_a_disk_without_links_all_get_a_number(
 ) -> None:
     without = """
 import errno, os
-from precache import localdisk
+from precache import localfiles
 def refuse(*arguments):
     raise OSError(errno.EPERM, "no links")
-os.link = localdisk._rename_new = refuse
+os.link = localfiles._rename_new = refuse
 """
     _race(without + COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
     log = read_commits(empty)

@@ -447,7 +447,9 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\
 )
 def test_formats_that_are_not_promised_are_not_opened(data: bytes) -> None:
     """Pillow would start Ghostscript for some, and decode a picture within a picture of others."""
-    with pytest.raises(SampleError, match="decode reads, whatever its name: JPEG, PNG, WEBP, BMP, GIF, TIFF"):
+    with pytest.raises(
+        SampleError, match="decode reads, whatever its name: JPEG, PNG, WEBP, BMP, GIF, TIFF"
+    ):
         decode(data, Decode())
 
 

@@ -22,6 +22,7 @@ import pytest
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import StorageError, UsageError
 from precache.locks import LockedFile
+from precache.ownfolder import OwnFolder
 from tests.building import poll
 
 SIZE = 10_000
@@ -64,7 +65,7 @@ def nbytes(folder: Path) -> int:
     A look takes its time: without the lock it may see what is gone already beside what came in its
     place, under the very inode of a third.
     """
-    with LockedFile(folder / "lock"):
+    with LockedFile(OwnFolder(folder), "lock"):
         return _nbytes(folder)
 
 

@@ -175,7 +175,7 @@ def test_whatever_is_asked_for_is_asked_for_again(fault: Fault, service: Service
             (lambda: folder.put("new", [b"1"]), None),
             (lambda: folder.create("once", [b"1"]), True),
             (lambda: folder.create("once", [b"2"]), False),
-            (lambda: folder.copy("copied", folder, "a/1.jpg"), None),
+            (lambda: folder.copy("copied", folder, "a/1.jpg"), True),
             (lambda: folder.read("copied"), b"a/1.jpg"),
             (lambda: folder.remove("b"), None),
             (lambda: sorted(folder.sizes()), ["a/1.jpg", "copied", "new", "once"]),

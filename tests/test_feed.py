@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch.utils.data
+import xxhash
 
 import precache
 from precache import feed, fetchers, objects
@@ -65,10 +67,14 @@ def cache_bytes(store: BuiltStore, shards: int) -> int:
 
 
 def _sizes(store: BuiltStore) -> list[int]:
+    sizes: list[int] = _table_of(store)[:, 0].tolist()
+    return sizes
+
+
+def _table_of(store: BuiltStore) -> np.ndarray:
     table = store.open().shard_table("image")
     assert table is not None
-    sizes: list[int] = table[:, 0].tolist()
-    return sizes
+    return table.copy()
 
 
 def epoch(loader: precache.Loader) -> Read:
@@ -353,6 +359,8 @@ def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) 
 def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cache_limit is '1GB' and there is no cache_dir"):
         precache.Loader(stores["raw"].path, 2, cache_limit="1GB")
+    with pytest.raises(UsageError, match="cache_shared is True and there is no cache_dir"):
+        precache.Loader(stores["raw"].path, 2, cache_shared=True)
     with precache.Loader(stores["raw"].path, 2, cache_dir=tmp_path / "c", device="cpu") as loader:
         assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
 
@@ -377,11 +385,12 @@ def test_a_dataset_reads_by_range_in_any_kind_of_worker(
 
 def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
     options = [f"--storage-option={k}={json.dumps(v)}" for k, v in s3.options().items()]
-    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB"]
+    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB", "--cache-shared"]
     done = cli("bench", url, "--epochs", 1, "--json", *limit, *options)
     assert done.stderr == ""
     assert json.loads(done.stdout)["samples"] == 159
     assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o2770
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -499,29 +508,149 @@ def test_a_shard_that_is_gone_is_named(large: BuiltStore, tmp_path: Path) -> Non
         epoch(loader)
 
 
-def test_a_copy_that_went_bad_is_named_with_the_way_out(
+def _copy(folder: Path, number: int) -> Path:
+    """The copy of a shard in a cache."""
+    [path] = (folder / "objects").glob(f"*-image-{number}-*")
+    return path
+
+
+def _flip(path: Path, place: float) -> None:
+    """Flip a bit of a file, in place."""
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(int(place * (size - 1)))
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_a_copy_that_went_bad_is_fetched_again(
+    place: float,
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Wherever it is bad, its index included."""
+    with _cached(url, s3.options(), tmp_path) as loader:
+        epoch(loader)
+    whole = _copy(tmp_path, 5).read_bytes()
+    _flip(_copy(tmp_path, 5), place)
+    for again in (1, 0):
+        with _cached(url, s3.options(), tmp_path) as loader:
+            assert_whole(epoch(loader), large)
+            assert loader.stats().fetched.objects == again
+    assert caplog.messages == [f"{_copy(tmp_path, 5)} is damaged; it is fetched again"]
+    assert _copy(tmp_path, 5).read_bytes() == whole
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def _make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _make_link(path: Path) -> None:
+    elsewhere = path.parents[2] / f"{path.name}-elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("spoil", [_cut_short, _make_fifo, _make_link, Path.unlink])
+def test_what_lies_in_the_place_of_a_copy_is_replaced(
+    spoil: Callable[[Path], None], url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with _cached(url, s3.options(), cache) as loader:
+        epoch(loader)
+    spoil(_copy(cache, 5))
+    with _cached(url, s3.options(), cache) as loader:
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 1
+        spoil(_copy(cache, 6))
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 1
+
+
+def test_copies_that_changed_places_are_fetched_again(
+    stores: dict[str, BuiltStore], s3: S3Server, tmp_path: Path
+) -> None:
+    """Both are whole, of one size and in each other's place; a loader that reads stays right."""
+    store = stores["raw"]
+    precache.pull(store.path, "s3://bucket/swapped", storage_options=s3.options())
+    assert _sizes(store)[0] == _sizes(store)[1]
+
+    def open_loader() -> precache.Loader:
+        return precache.Loader(
+            "s3://bucket/swapped", 1, shuffle=False, device="cpu", cache_dir=tmp_path,
+            storage_options=s3.options(),
+        )  # fmt: skip
+
+    with open_loader() as running_on:
+        assert_whole(epoch(running_on), store)
+        running_on.stats()
+        batches = iter(running_on)
+        first = next(batches)
+        one, other = _copy(tmp_path, 0), _copy(tmp_path, 1)
+        aside = tmp_path / "objects" / "aside"
+        one.rename(aside)
+        other.rename(one)
+        aside.rename(other)
+        with open_loader() as loader:
+            assert_whole(epoch(loader), store)
+            fetched = loader.stats().fetched.objects
+        found = {int(b["row"]): b["image"].numpy().copy()[0] for b in (first, *batches)}
+        assert_whole(found, store)
+        assert_whole(epoch(running_on), store)
+        assert fetched + running_on.stats().fetched.objects == 2
+
+
+def test_damage_that_comes_while_a_copy_is_read_is_mended(
     url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
 ) -> None:
-    with _cached(url, s3.options(), tmp_path) as loader:
-        epoch(loader)
-    [copy] = (tmp_path / "objects").glob("*-image-5-*")
-    data = bytearray(copy.read_bytes())
+    """On every thread that reads it, and where it was checked before."""
+    with _cached(url, s3.options(), tmp_path, verify="always", threads=3) as loader:
+        assert_whole(epoch(loader), large)
+        loader.stats()
+        for number in (5, 9):
+            _flip(_copy(tmp_path, number), 0.5)
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 2
+
+
+def test_damage_of_the_stores_own_object_is_named(
+    large: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy is what was written: to fetch it once more would bring the same."""
+    precache.pull(large.path, "memory://written-badly")
+    files = fsspec.filesystem("memory")
+    shard = f"/written-badly/{large.result.version}/image/c/3/0/0/0"
+    data = bytearray(files.cat(shard))
     data[len(data) // 2] ^= 1
-    copy.write_bytes(data)
+    files.pipe(shard, bytes(data))
+    table = _table_of(large)
+    table[3, 1] = xxhash.xxh3_64_intdigest(data)
+    monkeypatch.setattr(precache.Version, "shard_table", lambda self, name: table)
     with (
-        _cached(url, s3.options(), tmp_path) as loader,
-        pytest.raises(DamageError, match=rf"{copy}, a copy of s3://.*; delete it, and it is fetch"),
+        _cached("memory://written-badly", {}, tmp_path) as loader,
+        pytest.raises(
+            DamageError, match=rf"^shard memory:/.*{shard} is damaged at row 3\d"
+        ) as caught,
     ):
         epoch(loader)
-    copy.unlink()
-    with _cached(url, s3.options(), tmp_path) as loader:
-        assert_whole(epoch(loader), large)
+    assert "cache" not in str(caught.value).replace("precache", "")
+    assert len(list((tmp_path / "objects").glob("*-image-3-*"))) == 1
 
 
 def test_a_copy_that_cannot_be_mapped_is_named(
     url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(path: Path) -> np.ndarray:
+    def refused(descriptor: int) -> np.ndarray:
         raise OSError("it cannot be mapped: no more maps")
 
     monkeypatch.setattr(objects, "map_file", refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -9,27 +10,32 @@ import os
 import shutil
 import signal
 import time
+import uuid
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import precache
 from precache.cli import main
-from precache.commits import ROOT, Commit, append_commit, append_entry, read_commits
+from precache.commits import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
 from precache.errors import BuildError, StorageError, StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
-from precache.garbage import ALIVE_SECONDS, TRASH, Collected, plan_gc, seconds_of
-from precache.places import Place, StoredObject
-from precache.status import HEARTBEAT, BuildStatus
+from precache.garbage import ALIVE_SECONDS, Collected, plan_gc, seconds_of
+from precache.localdisk import LocalFolder
+from precache.places import COPIES, TRASH, Place, StoredObject
+from precache.status import DESCRIPTION, read_status
 from precache.storage import open_folder
 from tests.building import (
     build_here,
+    build_until,
     collect_until,
     contents,
     cut,
@@ -42,6 +48,7 @@ from tests.building import (
     write_jpegs,
 )
 from tests.servers import S3Server
+from workers.lease import BuildLease
 
 SIDES = (152, 156, 160)
 """Rows of 150 x 150 x 3 bytes are chunks of their own, so that shards have four rows."""
@@ -90,8 +97,10 @@ def why(done: Collected) -> dict[str, str]:
 
 
 def place(name: str, complete: bool = True, build_idle: float | None = None) -> Place:
-    build = None if build_idle is None else BuildStatus(name, 9, 3, 1, build_idle)
-    return Place(name, complete, (StoredObject(ROOT, 1, NOW - 900 * DAY),), build)
+    objects = [StoredObject(ROOT, 1, NOW - 900 * DAY)]
+    if build_idle is not None:
+        objects.append(StoredObject(DESCRIPTION, 1, NOW - build_idle))
+    return Place(name, complete, tuple(objects), None)
 
 
 @given(
@@ -110,8 +119,9 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
         for number, version in enumerate(log)
     ]
     places = [place(names[v], complete=v % 3 > 0, build_idle=idle[v]) for v in sorted(there)]
-    going, kept = plan_gc(commits, places, keep, least, NOW)
-    assert sorted([*going, *(each.version for each in kept)]) == [p.name for p in places]
+    plan = plan_gc(commits, places, keep, least, NOW)
+    going = plan.going
+    assert sorted([*going, *(each.version for each in plan.kept)]) == [p.name for p in places]
     last = {commit.version: commit for commit in commits}
     complete = {p.name for p in places if p.complete}
     by_age = sorted(complete & set(last), key=lambda v: last[v].number)
@@ -181,13 +191,292 @@ def test_bad_usage_and_no_store(tmp_path: Path) -> None:
         precache.gc(tmp_path)
 
 
-def test_folders_of_other_names_are_left_alone(store: tuple[Path, list[str]]) -> None:
+# --- whose it is --------------------------------------------------------------------------------
+
+OTHERS: dict[str, dict[str, bytes]] = {
+    "files": {"photo.jpg": b"mine"},
+    "files among what looks like ours": {"valid/c/0": b"mine", "photo.jpg": b"mine"},
+    "arrays": {"label/zarr.json": b"{}", "label/c/0": b"mine"},
+    "a Zarr group": {"zarr.json": b'{"zarr_format": 3, "attributes": {}}', "label/c/0": b"mine"},
+    "a copy of a version": {"zarr.json": b'{"attributes": {"precache": {"version": "%s"}}}'},
+    "a build of something else": {"_build/build.json": b'{"version": "1.2"}', "_build/log": b""},
+    "a build's output": {"_build/html/index.html": b"mine", "conf.py": b"mine"},
+    "scratch": {"_build/tmp/data": b"mine"},
+    "a root that is a folder": {"zarr.json/photo.jpg": b"mine"},
+}
+"""Below a folder that is named by the MD5 of something."""
+
+BESIDE = ("_gc/{}/x", "_gc/notes", "_pull/{}/photo.jpg", "_pull/x.lock", "_claims/x", "_followed/x")
+SOME = "d41d8cd98f00b204e9800998ecf8427e"
+
+
+def put_others(folder: Folder, files: Iterable[tuple[str, bytes]]) -> set[str]:
+    names = set()
+    for name, data in files:
+        folder.put(name, [data])
+        names.add(name)
+    return names
+
+
+@pytest.mark.parametrize("files", OTHERS.values(), ids=OTHERS)
+def test_what_others_have_is_neither_touched_nor_counted(
+    store: tuple[Path, list[str]], files: dict[str, bytes]
+) -> None:
+    path, (_, second, third) = store
+    version = second.encode()
+    mine = {f"{SOME}/{name}": data.replace(b"%s", version) for name, data in files.items()}
+    mine |= {name.format(SOME): b"mine" for name in BESIDE}
+    nbytes = precache.versions(path).nbytes
+    put_others(open_folder(path), mine.items())
+    (path / "0123456789abcdef0123456789abcdef").write_bytes(b"mine")
+    (path / "00000000000000000000000000000000").mkdir()
+    age(path, 900 * DAY)
+    found = precache.versions(path)
+    assert (found.nbytes, found.unfinished) == (nbytes, ())
+    assert read_status(path).building == ()
+    done = precache.gc(path, keep=0, older_than=0)
+    assert SOME not in why(done)
+    left = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()}
+    assert left >= {*mine, "0123456789abcdef0123456789abcdef"}
+    assert (path / "00000000000000000000000000000000").is_dir()
+    assert precache.open(path).id == third
+
+
+def test_what_others_have_in_a_bucket_is_left_alone() -> None:
+    folder = open_folder("memory://garbage/others")
+    names = put_others(folder, [(name.format(SOME), b"mine") for name in BESIDE])
+    for number, files in enumerate(OTHERS.values()):
+        of_one = [(f"{number:032x}/{name}", data) for name, data in files.items()]
+        names |= put_others(folder, of_one)
+    with pytest.raises(StoreError, match="there is no store"):
+        precache.gc("memory://garbage/others", keep=0, older_than=0)
+    folder.put("commits/000001.json", [b'{"version": "%s", "time": 1.0}' % SOME.encode()])
+    precache.gc("memory://garbage/others", keep=0, older_than=0)
+    assert names <= set(folder.sizes())
+
+
+PARTS = st.sampled_from(
+    [
+        "zarr.json",
+        "c",
+        "0",
+        "image",
+        "_build",
+        "tmp",
+        "build.json",
+        "shards",
+        "_gc",
+        SOME,
+        "a b",
+        "é",
+    ]
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(st.lists(PARTS, min_size=1, max_size=4).map(tuple), min_size=1, max_size=6))
+def test_no_folder_without_metadata_of_ours_is_touched(
+    built: tuple[Path, list[str]], tmp_path: Path, names: set[tuple[str, ...]]
+) -> None:
+    store = tmp_path / uuid.uuid4().hex
+    shutil.copytree(built[0] / "commits", store / "commits")
+    mine = store / SOME
+    for parts in sorted(names, key=len, reverse=True):
+        path = mine.joinpath(*parts)
+        if not path.exists() and not any(p.is_file() for p in path.parents):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"mine")
+    (mine / "photo.jpg").write_bytes(b"mine")
+    before = sorted(mine.rglob("*"))
+    age(store, 900 * DAY)
+    precache.gc(store, keep=0, older_than=0)
+    assert sorted(mine.rglob("*")) == before
+
+
+def test_a_link_is_no_version(store: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, (first, second, third) = store
+    elsewhere = tmp_path / "elsewhere"
+    (path / first).rename(elsewhere)
+    (path / first).symlink_to(elsewhere)
+    (path / SOME).symlink_to(elsewhere)
+    left = path / TRASH / f"{SOME}.{uuid.uuid4().hex}"  # as earlier releases moved it there
+    left.parent.mkdir()
+    left.symlink_to(elsewhere)
+    before = contents(elsewhere)
+    listed = precache.versions(path)
+    assert [each.version for each in listed.versions] == [third, second, first]
+    assert "a link, which is not followed" in listed.versions[2].problem
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [second]
+    assert why(done)[first] == why(done)[SOME] == "a link, and no version: gc does not touch it"
+    assert contents(elsewhere) == before
+    assert (path / first).is_symlink()
+    assert not (path / TRASH).exists()
+
+
+@pytest.mark.parametrize("name", [TRASH, COPIES])
+def test_nothing_is_removed_through_a_folder_of_ours_that_is_a_link(
+    name: str, store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     path, _ = store
-    for name in ("notes", "abc123", "f" * 31, "F" * 32):
-        (path / name).mkdir()
-        (path / name / "file").write_text("mine")
-    precache.gc(path, keep=0, older_than=0)
-    assert {p.name for p in path.iterdir()} >= {"notes", "abc123", "f" * 31, "F" * 32}
+    elsewhere = tmp_path / "elsewhere"
+    for each in (f"{SOME}.{SOME}/image/c/0", f"{SOME}/image/c/0"):
+        write(elsewhere / each, b"mine")
+    before = sorted(elsewhere.rglob("*"))
+    age(elsewhere, 900 * DAY)
+    (path / name).symlink_to(elsewhere)
+    with contextlib.suppress(StorageError):
+        precache.gc(path, keep=1, older_than=0)
+    assert sorted(elsewhere.rglob("*")) == before
+
+
+LEFT: dict[str, Sequence[str]] = {
+    "the first folders of a build": (f"{SOME}/_build/tmp/",),
+    "files that were being put": (
+        f"{SOME}/_build/tmp/.build.json.{SOME}.tmp",
+        f"{SOME}/_build/tmp/.{SOME}.tmp",
+        f"{SOME}/_build/tmp/{SOME}",
+    ),
+    "a claim": (f"{SOME}/_build/_claims/commit/000001.json", f"{SOME}/_build/rows.parquet"),
+    "a build without a description": (f"{SOME}/_build/leases/{SOME}.json", f"{SOME}/rows/c/0"),
+    "a copy of an earlier release": (f"{SOME}/image/c/0/0/0/0", f"{SOME}/_build/tmp/"),
+    "a copy": (f"{COPIES}/{SOME}/image/c/0/0/0/0",),
+    "what a removal had put out of reach": (f"{TRASH}/{SOME}.{SOME}/image/c/0/0/0/0",),
+    "an entry of the log that was being created": ("{first}/_build/tmp/",),
+    "an empty folder that the log names": ("{first}/",),
+    "a version without its document": ("{first}/image/c/0/0/0/0", "{first}/valid/c/0"),
+    "a version whose document is damaged": ("{first}/image/c/0/0/0/0", "{first}/zarr.json"),
+}
+
+
+@pytest.mark.parametrize("names", LEFT.values(), ids=LEFT)
+def test_whatever_a_killed_process_left_is_collected(
+    names: Sequence[str], store: tuple[Path, list[str]]
+) -> None:
+    path, (first, second, third) = store
+    shutil.rmtree(path / first)
+    for name in names:
+        left = path / name.format(first=first)
+        (left if name.endswith("/") else left.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            left.write_bytes(b"left")
+    age(path, 8 * DAY)
+    precache.gc(path)
+    assert {p.name for p in path.iterdir()} == {second, third, "commits"}
+    assert precache.verify(path).ok
+
+
+def test_whatever_a_killed_build_left_is_collected(
+    source: Path, store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Each name that a build uses is known for ours, with no description of it or before there is
+    one.
+    """
+    path, versions = store
+    for change in (0, 2, 5, 8, 11, 15, 20, 40, 60):
+        killed = tmp_path / str(change)
+        shutil.copytree(path, killed)
+        options = {"shard_samples": 4}
+        status = end(start(build_until, change, source, killed, recipe(170), options))
+        assert status == -signal.SIGKILL
+        for name in {p.name for p in killed.iterdir()} - {*versions, "commits"}:
+            (killed / name / DESCRIPTION).unlink(missing_ok=True)
+        age(killed, 8 * DAY)
+        precache.gc(killed, keep=3)
+        files = {p.relative_to(killed).parts[0] for p in killed.rglob("*") if p.is_file()}
+        assert files == {*versions, "commits"}
+
+
+def test_copies_to_a_bucket_that_were_left_are_collected(source: Path, tmp_path: Path) -> None:
+    """With the record that says whose they are, whatever is there of it."""
+    url = "memory://garbage/copies"
+    first, second, third = build_all(source, url)
+    folder = open_folder(url)
+    record = folder.read(f"{first}/{ROOT}")
+    folder.remove(f"{first}/{ROOT}")
+    folder.put(f"{COPIES}/{first}", [record])
+    folder.put(f"{COPIES}/{second}", [folder.read(f"{second}/{ROOT}")])  # it was whole already
+    folder.put(f"{COPIES}/{SOME}", [record.replace(first.encode(), SOME.encode())])
+    assert {each.version for each in precache.versions(url).unfinished} == {first, SOME}
+    forward(folder, 8 * DAY)
+    done = precache.gc(url, keep=2)
+    assert set(removed(done)) == {first, SOME}
+    assert done.swept == (second,)
+    assert folder.names() == sorted([second, third, "commits"])
+
+
+def forward(folder: Folder, seconds: float) -> None:
+    """As if all of a bucket in memory had been put so long ago."""
+    root = str(folder).removeprefix("memory:/")
+    for name, each in fsspec.filesystem("memory").store.items():
+        if name.startswith(root):
+            each.created -= timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("by", ["gc", "use", "pull"])
+def test_what_a_process_left_that_was_killed_after_its_commit_goes(
+    by: str, store: tuple[Path, list[str]]
+) -> None:
+    path, (_, second, third) = store
+    for version in (second, third):
+        write(path / version / BUILD / "receipts/00000000.json", b"{}")
+        write(path / version / DESCRIPTION, b"{}")
+    if by == "gc":
+        (path / third / BUILD / "heartbeat").write_text("now")  # somebody is at work
+        told = precache.gc(path, dry_run=True)
+        assert told.swept == (second,)
+        assert (path / second / BUILD).exists()
+        assert precache.gc(path).swept == (second,)
+        assert (path / third / BUILD).exists()
+    elif by == "use":
+        precache.use(f"{path}@{second}")
+    else:
+        precache.pull(f"{path}@{second}", path)
+    assert not (path / second / BUILD).exists()
+    assert precache.verify(f"{path}@{second}").ok
+
+
+# --- clocks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [-3650, 0, 3650])
+@pytest.mark.parametrize("builders", [-3650, 3650])
+def test_wrong_clocks_decide_nothing(
+    own: int,
+    builders: int,
+    source: Path,
+    store: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, (first, second, third) = store
+    left = leave_a_build(source, path).name
+    for entry in (path / "commits").iterdir():
+        told = json.loads(entry.read_text())
+        entry.write_text(json.dumps({**told, "time": told["time"] + builders * DAY}))
+    description = path / left / DESCRIPTION
+    told = json.loads(description.read_text())
+    description.write_text(json.dumps({**told, "begun": told["begun"] + builders * DAY}))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + own * DAY)
+    assert removed(precache.gc(path, keep=0)) == []  # all of it is young
+    monkeypatch.undo()
+    age(path / left, 8 * DAY)
+    then = now() - 8 * DAY
+    os.utime(path / "commits/000002.json", (then, then))
+    monkeypatch.setattr(time, "time", lambda: now() + own * DAY)
+    assert removed(precache.gc(path, keep=0)) == [first, left]
+    assert why(precache.gc(path, keep=0))[second].startswith("replaced ")
+    assert precache.open(path).id == third
+
+
+def test_a_bucket_tells_the_time_itself(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://garbage/clock"
+    first, second, third = build_all(source, url)
+    monkeypatch.setattr(time, "time", lambda: NOW + 3650 * DAY)
+    assert removed(precache.gc(url, keep=0, older_than="1h")) == []
+    forward(open_folder(url).folder("commits"), 7200)
+    assert removed(precache.gc(url, keep=0, older_than="1h")) == [second, first]
+    assert open_folder(url).names() == sorted([third, "commits"])
 
 
 # --- after it -----------------------------------------------------------------------------------
@@ -259,31 +548,25 @@ def leave_a_build(source: Path, store: Path | str, options: Any = None) -> Folde
 
 
 def age(folder: Path, seconds: float) -> None:
-    """As if all below had been written so long ago, builds begun so long ago."""
+    """As if all below had been written so long ago."""
     then = time.time() - seconds
     for path in folder.rglob("*"):
-        if path.name == "build.json":
-            path.write_text(json.dumps({**json.loads(path.read_text()), "begun": then}))
-        os.utime(path, (then, then))
+        os.utime(path, (then, then), follow_symlinks=False)
 
 
 def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, list[str]]) -> None:
     path, _ = store
     left = leave_a_build(source, path).name
     assert "at work on it" in why(precache.gc(path, older_than=0))[left]
-    age(path / left, 3 * DAY)
+    age(path / left, 3 * DAY + 60)
     assert why(precache.gc(path, older_than="4d"))[left] == "unfinished, left 3 days ago"
     [found] = precache.versions(path).unfinished
     assert found.build is not None
     assert (found.build.done, found.build.shards) == (3, 3)
     assert 3 * DAY <= found.idle_seconds < 3 * DAY + 600
 
-    (path / left / HEARTBEAT).write_text(str(time.time() - 40))
-    assert "at work on it" in why(precache.gc(path, older_than=0))[left]
-    (path / left / HEARTBEAT).write_text("yesterday")
-    with pytest.raises(StoreError, match="damaged or forged: it is no time"):
-        precache.gc(path, older_than=0)
-    (path / left / HEARTBEAT).write_text(str(time.time() - 2 * DAY))
+    with BuildLease(LocalFolder(path / left)):
+        assert "at work on it" in why(precache.gc(path, older_than=0))[left]
     age(path / left, 2 * DAY)
     assert removed(precache.gc(path, older_than="1d")) == [left]
     assert not (path / left).exists()
@@ -293,12 +576,15 @@ def test_a_copy_that_was_left_goes_too(store: tuple[Path, list[str]], tmp_path: 
     path, versions = store
     target = tmp_path / "other"
     precache.pull(f"{path}@{versions[0]}", target)
-    partial = target / versions[1]
+    partial = target / COPIES / versions[1]
     shutil.copytree(path / versions[1] / "image", partial / "image")
     age(partial, 10)
     assert "at work on it" in why(precache.gc(target, older_than=0))[versions[1]]
     age(partial, 9 * DAY)
-    assert removed(precache.gc(target)) == [versions[1]]
+    done = precache.gc(target)
+    assert removed(done) == [versions[1]]
+    assert why(done)[versions[1]] == "unfinished copy, left 9 days ago"
+    assert {p.name for p in target.iterdir()} == {versions[0], "commits"}
     assert precache.verify(target).ok
 
 
@@ -452,7 +738,7 @@ def test_the_log_goes_where_a_run_was_killed_in_between(
     shutil.copytree(original, path)
     write(path / kept_name(first), b"[]")
     (path / TRASH).mkdir()
-    (path / first).rename(path / TRASH / f"{first}.killed")
+    (path / first).rename(path / TRASH / f"{first}.{uuid.uuid4().hex}")
     precache.gc(path, keep=1, older_than=0)
     assert not (path / kept_name(first)).exists()
     assert not (path / TRASH).exists()

@@ -142,6 +142,23 @@ def test_a_page_may_have_links_that_are_no_files(tmp_path: Path) -> None:
         assert open_folder(f"{url}/photos").names() == ["1.jpg", "cat"]
 
 
+def test_links_of_a_page_lead_nowhere_but_below_it(tmp_path: Path) -> None:
+    links = ["1.jpg", "..%2F..%2Fsecret.jpg", "%2e%2e/", "%2e%2e%2fother/", "%2Fetc%2Fpasswd"]
+    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+    write(tmp_path / "root/photos/index.html", page.encode())
+    write(tmp_path / "secret.jpg", b"secret")
+    left_out: list[str] = []
+    with web_server(tmp_path) as url:
+        folder = open_folder(f"{url}/root/photos")
+        found = [info.name for info in folder.walk(lambda name, reason: left_out.append(name))]
+        assert folder.names() == ["1.jpg"]
+        for name in left_out:
+            with pytest.raises(StorageError, match="is no name below"):
+                folder.read(name)
+    assert found == ["1.jpg"]
+    assert sorted(left_out) == ["..", "../../secret.jpg", "../other", "/etc/passwd"]
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_server_without_ranges_is_trained_from_with_a_warning(
     cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

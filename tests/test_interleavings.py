@@ -7,10 +7,13 @@ that had to give way succeeds when it is run again.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,23 +24,37 @@ from numcodecs import zstd
 import workers.account
 import workers.build
 import workers.commit
+import workers.lease
 import workers.shard_objects
 import workers.shardrows
-from precache import garbage
+from precache import claims, garbage, status
 from precache.commits import BUILD, read_commits
-from precache.errors import BuildError
+from precache.errors import BuildError, FetchError
+from precache.liveness import Process
 from precache.pipeline import Field, Pipeline, ZstdCodec
 from precache.store import open_own
 from precache.verification import verify_version
-from tests.interleaving import ACTORS, Memory, MemoryFolder, Turns
+from precache.version import Version
+from tests.interleaving import (
+    ACTORS,
+    Choose,
+    Killed,
+    Memory,
+    MemoryFolder,
+    Turns,
+    Visited,
+    explore,
+)
 from workers.account import Account
 from workers.build import _Build
+from workers.offered import OfferedRows
 from workers.progress import BuildProgress
 from workers.request import Request
+from workers.sources import Fetched
 from workers.trials import HeldRows
 
 LEVELS = {"first": 1, "second": 19, "again": 1, "base": 1}
-"""Of zstd, by actor."""
+"""Of zstd, and of JSON's indentation, by actor: as of other releases of libraries."""
 
 PIPELINE = Pipeline(fields={"image": Field(codec=ZstdCodec())})
 
@@ -60,54 +77,114 @@ def encoder_of_the_actor(codec: object, dtype: str) -> Callable[[np.ndarray], by
     return lambda chunk: bytes(zstd.compress(np.ascontiguousarray(chunk), level, True))
 
 
+def sleep(seconds: float) -> None:
+    ACTORS.turns.sleep(seconds)
+
+
+def json_of_the_actor(value: object) -> bytes:
+    return json.dumps(value, indent=LEVELS[ACTORS.name]).encode()
+
+
+def own_process(pid: int) -> Process:
+    return Process(node="memory", pid=pid, started=0, host=ACTORS.name)
+
+
+def own_number() -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{ACTORS.name} {next(ACTORS.numbers)}")
+
+
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.build, "open_folder", lambda uri, options: ACTORS.store)
     monkeypatch.setattr(garbage, "open_folder", lambda uri, options: ACTORS.store)
     monkeypatch.setattr(workers.build, "check_request", lambda request: None)
-    monkeypatch.setattr(workers.build.sources, "open_source", lambda source, options: source)
+    monkeypatch.setattr(workers.build.sources, "open_source", lambda source, *given, **options: source)
     monkeypatch.setattr(workers.build, "source_to_keep", lambda source: None)
     monkeypatch.setattr(workers.build, "shown", str)
     monkeypatch.setattr(workers.account, "FinishedLog", Silent)
     monkeypatch.setattr(workers.commit, "PUTS", 1)
+    monkeypatch.setattr(workers.commit, "_json", json_of_the_actor)
     monkeypatch.setattr(workers.shardrows, "encoder", encoder_of_the_actor)
-    monkeypatch.setattr(workers.shard_objects, "RECEIPT_SECONDS", 0.0)
+    monkeypatch.setattr(workers.shard_objects, "OWN_SECONDS", 0.0)
+    monkeypatch.setattr(workers.shard_objects, "OTHER_SECONDS", 0.5)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+    monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
+    monkeypatch.setattr(uuid, "uuid4", own_number)
+    for module in (claims, workers.lease):
+        monkeypatch.setattr(module, "BEAT_SECONDS", 1e6)
+        monkeypatch.setattr(module, "process_of", own_process)
+    for kind in (Version, OfferedRows):  # a lock for all instances, in Python 3.11
+        for held in vars(kind).values():
+            if hasattr(held, "lock"):
+                monkeypatch.setattr(held, "lock", contextlib.nullcontext())
+    for module in (claims, status):
+        monkeypatch.setattr(module, "has_ended", lambda who: who.host not in ACTORS.turns.live)
 
 
-def rows(count: int, seed: int = 0) -> HeldRows:
-    made = np.random.default_rng(seed).integers(0, 99, (count, 3, 4, 4), np.uint8)
-    return HeldRows([{"image": row} for row in made], count)
+@dataclass(frozen=True)
+class Rows(HeldRows):
+    """Rows in memory, of which some cannot be fetched."""
+
+    missing: frozenset[str] = frozenset()
+
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
+        found = super().fetch(keys, sizes)
+        lost = FetchError("it is out of reach")
+        return [
+            lost if key in self.missing else each for key, each in zip(keys, found, strict=True)
+        ]
 
 
-def builder(source: HeldRows) -> str:
-    request = Request(source, "store", PIPELINE, address="serial", shard_samples=4)  # type: ignore[arg-type]
+def rows(count: int, *missing: str) -> Rows:
+    made = np.random.default_rng(0).integers(0, 99, (count, 3, 4, 4), np.uint8)
+    made[1:2] = 0
+    return Rows([{"image": row} for row in made], count, missing=frozenset(missing))
+
+
+def build(source: Rows) -> str:
+    request = Request(
+        source,  # type: ignore[arg-type]  # what would be opened by its name
+        "store",
+        PIPELINE,
+        address="serial",
+        shard_samples=4,
+        accept_missing=True,
+    )
     with BuildProgress(False) as progress:
         account = Account(request, progress)
         try:
             return _Build(request, progress, account).run().version
-        except BaseException as error:
+        except Exception as error:
             account.fail(error)
             raise
 
 
-def remover() -> object:
+def remove_old() -> object:
     return garbage.gc("store", keep=0, older_than=0)
 
 
-def alone(memory: Memory, actor: str, act: Callable[[], Any]) -> Any:
+def alone(memory: Memory, act: Callable[[], Any]) -> Any:
     """What an actor returns that has the store to itself."""
-    outcome = Turns(memory, lambda able: able[0]).run({actor: act})[actor]
-    if isinstance(outcome, Exception):
+    outcome = Turns(memory, lambda able: able[0]).run({"again": act})["again"]
+    if isinstance(outcome, BaseException):
         raise outcome
     return outcome
 
 
-def check(memory: Memory, outcomes: dict[str, object], source: HeldRows) -> None:
+def store_with(source: Rows) -> Memory:
+    """A store with a version of a source."""
+    alone(memory := Memory(), partial(build, source))
+    return memory
+
+
+def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
+    """Whatever happened, what is committed is whole, and a build makes the version."""
     for name, outcome in outcomes.items():
-        if isinstance(outcome, Exception):
-            assert isinstance(outcome, BuildError), (name, repr(outcome))
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, BuildError | Killed), (name, repr(outcome))
     require_whole(memory)
-    version = alone(memory, "again", partial(builder, source))
+    version = alone(memory, partial(build, source))
     [*_, last] = read_commits(MemoryFolder(memory, lambda call, name: None))
     assert last.version == version
     require_whole(memory)
@@ -115,22 +192,22 @@ def check(memory: Memory, outcomes: dict[str, object], source: HeldRows) -> None
 
 
 def require_whole(memory: Memory) -> None:
-    """What the log names as current is there, without a fault."""
+    """The version that the log names as current is there, without a fault."""
     store = MemoryFolder(memory, lambda call, name: None)
     for commit in read_commits(store)[-1:]:
-        assert verify_version(open_own(store.folder(commit.version)), lambda n: None).damage == ()
+        version = open_own(store.folder(commit.version))
+        assert verify_version(version, lambda nbytes: None).damage == ()
 
 
-def preempted(points: Sequence[int], first: str) -> Callable[[Sequence[str]], str]:
-    """One actor goes on until its call number `points[0]`, then the other until …, and so on."""
-    left = list(points)
-    going = first
+def preempted(points: Sequence[int], first: str) -> Choose:
+    """One actor has so many turns, then another so many, and so on; the last has no limit."""
+    left, going = list(points), first
 
     def choose(able: Sequence[str]) -> str:
         nonlocal going
         if left and left[0] == 0:
             left.pop(0)
-            going = next((name for name in able if name != going), going)
+            going = next(name for name in able if name != going)
         if left:
             left[0] -= 1
         return going if going in able else able[0]
@@ -138,17 +215,67 @@ def preempted(points: Sequence[int], first: str) -> Callable[[Sequence[str]], st
     return choose
 
 
-def test_of_two_builders_one_is_stopped_at_each_of_its_calls() -> None:
+def turns_of(memory: Memory, source: Rows) -> int:
+    """How many turns a build takes that is alone."""
+    turns = Turns(memory, lambda able: able[0])
+    turns.run({"first": partial(build, source)})
+    return len(turns.calls)
+
+
+SECOND = {
+    "the same": rows(4),
+    "without one that cannot be fetched": rows(4, "2"),
+    "without one whose pixels are those of a hole": rows(4, "1"),
+}
+
+
+@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: Rows) -> None:
     source = rows(4)
-    calls = Turns(memory := Memory(), lambda able: able[0])
-    calls.run({"first": partial(builder, source)})
-    count = len(calls.calls["first"])
-    print("calls", count, len(memory.objects))
-    for first in ("first", "second"):
-        for point in range(1, count):
+    actors = {"first": partial(build, source), "second": partial(build, second)}
+    for first in actors:
+        for point in range(1, turns_of(Memory(), source)):
             memory = Memory()
-            turns = Turns(memory, preempted([point], first))
-            outcomes = turns.run(
-                {"first": partial(builder, source), "second": partial(builder, source)}
-            )
-            check(memory, outcomes, source)
+            check(memory, Turns(memory, preempted([point], first)).run(actors), source)
+
+
+@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Rows) -> None:
+    source = rows(4)
+    actors = {"first": partial(build, source), "second": partial(build, second)}
+    for point in range(turns_of(Memory(), source)):
+        memory = Memory()
+        turns = Turns(memory, preempted([point + 1], "first"), {"first": point})
+        check(memory, turns.run(actors), source)
+
+
+def test_two_builders_and_a_removal_in_any_order() -> None:
+    old, source = rows(7), rows(12)
+    before = store_with(old)
+    builds = {"first": partial(build, source), "second": partial(build, rows(12, "9"))}
+    for seed in range(30):
+        chance = random.Random(seed)
+        memory = Memory(before.objects)
+        outcomes = Turns(memory, chance.choice).run({**builds, "remover": remove_old})
+        check(memory, outcomes, source)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_two_builders_in_every_order() -> None:
+    source = rows(1)
+    actors = {"first": partial(build, source), "second": partial(build, source)}
+
+    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
+        memory = Memory()
+        turns = Turns(memory, lambda able: choose(turns, able))
+        try:
+            outcomes = turns.run(actors)
+        except Visited:
+            return
+        check(memory, outcomes, source)
+
+    for count in explore(run):
+        if count % 500 == 0:
+            print(count, "runs")
+    print(count, "runs in all")

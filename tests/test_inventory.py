@@ -19,6 +19,7 @@ from precache.cli import main
 from precache.commits import Commit
 from precache.errors import StoreError, UsageError
 from precache.inventory import reigns
+from precache.places import COPIES
 from tests.building import remains, write_jpegs
 from tests.servers import S3Server
 
@@ -142,7 +143,7 @@ def test_in_a_bucket(source: Path, s3: S3Server) -> None:
 
 def test_the_commands(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     path, (first, second) = store
-    shutil.copytree(path / first / "image", path / ("0" * 32) / "image")
+    shutil.copytree(path / first / "image", path / COPIES / ("0" * 32) / "image")
     assert main(["ls", str(path)]) == 0
     head, columns, new, old, unfinished = capsys.readouterr().out.splitlines()
     assert head.startswith(f"{path}: ")

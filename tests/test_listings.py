@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache import blobs
-from precache.errors import StorageError
+from precache.errors import FetchError, SourceError, StorageError
+from precache.folder import NO_NAME, is_name
 from precache.listings import between
 from precache.storage import open_folder
 from tests.gcs_server import GCSServer
@@ -22,8 +25,8 @@ from workers.sources import open_source
 pytest.importorskip("s3fs", reason="s3:// needs s3fs")
 pytest.importorskip("obstore", reason="what signs URLs of s3://")
 
-PARTS = st.text("ab0é +%&<", min_size=1, max_size=3)
-NAMES = st.sets(st.lists(PARTS, min_size=1, max_size=3).map("/".join), max_size=40)
+PARTS = st.text("ab0é +%&<", min_size=1, max_size=3) | st.sampled_from(["", ".", "..", "..."])
+NAMES = st.sets(st.lists(PARTS, min_size=1, max_size=4).map("/".join).filter(bool), max_size=40)
 NUMBERS = st.sets(st.integers(0, 200).map("train/{:08d}.jpg".format), max_size=100)
 
 
@@ -43,11 +46,16 @@ def test_no_name_is_lost_or_comes_twice(
     server.names, server.page = sorted(names), page
     options = server.options() | ({"requester_pays": True} if slow else {})
     folder = open_folder("s3://bucket", options)
-    assert sorted(info.name for info in folder.walk()) == server.names
-    assert set(folder.names()) == {name.partition("/")[0] for name in names}
+    left_out: list[str] = []
+    found = [info.name for info in folder.walk(lambda name, reason: left_out.append(name))]
+    assert sorted(found) == [name for name in server.names if is_name(name)]
+    assert sorted(left_out) == [name for name in server.names if not is_name(name)]
+    parts = {name.partition("/")[0] for name in names}
+    assert set(folder.names()) == set(filter(is_name, parts))
     for first in set(folder.names()):
         below = {name[len(first) + 1 :] for name in names if name.startswith(f"{first}/")}
-        assert set(folder.names(first)) == {name.partition("/")[0] for name in below}
+        parts = {name.partition("/")[0] for name in below}
+        assert set(folder.names(first)) == set(filter(is_name, parts))
 
 
 def test_what_is_listed_is_what_s3fs_says(s3: S3Server) -> None:
@@ -58,6 +66,53 @@ def test_what_is_listed_is_what_s3fs_says(s3: S3Server) -> None:
     slow = sorted(open_folder(url, {**s3.options(), "requester_pays": True}).walk())
     assert fast == slow
     assert all(info.etag and info.mtime_ns > 10**18 for info in fast)
+
+
+KEYS = ["1.jpg", "a/2.jpg", "/3.jpg", "a//4.jpg", "a/../5.jpg", "./6.jpg", "a//b/7.jpg", "a/8.jpg/"]
+
+
+def put_raw(protocol: str, server: Any, keys: Sequence[str]) -> None:
+    """Objects of the bucket, one byte each, past all libraries that have an opinion on keys."""
+    for key in keys:
+        if protocol == "s3":
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            connection.request("PUT", f"/bucket/{key}", b"1")
+            assert connection.getresponse().status == 200
+            connection.close()
+        elif protocol == "gs":
+            server.insert("bucket", key, b"1", create=False)
+        else:
+            with server.container("bucket") as container:
+                container.upload_blob(key, b"1")
+
+
+@pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
+def test_keys_that_are_no_names_are_counted_and_never_fetched(
+    protocol: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue({"s3": "s3", "gs": "gcs", "az": "azurite"}[protocol])
+    url, left_out = f"{protocol}://bucket/odd", list[str]()
+    keys = [key for key in KEYS if protocol != "az" or "./" not in key]  # its library resolves them
+    put_raw(protocol, server, [f"odd/{key}" for key in keys])
+    folder = open_folder(url, server.options())
+    found = {info.name for info in folder.walk(lambda name, reason: left_out.append(name))}
+    assert found == {"1.jpg", "a/2.jpg"}
+    assert sorted(left_out) == sorted(keys[2:])
+    assert folder.names() == ["1.jpg", "a"]
+    assert set(folder.sizes()) - {"a/8.jpg"} == {"1.jpg", "a/2.jpg"}  # adlfs takes a slash off
+    source = open_source(url, server.options())
+    listing = source.list(lambda found: None)
+    assert listing.table.keys == ["1.jpg", "a/2.jpg"]
+    assert listing.left_out == {NO_NAME: len(keys) - 2}
+    for key, fetched in zip(keys, source.fetch(keys, [1] * len(keys)), strict=True):
+        refused = isinstance(fetched, FetchError) and "is no name below" in str(fetched)
+        assert refused == (key in keys[2:])
+
+
+def test_a_bucket_of_such_keys_alone_says_so(s3: S3Server) -> None:
+    put_raw("s3", s3, ["alone//1.jpg", "alone//2.jpg"])
+    with pytest.raises(SourceError, match=r"no image .*; left out: 2 with an empty part, .*rename"):
+        open_source("s3://bucket/alone", s3.options()).list(lambda found: None)
 
 
 @given(low=st.text(max_size=6), high=st.none() | st.text(max_size=6))

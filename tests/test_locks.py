@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from precache.locks import LockedFile, remove_if_free
+from precache.ownfolder import OwnFolder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    path, inside = tmp_path / "lock", list[int]()
+    folder, inside = OwnFolder(tmp_path), list[int]()
 
     def work() -> None:
         for _ in range(50):
-            with LockedFile(path):
+            with LockedFile(folder, "lock"):
                 inside.append(1)
                 assert len(inside) == 1
                 inside.pop()
@@ -37,16 +38,16 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_only_what_nobody_has_locked_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    assert remove_if_free(path)
-    with LockedFile(path) as file:
-        assert not remove_if_free(path)
-        assert file.is_at(path)
+    folder, path = OwnFolder(tmp_path), tmp_path / "lock"
+    assert remove_if_free(folder, "lock")
+    with LockedFile(folder, "lock") as file:
+        assert not remove_if_free(folder, "lock")
+        assert file.is_there
         path.unlink()
-        assert not file.is_at(path)
+        assert not file.is_there
         path.touch()
-        assert not file.is_at(path)
-    assert remove_if_free(path)
+        assert not file.is_there
+    assert remove_if_free(folder, "lock")
     assert not path.exists()
 
 
@@ -62,8 +63,9 @@ def test_what_came_in_the_place_of_a_free_file_stays(
         path.write_bytes(b"another's")
         lock(file, how)
 
+    folder = OwnFolder(tmp_path)
     monkeypatch.setattr(fcntl, "flock", overtaken)
-    assert remove_if_free(path)
+    assert remove_if_free(folder, "lock")
     assert path.read_bytes() == b"another's"
 
 
@@ -72,16 +74,17 @@ import random, signal, sys
 from pathlib import Path
 from precache.diskcache import OVERHEAD, DiskCache
 from precache.locks import LockedFile, remove_if_free
+from precache.ownfolder import OwnFolder
 
 def interrupt(*arguments):
     raise KeyboardInterrupt
 
 folder, dice, kept = Path(sys.argv[1]), random.Random(3), None
-cache = DiskCache(folder, OVERHEAD + 10**6)
+own, cache = OwnFolder(folder), DiskCache(folder / "cache", OVERHEAD + 10**6)
 signal.signal(signal.SIGALRM, interrupt)
 
 def alone():
-    with LockedFile(folder / "alone"):
+    with LockedFile(own, "alone"):
         pass
 
 def lease():
@@ -97,11 +100,11 @@ for work, times in ((alone, 300), (lease, 150)):
         except KeyboardInterrupt as error:
             signal.setitimer(signal.ITIMER_REAL, 0)
             kept = error  # with its traceback, as a notebook does
-        assert remove_if_free(folder / "alone")
-        assert remove_if_free(folder / "lock")
+        assert remove_if_free(own, "alone")
+        assert remove_if_free(cache._root, "lock")
         kept = None  # a lease that was not closed yet goes with it
-        for path in (folder / "users").iterdir():
-            assert remove_if_free(path), path
+        for name in cache.users.names():
+            assert remove_if_free(cache.users, name), name
 """
 
 
@@ -110,9 +113,9 @@ def test_an_interrupt_leaves_nothing_locked(run_python: Run, tmp_path: Path) -> 
 
 
 def test_a_forked_child_has_none_of_them(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
+    folder = OwnFolder(tmp_path)
     reader, writer = os.pipe()
-    with LockedFile(path) as file:
+    with LockedFile(folder, "lock") as file:
         child = os.fork()
         if not child:
             os.write(writer, b"closed" if file.closed else b"locked")
@@ -120,7 +123,7 @@ def test_a_forked_child_has_none_of_them(tmp_path: Path) -> None:
             os._exit(0)
         assert os.read(reader, 6) == b"closed"
     try:
-        assert remove_if_free(path)
+        assert remove_if_free(folder, "lock")
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

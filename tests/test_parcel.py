@@ -29,6 +29,8 @@ RECIPE = precache.Pipeline.image(resize=(20, 24), crop=16)
 OTHERWISE: dict[str, Any] = {
     "labels": "/elsewhere/labels.csv",
     "classes": "s3://bucket/train.store",
+    "accept_unmatched": True,
+    "follow_links": True,
     "keep_order": True,
     "shard_samples": 12,
     "on_error": "raise",
@@ -64,7 +66,9 @@ def pack_code(*code: Path | str) -> Parcel:
 
 def test_every_option_of_a_build_travels() -> None:
     known = inspect.signature(build).parameters.keys()
-    assert known - {"source", "store", "pipeline", "address", "storage_options"} == set(OTHERWISE)
+    apart = {"source", "store", "pipeline", "address", "storage_options"}
+    apart.add("run_functions")  # asked for here: the recipe travels as the user's own
+    assert known - apart == set(OTHERWISE)
     options = parsed(pack("/in", "/out", RECIPE, OTHERWISE).arguments)
     assert (options.source, options.store, options.address) == ("/in", "/out", "auto")
     keywords = build_keywords(options)
@@ -73,17 +77,19 @@ def test_every_option_of_a_build_travels() -> None:
 
 
 def test_every_option_of_a_refresh_travels() -> None:
-    rows = {"labels", "classes", "keep_order", "shard_samples", "compact", "recompute"}
-    given = {n: each for n, each in OTHERWISE.items() if n not in {*rows, "retry_failed"}}
-    sent = pack_refresh("/in", "/out", [], {**given, "times": 3, "every": "60.000000s"})
+    rows = {"labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact"}
+    rows |= {"recompute", "retry_failed"}
+    given = {n: each for n, each in OTHERWISE.items() if n not in rows}
+    more = {"times": 3, "every": "60.000000s", "run_functions": True}
+    sent = pack_refresh("/in", "/out", None, {**given, **more})
     parser = argparse.ArgumentParser()
     add_refresh(parser.add_subparsers())
     options = parser.parse_args(sent.arguments)
     assert (options.store, options.source, options.address) == ("/out", "/in", "auto")
-    assert (options.times, seconds_of(options.every)) == (3, 60)
+    assert (options.times, seconds_of(options.every), options.run_functions) == (3, 60, True)
     keywords = running_keywords(options)
     assert {name: keywords[name] for name in given} == given
-    alone = pack_refresh(None, "/out", [], {}).arguments
+    alone = pack_refresh(None, "/out", None, {}).arguments
     assert alone == ("refresh", "/out", "--address=auto", "--json")
 
 

@@ -18,11 +18,13 @@ from precache.commits import read_commits, source_to_keep
 from precache.errors import BuildError, StoreError, UsageError
 from precache.localdisk import LocalFolder
 from tests.building import (
+    ask,
     build_here,
     contents,
     cut,
     encoded,
     end,
+    refresh_changes,
     refresh_until,
     remains,
     start,
@@ -115,7 +117,9 @@ def test_killed_at_any_change_the_same_command_finishes_it(
     source: Path, store: Path, tmp_path: Path
 ) -> None:
     wanted = contents(from_scratch(source, tmp_path, 1))
-    for change in (3, 25, 60):
+    whole = shutil.copytree(store, tmp_path / "whole")
+    last = ask(refresh_changes, whole)
+    for change in (3, 25, 60, last - 8, last - 4, last - 2):
         part = tmp_path / f"killed{change}"
         shutil.copytree(store, part)
         old = contents(Path(precache.open(part).path))
@@ -123,9 +127,10 @@ def test_killed_at_any_change_the_same_command_finishes_it(
         now = precache.open(part)
         if now.fields["image"].first_variant == 0:
             assert contents(Path(now.path)) == old
-            precache.refresh(part, **SERIAL)
+        precache.refresh(part, **SERIAL)
         assert contents(Path(precache.open(part).path)) == wanted
         assert precache.verify(part).ok
+        assert remains(part) == []
 
 
 def test_a_loader_that_follows_sees_the_fresh_variant(store: Path) -> None:
@@ -291,7 +296,9 @@ def test_labels_that_come_with_samples_stay(tmp_path: Path) -> None:
     pipeline = precache.Pipeline.image(random_resized_crop=24, variants=2)
     built = precache.build(source, tmp_path / "store", pipeline, **SERIAL)
     before, labels = inodes(tmp_path / "store"), precache.open(built.path).labels
-    precache.refresh(tmp_path / "store", **SERIAL)
+    with pytest.raises(UsageError, match=r"names code .*drawings'.* --run-functions"):
+        precache.refresh(tmp_path / "store", **SERIAL)
+    precache.refresh(tmp_path / "store", run_functions=True, **SERIAL)
     assert inodes(tmp_path / "store")["image.1"] == before["image.1"]
     assert np.array_equal(precache.open(tmp_path / "store").labels, labels)
     assert sorted(labels) == [0, 0, 0, 1, 1, 2, 2, 3, 3]

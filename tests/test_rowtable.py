@@ -6,6 +6,7 @@ import dataclasses
 import io
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -105,6 +106,26 @@ def test_taking_rows_keeps_every_column_together() -> None:
 def test_bytes_that_are_no_table_are_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match=r"rows\.parquet is no row table"):
         RowTable.from_parquet(data, "rows.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("key", ["a", None]),
+        ("key", [1, 2]),
+        ("key", [b"a", b"b"]),
+        ("size", [1.5, 2.0]),
+        ("label", [0, None]),
+        ("etag", [["x"], []]),
+    ],
+)
+def test_columns_of_other_types_are_refused(name: str, values: list[object]) -> None:
+    table = pq.read_table(io.BytesIO(_table().to_parquet()))
+    forged = table.set_column(table.column_names.index(name), name, pa.array(values))
+    sink = io.BytesIO()
+    pq.write_table(forged, sink)
+    with pytest.raises(StoreError, match=f"is no row table: its column {name} has values of type"):
+        RowTable.from_parquet(sink.getvalue(), "rows.parquet")
 
 
 @given(st.data())

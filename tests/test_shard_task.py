@@ -22,12 +22,12 @@ from precache.layout import RowShape, decode_index
 from precache.receipts import Receipt
 from precache.storage import open_folder
 from tests.building import ask, contents, cut, encoded, poll, remains, write
+from workers.goal import receipt_name
 from workers.outputs import Sums
 from workers.probe import ProbeTask, run_probe
 from workers.shard_task import (
     Job,
     ShardTask,
-    receipt_name,
     run_shard,
 )
 from workers.sources import Sample, open_source

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import pickle
+import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +24,7 @@ from hypothesis import strategies as st
 
 import precache
 from precache.errors import FetchError, PipelineError, SourceError, StorageError, UsageError
+from precache.folder import LINK_OUT, NO_FILE
 from precache.rowtable import RowTable
 from tests.building import (
     ask,
@@ -33,15 +37,8 @@ from tests.building import (
     write,
     write_jpegs,
 )
-from workers.sources import (
-    Listing,
-    Sample,
-    Source,
-    freeze_classes,
-    open_source,
-    override_labels,
-    read_classes,
-)
+from workers.labels import freeze_classes, override_labels, read_classes
+from workers.sources import Listing, Sample, Source, open_source
 from workers.usercode import load_object, module_hash
 
 SMALL = precache.Pipeline.image(resize=16, crop=16)
@@ -186,14 +183,82 @@ def test_a_name_that_is_no_utf8_is_named_in_an_error(tmp_path: Path) -> None:
 # --- links --------------------------------------------------------------------------------------
 
 
-def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
-    write(tmp_path / "elsewhere/1.jpg", b"x")
-    write(tmp_path / "elsewhere/2.jpg", b"x")
+@pytest.fixture
+def farm(tmp_path: Path) -> Path:
+    """A source of links, all of which lead out of it."""
+    for name in ("1.jpg", "2.jpg", "notes.txt"):
+        write(tmp_path / "elsewhere" / name, b"x")
     source = tmp_path / "in"
     source.mkdir()
     (source / "cat").symlink_to(tmp_path / "elsewhere")
     (source / "one.jpg").symlink_to(tmp_path / "elsewhere/1.jpg")
-    assert listed(source).table.keys == ["cat/1.jpg", "cat/2.jpg", "one.jpg"]
+    (source / "notes.txt").symlink_to(tmp_path / "elsewhere/notes.txt")
+    return source
+
+
+def test_links_within_a_source_are_followed(tmp_path: Path) -> None:
+    write(tmp_path / "all/1.jpg", b"1")
+    (tmp_path / "cat").symlink_to("all")
+    (tmp_path / "one.jpg").symlink_to(tmp_path / "all/1.jpg")
+    assert listed(tmp_path).table.keys == ["all/1.jpg", "cat/1.jpg", "one.jpg"]
+    assert fetch(open_source(str(tmp_path)), "cat/1.jpg").inputs == {"bytes": b"1"}
+
+
+def test_links_that_lead_out_of_a_source_are_counted(farm: Path) -> None:
+    write(farm / "a.jpg", b"x")
+    (farm / "lost.jpg").symlink_to(farm.parent / "nowhere.jpg")
+    listing = listed(farm)
+    assert listing.table.keys == ["a.jpg"]
+    assert listing.left_out == {LINK_OUT: 3}
+    assert listing.ignored == 1
+    for key in ("one.jpg", "cat/1.jpg", "lost.jpg"):
+        with pytest.raises(FetchError, match=r"it leads out of .*/in|No such file"):
+            fetch(open_source(str(farm)), key)
+
+
+def test_a_source_of_nothing_else_says_how_to_follow_them(farm: Path) -> None:
+    with pytest.raises(SourceError, match=r"no image .*left out: 2 links .*--follow-links"):
+        listed(farm)
+
+
+def test_links_that_lead_out_are_followed_where_that_is_asked_for(farm: Path) -> None:
+    source = open_source(str(farm), follow_links=True)
+    listing = source.list(lambda found: None)
+    assert listing.table.keys == ["cat/1.jpg", "cat/2.jpg", "one.jpg"]
+    assert listing.left_out == {}
+    assert fetch(pickle.loads(pickle.dumps(source)), "cat/2.jpg").inputs == {"bytes": b"x"}
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_what_is_no_file_is_counted_and_waited_for_by_nobody(tmp_path: Path, follow: bool) -> None:
+    source = tmp_path / "in"
+    write(source / "a.jpg", b"x")
+    os.mkfifo(source / "fifo.jpg")
+    os.mkfifo(source / "fifo")
+    (source / "to a fifo.jpg").symlink_to("fifo.jpg")
+    (source / "null.jpg").symlink_to("/dev/null")
+    (source / "kernel.jpg").symlink_to("/proc/kmsg")
+    (source / "proc").symlink_to("/proc")
+    bound = source / "socket.jpg"
+    with socket.socket(socket.AF_UNIX) as bind, contextlib.chdir(source):
+        bind.bind(bound.name)
+    found = open_source(str(source), follow_links=follow)
+    listing = found.list(lambda found: None)
+    assert listing.table.keys == ["a.jpg"]
+    links = 0 if follow else 3
+    assert listing.left_out == {NO_FILE: 6 - links} | ({LINK_OUT: links} if links else {})
+    assert listing.ignored == 1
+    for key in ("fifo.jpg", "to a fifo.jpg", "socket.jpg", "null.jpg", "kernel.jpg"):
+        with pytest.raises(FetchError, match=rf"{key}: "):
+            fetch(found, key)
+
+
+@pytest.mark.parametrize("key", ["../secret.jpg", "/etc/passwd", "a//b.jpg", "./a.jpg", "a\0b.jpg"])
+def test_a_key_that_is_no_name_in_the_source_is_not_fetched(tmp_path: Path, key: str) -> None:
+    write(tmp_path / "secret.jpg", b"x")
+    write(tmp_path / "in/a.jpg", b"x")
+    with pytest.raises(FetchError, match=f"{re.escape(repr(key))} is no name below .*/in: it must"):
+        fetch(open_source(str(tmp_path / "in")), key)
 
 
 @pytest.mark.parametrize("target", [".", "..", "cat", "cat/deep"])
@@ -637,7 +702,11 @@ def test_a_module_that_fails_on_import_is_named(module: Callable[[str], str]) ->
 def test_a_sample_that_fails_is_not_a_hole_but_a_fetch_that_failed(
     module: Callable[[str], str],
 ) -> None:
-    name = module("class D(list):\n    def __getitem__(self, i): raise OSError('link is down')")
+    name = module(
+        "class D:\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): raise OSError('link is down')"
+    )
     with pytest.raises(FetchError, match=f"sample 3 of {name}:D: .*link is down"):
         fetch(open_source(f"python:{name}:D"), "3")
 

@@ -263,7 +263,10 @@ def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
     first = cli(*line, cwd=code)
     assert first.returncode == 0, first.stderr
 
-    refresh = ["refresh", work.store, "--submit", "--times", "2"]
+    refresh = ["refresh", work.store, "--submit", "--times", "2", "--run-functions"]
+    unsaid = cli(*refresh[:-1], env=head.env, cwd=code)
+    assert unsaid.returncode == 2
+    assert "names code to be run: 'shaking:shaky'" in unsaid.stderr
     here = cli(*refresh, env=head.env, cwd=code)
     assert here.returncode == 2
     assert "shaking:shaky is here and not on the cluster; send it: --code shaking.py" in here.stderr

@@ -179,7 +179,7 @@ def test_recompute_takes_over_no_shard_of_a_build_that_was_killed(
     store = tmp_path / "store"
     build(source, store, recipe())
     write(source / "cat/new.jpg", encoded(cut(99)))
-    killed = start(build_until, 40, source, store, recipe(), {"shard_samples": 8})
+    killed = start(build_until, 60, source, store, recipe(), {"shard_samples": 8})
     assert end(killed) < 0
     assert list(store.glob("*/_build/receipts/*.json"))
     second = build(source, store, recipe(), recompute=True)

@@ -16,7 +16,9 @@ from typing import Any
 from precache.claims import Claim
 from precache.errors import BuildError, PrecacheError, UsageError
 from precache.liveness import process_of
+from precache.messages import shown
 from precache.storage import open_folder
+from precache.terminal import guard_output, say_error
 from workers.listed import Listed
 from workers.request import Request
 
@@ -70,7 +72,7 @@ class _Apart(subprocess.Popen[bytes]):
 
 def new_log(store: str) -> Path:
     """An empty file for the lines of a build."""
-    name = store.rstrip("/").rpartition("/")[2]
+    name = shown(store).rstrip("/").rpartition("/")[2]
     descriptor, path = tempfile.mkstemp(prefix=f"precache-{name}-", suffix=".log")
     os.close(descriptor)
     return Path(path)
@@ -92,7 +94,7 @@ def begin_build(request: Request, listed: Listed | None, claim: Claim, lines: Pa
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
     with lines.open("ab") as log_file:
         process = _Apart(
-            [sys.executable, "-m", "workers.background"],
+            [sys.executable, "-P", "-m", "workers.background"],
             stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=log_file,
@@ -111,13 +113,14 @@ def main(job: Any) -> int:
     """Build; the exit status."""
     from workers.build import run_build
 
+    guard_output()
     request, listed, name, lines = job
     store = open_folder(request.store, request.storage_options)
     try:
         with Claim(store, name, lines):
             run_build(request, True, listed)
     except PrecacheError as error:
-        sys.stderr.write(f"precache: {error}\n")
+        say_error(error)
         return error.exit_status
     return 0
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.commits import BUILD, ROOT, append_commit, source_to_keep
+from precache.commits import ROOT, append_commit, require_create_only, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -21,21 +21,24 @@ from precache.errors import (
     StorageError,
     UsageError,
 )
+from precache.folder import left_out_text
+from precache.garbage import put_away
 from precache.imagecodec import load_zstd
+from precache.messages import shown
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
-from precache.status import live_leases
-from precache.storage import open_folder, shown
+from precache.status import live_leases, remove_scratch
+from precache.storage import open_folder
 from precache.store import open_own
 from workers import sources
 from workers.account import Account
 from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
-from workers.commit import commit, deciding, failures, reopen, tidy_current
+from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
-from workers.goal import Goal, Recipe, find_goal
-from workers.lease import BuildLease
+from workers.goal import SCRATCH, Goal, Recipe, find_goal, receipt_name
+from workers.lease import BuildLease, deciding
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
 from workers.progress import BuildProgress
@@ -43,9 +46,8 @@ from workers.repair import give_to_twins, take_from_twins
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
-from workers.shard_objects import receipt_name
 from workers.sharing import require_shared
-from workers.standing import is_whole
+from workers.standing import is_readable, is_whole
 from workers.work import Measured, Work, failed_rows, find_work, is_tried_again, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
@@ -83,7 +85,7 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
         account = Account(request, progress)
         build = _Build(request, progress, account, listed)
         try:
-            result = build.run()
+            result = replace(build.run(), left_out=build.listed.left_out)
         except BaseException as error:
             report_failure(account, error, progress.say)
             raise
@@ -113,7 +115,10 @@ class _Build:
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(
-            request.source, request.storage_options, request.max_sample_bytes
+            request.source,
+            request.storage_options,
+            follow_links=request.follow_links,
+            most_bytes=request.max_sample_bytes,
         )
         self.joined = is_joined(request.address)
         self.given = listed
@@ -149,7 +154,7 @@ class _Build:
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
         if not live_leases(goal.folder):  # of a repair
-            goal.folder.remove(BUILD)
+            remove_scratch(goal.folder)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 
@@ -162,6 +167,7 @@ class _Build:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
         ignored = f"; {listed.ignored} not images by suffix" if listed.ignored else ""
+        ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
         self.progress.say(f"{len(table):,} samples{classes} in {place}{ignored}")
         self.timings["list"] = listed.seconds
@@ -218,23 +224,41 @@ class _Build:
         if work.needed is not None:
             self._check_space(work.needed)
         goal = work.goal
-        if goal.folder.size(ROOT) is not None and not reopen(self.store, goal):
-            return self._nothing_to_do(goal)
+        require_create_only(goal.folder, SCRATCH)
         tidy_current(self.store)
-        goal.begin(refreshes=self.listed.refreshes)
         with BuildLease(goal.folder) as lease:
             try:
-                return self._make_under(lease, run, work)
+                started = self._start(lease, work)
+                if started is not None:
+                    return self._make_under(lease, run, started)
             except BuildError:
                 if not is_whole(goal):
                     raise
-                return self._nothing_to_do(goal)  # another build was first
+        self.account.end()
+        return self._nothing_to_do(goal)  # another build was first
+
+    def _start(self, lease: BuildLease, work: Work) -> Work | None:
+        """What is left to do, as the version stands now; None where it was committed meanwhile.
+
+        A build that makes a version alone removes first what builds that were cut off left of the
+        shards that it will make. Others come after: none makes a shard before it was here.
+        """
+        goal = work.goal
+        with deciding(goal.folder):
+            if is_readable(goal):
+                return None
+            goal.folder.remove(ROOT)
+            goal.begin(refreshes=self.listed.refreshes)
+            left = remaining(goal, work.origin, recompute=self.request.recompute)
+            if others := lease.others():
+                who = ", ".join(str(each.holder) for each in others.values())
+                self.progress.say(f"Another build makes the same version ({who}): both go on")
+            else:
+                _remove_shards(goal, left.todo)
+        return replace(left, failed=work.failed)
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
         goal, origin = work.goal, work.origin
-        left = remaining(goal, origin, recompute=self.request.recompute)
-        work = replace(left, failed=work.failed)
-        self._start_clean(lease, work)
         self.again = _tried_again(work)
         if self.again:
             self.progress.say(_retry_line(work, self.again))
@@ -262,34 +286,21 @@ class _Build:
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
 
-    def _start_clean(self, lease: BuildLease, work: Work) -> None:
-        """Remove what builds that were cut off left of shards that are to be made."""
-        if others := lease.others():
-            who = ", ".join(str(each.holder) for each in others.values())
-            self.progress.say(f"Another build makes the same version ({who}): both go on")
-            return
-        goal = work.goal
-        left = goal.folder.sizes()
-        for shard in work.todo:
-            names = [receipt_name(shard), *(goal.object_name(each, shard) for each in goal.shapes)]
-            for name in left.keys() & set(names):
-                goal.folder.remove(name)
-
     def _clean_up(self, lease: BuildLease, goal: Goal) -> None:
         """Remove what served the build alone; what cannot be removed now, `gc` removes."""
         lease.end()
         try:
-            goal.folder.remove(BUILD)
+            remove_scratch(goal.folder)
         except StorageError as error:
             self.progress.say(f"The version is committed, but {error}")
 
     def _nothing_mended(
         self, lease: BuildLease, goal: Goal, before: Goal, made: Sequence[Receipt]
     ) -> BuildResult:
-        with deciding(self.store, goal):
+        with deciding(goal.folder):
             if goal.folder.size(ROOT) is None and not lease.others():
                 lease.end()
-                self.store.remove(goal.version)
+                put_away(self.store, goal.version)
         append_commit(self.store, before.version, source_to_keep(self.request.source))
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
@@ -312,7 +323,7 @@ class _Build:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
-        goal.folder.remove(BUILD)
+        remove_scratch(goal.folder)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = committed_result(goal, self.listed.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)
@@ -425,6 +436,14 @@ class _Build:
             else "mend or remove it, or use --on-error skip"
         )
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
+
+
+def _remove_shards(goal: Goal, shards: Sequence[int]) -> None:
+    left = goal.folder.sizes() if shards else {}
+    for shard in shards:
+        names = [receipt_name(shard), *(goal.object_name(each, shard) for each in goal.shapes)]
+        for name in left.keys() & set(names):
+            goal.folder.remove(name)
 
 
 def _tried_again(work: Work) -> set[int]:

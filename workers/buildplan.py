@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,9 +22,10 @@ from precache.errors import (
 )
 from precache.folder import Folder
 from precache.layout import RowShape
+from precache.messages import shown
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
-from precache.storage import open_folder, shown
+from precache.storage import open_folder
 from precache.version import ROW_TABLE
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
@@ -72,6 +73,8 @@ class BuildPlan:
         Id of the version of which rows are taken over, and why that one; or why there is none.
     samples, ignored, removed
         Of the source; its files that are not images by suffix; rows whose samples it has no more.
+    left_out
+        As a build's result has it.
     shards, shards_skipped, shards_reused
         Of the version; those that are there; those whose objects will be the base's.
     rows_retried
@@ -118,6 +121,7 @@ class BuildPlan:
     estimate: Estimate | None
     ops: tuple[FieldCosts, ...] = ()
     hard_links: bool = True
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shards_to_make(self) -> int:
@@ -142,7 +146,12 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     """
     check_request(request)
     store = open_folder(request.store, request.storage_options)
-    source = open_source(request.source, request.storage_options, request.max_sample_bytes)
+    source = open_source(
+        request.source,
+        request.storage_options,
+        follow_links=request.follow_links,
+        most_bytes=request.max_sample_bytes,
+    )
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack:
         listed = list_rows(request, store, source, progress.listed)
         progress.phase("Comparing")
@@ -329,6 +338,7 @@ def _plan(
         _written(work, shards, took),
         took,
         hard_links=store.local("") is not None,
+        left_out=listed.left_out,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from precache.errors import StorageError, UsageError
+from precache.messages import printable, shown, without_secrets
 from precache.receipts import Receipt
-from precache.storage import shown
 from workers.account import Account
 from workers.commit import holes
 from workers.request import BuildResult
@@ -98,7 +98,7 @@ def summary(
         "version": goal.version if goal is not None else result.version if result else None,
         "source": shown(request.source),
         "store": shown(request.store),
-        "address": request.address,
+        "address": shown(request.address),
         "began": account.began,
         "seconds": time.time() - account.began,
         "rows": len(goal.table) if goal is not None else result.samples if result else 0,
@@ -126,10 +126,7 @@ def summary(
 def _reason(account: Account, error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
-    text = str(error) or repr(error)
-    for uri in (account.request.source, account.request.store):
-        text = text.replace(uri, shown(uri))
-    return text
+    return printable(without_secrets(str(error) or repr(error)))
 
 
 def _line(receipt: Receipt, began: float) -> dict[str, Any]:

@@ -203,6 +203,10 @@ def _connected(address: str | None, cpus: int | None, folder: Path | None = None
             quiet["_temp_dir"] = str(folder / "ray")  # of which Ray lets everyone write into
     else:
         quiet |= {"address": address}
+    if address is None or address == "auto":
+        # Else Ray puts the current folder first on the workers' path, where a store or samples may
+        # lie, with files that are named like modules. `Job.import_path` tells what they may import.
+        quiet |= {"job_config": ray.job_config.JobConfig(_client_job=True)}
     if address is not None:
         _require_listening(address)
     already = ray.is_initialized()

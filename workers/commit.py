@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import xxhash
 
 from precache import metadata
 from precache.attributes import format_of
-from precache.claims import Claim, Claims
+from precache.claims import Claim
 from precache.codecs import codec_metadata
 from precache.commits import BUILD, ROOT, append_commit, read_commits
 from precache.errors import BuildError
@@ -25,17 +24,14 @@ from precache.prefetch import prefetch
 from precache.receipts import ChannelSums, Receipt
 from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
-from precache.status import live_leases
+from precache.status import live_leases, remove_scratch
 from precache.version import HOLES, ROW_TABLE, SUMS
 from workers.goal import SCRATCH, Goal
+from workers.lease import deciding
 from workers.plan import ops_digest
-from workers.standing import is_readable
 
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
-
-POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
-"""Seconds between two looks for another build's commit."""
 
 LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 
@@ -59,21 +55,10 @@ def commit(
     BuildError
         Objects were removed meanwhile.
     """
-    with deciding(store, goal) as claim:
+    with deciding(goal.folder) as claim:
         if goal.folder.size(ROOT) is None:
             _write(goal, receipts, claim)
     append_commit(store, goal.version, source)
-
-
-@contextlib.contextmanager
-def deciding(store: Folder, goal: Goal) -> Iterator[Claim]:
-    """Alone among the builds of a version, to commit it or to remove it."""
-    claims = Claims(store, f"{goal.version}-commit")
-    poll = POLL_LOCAL if store.local("") else POLL_REMOTE
-    while (claim := claims.take()) is None:
-        time.sleep(poll)  # a store has no notifications
-    with claim:
-        yield claim
 
 
 def tidy_current(store: Folder) -> None:
@@ -81,16 +66,7 @@ def tidy_current(store: Folder) -> None:
     for commit in read_commits(store, newest=True):
         folder = store.folder(commit.version)
         if folder.names(BUILD) and folder.size(ROOT) is not None and not live_leases(folder):
-            folder.remove(BUILD)
-
-
-def reopen(store: Folder, goal: Goal) -> bool:
-    """Take a committed version that cannot be read back, to be built again; False where it can."""
-    with deciding(store, goal):
-        if is_readable(goal):
-            return False
-        goal.folder.remove(ROOT)
-    return True
+            remove_scratch(folder)
 
 
 def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:

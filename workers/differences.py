@@ -242,7 +242,8 @@ def edited_functions(
 ) -> tuple[str, ...]:
     """Custom functions without a declared version whose code may not be a version's any more.
 
-    A field's recorded digest tells that one of its functions was edited, not which.
+    A field's recorded digest tells that one of its functions was edited, not which. Fields with a
+    function that `after` does not name are left out: its code is not to be looked for.
 
     Parameters
     ----------
@@ -253,11 +254,12 @@ def edited_functions(
     libraries
         Versions recorded with it.
     """
-    used = {op.function for op in _functions(after)}
+    named = {op.function for op in after.functions}
+    used = {op.function for op in after.functions if not op.version}
     found: dict[str, None] = {}
     for name, field in before.fields.items():
         functions = [op.function for op in field.ops if isinstance(op, Function) and not op.version]
-        if functions and digests.get(name):
+        if functions and named.issuperset(functions) and digests.get(name):
             try:
                 digest = ops_digest(before, name, len(field.ops), libraries)
             except PipelineError:  # no module of that name is left
@@ -265,11 +267,6 @@ def edited_functions(
             if digest != digests[name]:
                 found |= dict.fromkeys(each for each in functions if each in used)
     return tuple(found)
-
-
-def _functions(pipeline: Pipeline) -> Iterator[Function]:
-    for field in pipeline.fields.values():
-        yield from (op for op in field.ops if isinstance(op, Function) and not op.version)
 
 
 def library_changes(

@@ -16,8 +16,9 @@ import psutil
 
 from precache.errors import SampleError, SourceError, UsageError
 from precache.layout import RowShape
+from precache.messages import shown
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
-from precache.storage import StorageOptions, shown
+from precache.storage import StorageOptions
 from workers.measured import CodecTimes, Host, Measured
 from workers.plan import function_hashes
 from workers.prognosis import Prognosis, prognosis
@@ -26,6 +27,7 @@ from workers.sourceprobe import probe_source
 from workers.sources import Listing, Source, open_source
 from workers.stagetimes import Codec, Passed, codec_for, take_through
 from workers.trials import Read, build_cpu, read_codec, rows_to_read
+from workers.usercode import require_permission
 
 LISTING, STAGES, PROBE, BUILD, READING = 0.2, 0.3, 0.15, 0.1, 0.25
 """Shares of the time for each part."""
@@ -48,8 +50,10 @@ class Question:
     seconds: float = 45.0
     rate: float = 1000.0
     cores: int | None = None
+    run_functions: bool = False
     import_path: tuple[str, ...] = ()
     storage_options: StorageOptions = None
+    follow_links: bool = False
 
 
 def examine(question: Question, tick: Callable[[str], None] = lambda what: None) -> Prognosis:
@@ -68,7 +72,9 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
     _check(question)
     started = time.monotonic()
     load = os.getloadavg()[0]
-    source = open_source(question.source, question.storage_options)
+    source = open_source(
+        question.source, question.storage_options, follow_links=question.follow_links
+    )
     listing = source.list(
         lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
     )
@@ -142,6 +148,7 @@ def _stages(
 
 
 def _check(question: Question) -> None:
+    require_permission(question.pipeline, question.run_functions)
     for name in ("samples", "cores"):
         value = getattr(question, name)
         if value is not None and value < 1:

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from rich.console import Console
 
 from precache.attributes import FORMAT, Attributes
-from precache.claims import Claim, Claims
+from precache.claims import POLL_LOCAL, POLL_REMOTE, Claim, Claims
 from precache.commits import ROOT
 from precache.errors import BuildError
 from precache.finished import FATE, follow_log, kept_name
@@ -27,6 +26,7 @@ from precache.smallarrays import small_array
 from precache.status import DESCRIPTION, is_alive, read_build
 from precache.storage import open_folder
 from precache.store import open_own
+from precache.terminal import say
 from precache.version import Version
 from workers import sources
 from workers.background import Background, begin_build, new_log
@@ -40,9 +40,6 @@ from workers.told import told_by_rank_0
 
 if TYPE_CHECKING:
     from workers.submission import ClusterJob
-
-POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
-"""Seconds between two looks at a store."""
 
 LIFE_SECONDS = 5.0
 """Between two looks for signs of life of a build, which lists its receipts."""
@@ -110,7 +107,9 @@ class Wanted:
             told.begin()
         with self.failing_for_all():
             request = self.request
-            source = sources.open_source(request.source, request.storage_options)
+            source = sources.open_source(
+                request.source, request.storage_options, follow_links=request.follow_links
+            )
             self.listed = list_rows(request, self.store, source, lambda found: None)
         recipe = self.listed.recipe
         if told is not None and told.leads:
@@ -191,9 +190,7 @@ class Wanted:
     def say(self, text: str) -> None:
         """A line on standard error."""
         if self.shown:
-            Console(stderr=True).print(
-                f"precache: {text}", markup=False, highlight=False, soft_wrap=True
-            )
+            say(f"precache: {text}", stderr=True)
 
     def say_waiting(self) -> None:
         """What is awaited, now and then; raises what rank 0 has failed with."""

@@ -29,6 +29,11 @@ FROZEN_ROWS = f"{BUILD}/rows.parquet"
 """The row table of a version that is not committed."""
 
 
+def receipt_name(shard: int) -> str:
+    """Name of a shard's receipt below the version's folder."""
+    return f"{BUILD}/receipts/{shard:08d}.json"
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What a version's id is made of, rows per shard apart; `version_id` explains `retries`.

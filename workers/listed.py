@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from precache.errors import PipelineError, SourceError
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
+from precache.messages import shown
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
-from precache.storage import shown
 from workers import sources
 from workers.goal import Recipe
+from workers.labels import freeze_classes, override_labels, read_classes
 from workers.plan import deciding_versions, function_hashes
 from workers.request import Request
 from workers.reuse import Placed, committed, place_rows
@@ -26,8 +27,8 @@ class Listed:
 
     Attributes
     ----------
-    ignored
-        Files that are not images by suffix.
+    ignored, left_out
+        Files that are not images by suffix; what else is no sample, counted by reason.
     code
         Hashes of the modules of custom functions that declare no version, by function.
     fetches_labels
@@ -52,6 +53,7 @@ class Listed:
     pinned: bool = False
     barred: Mapping[str, str] = field(default_factory=dict)
     refreshes: str | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def list_rows(
@@ -76,7 +78,15 @@ def list_rows(
     relabelled = request.labels is not None or request.classes is not None
     fetches_labels = source.labels_with_samples and not relabelled
     seconds = time.perf_counter() - began
-    return Listed(recipe, placed, listing.ignored, code, fetches_labels, seconds)
+    return Listed(
+        recipe,
+        placed,
+        listing.ignored,
+        code,
+        fetches_labels,
+        seconds,
+        left_out=listing.left_out,
+    )
 
 
 def _numbered_on(pipeline: Pipeline, store: Folder) -> Pipeline:
@@ -102,17 +112,21 @@ def _numbered_on(pipeline: Pipeline, store: Folder) -> Pipeline:
 
 def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowTable:
     """The listing with the labels and classes that the request gives it."""
+    frozen = None
+    if request.classes is not None:
+        frozen = read_classes(request.classes, request.storage_options)
     if request.labels is not None:
-        table = sources.override_labels(table, request.labels)
-    if request.classes is None:
+        table = override_labels(
+            table, request.labels, frozen or (), accept_unmatched=request.accept_unmatched
+        )
+    if request.classes is None or frozen is None:
         return table
     if source.labels_with_samples and (table.labels < 0).all():
         raise SourceError(
             f"--classes {shown(request.classes)} numbers labels before samples are fetched, and "
             f"{shown(request.source)} has no targets; give it targets, or --labels"
         )
-    frozen = sources.read_classes(request.classes, request.storage_options)
-    return sources.freeze_classes(table, frozen, request.classes)
+    return freeze_classes(table, frozen, shown(request.classes))
 
 
 def _may_have(wanted: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:

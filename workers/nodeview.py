@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
+from precache.messages import printable
 from precache.receipts import Receipt
 from workers.tally import NodeTally, Rates, Tally, by_number
 
@@ -46,7 +47,10 @@ def nodes_table(tally: Tally, cpus: Mapping[str, int], now: float) -> Text | Non
         return None
     names = sorted(tally.nodes, key=by_number)
     lines = [
-        (name, *_figures(tally.nodes[name], tally.nodes[name].rates(now), cpus.get(name, 0)))
+        (
+            printable(name),
+            *_figures(tally.nodes[name], tally.nodes[name].rates(now), cpus.get(name, 0)),
+        )
         for name in names[:SHOWN]
     ]
     if rest := names[SHOWN:]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -146,9 +147,11 @@ class OfferedRows:
 
 def _mapped(folder: Folder, name: str) -> memoryview:
     """An object's bytes: mapped where that can be, which costs a tenth of reading them."""
-    path = folder.local(name)
-    if path is None:
+    descriptor = folder.open(name)
+    if descriptor is None:
         return memoryview(folder.read(name))
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)  # Linux alone has the latter
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ))
+    try:
+        return memoryview(mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)

@@ -14,11 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from precache.errors import UsageError
-from precache.filesystems import WEB
-from precache.operations import Function
+from precache.messages import shown
 from precache.pipeline import Pipeline
 from precache.report import size
 
@@ -99,7 +97,7 @@ def pack(
             data["fields"][name]["first_variant"] = each.first_variant
     recipe = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     line = ["build", _as_there(source), there := _as_there(store), f"--pipeline={recipe}"]
-    parcel = _pack(there, line, _imports(source, functions_of(pipeline)), options, code)
+    parcel = _pack(there, line, _imports(source, pipeline), options, code)
     if len(os.fsencode(" ".join(parcel.arguments))) > MOST_COMMAND_NBYTES:
         raise UsageError(
             f"the recipe takes {size(len(recipe))} as text, too much for a command line; put what "
@@ -111,7 +109,7 @@ def pack(
 def pack_refresh(
     source: str | None,
     store: str,
-    functions: Sequence[str],
+    pipeline: Pipeline | None,
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> Parcel:
@@ -119,14 +117,14 @@ def pack_refresh(
 
     Parameters
     ----------
-    functions
-        That the store's recipe names, as far as they are known here.
+    pipeline
+        The store's; None where the store cannot be opened here.
     options
         Keyword arguments of `precache.refresh` that differ from its defaults.
     """
     line = ["refresh", there := _as_there(store)]
     line += [f"--source={_as_there(source)}"] if source else []
-    return _pack(there, line, _imports(source or "", functions), options, code)
+    return _pack(there, line, _imports(source or "", pipeline), options, code)
 
 
 def _pack(
@@ -171,11 +169,10 @@ def _as_there(name: str) -> str:
     """
     if "://" not in name:
         return name if name.startswith("python:") else str(Path(name).expanduser().absolute())
-    url = urlsplit(name)
-    if url.password or url.query or (url.scheme in WEB and url.username):
+    if shown(name) != name:
         raise UsageError(
-            f"{url.scheme}://{url.hostname or ''}{url.path} carries credentials, which Ray would "
-            "list with the job; give them as --storage-option"
+            f"{shown(name)} carries credentials, or what may be some, and Ray would list them with "
+            "the job; give them as --storage-option"
         )
     return name
 
@@ -279,15 +276,10 @@ def _needed_modules() -> set[str]:
     return {"precache", "workers", *found}
 
 
-def functions_of(pipeline: Pipeline) -> list[str]:
-    """Functions of the user's own that a recipe names."""
-    ops = [op for field in pipeline.fields.values() for op in field.ops]
-    return [op.function for op in ops if isinstance(op, Function)]
-
-
-def _imports(source: str, functions: Sequence[str]) -> list[str]:
+def _imports(source: str, pipeline: Pipeline | None) -> list[str]:
     """What a job imports by name."""
     factories = [source.removeprefix("python:")] if source.startswith("python:") else []
+    functions = [] if pipeline is None else [op.function for op in pipeline.functions]
     return [*functions, *factories]
 
 
@@ -312,8 +304,8 @@ def _check_size(files: Mapping[str, Path]) -> None:
         top = "/".join(PurePosixPath(name).parts[:2])
         parts[top] = parts.get(top, 0) + nbytes
     largest = sorted(parts, key=lambda part: -parts[part])[:3]
-    shown = ", ".join(f"{part} with {size(parts[part])}" for part in largest)
+    named = ", ".join(f"{part} with {size(parts[part])}" for part in largest)
     raise UsageError(
-        f"the code to send takes {size(total)}, and Ray takes {size(MOST_NBYTES)}: {shown}; give "
+        f"the code to send takes {size(total)}, and Ray takes {size(MOST_NBYTES)}: {named}; give "
         "--code a narrower path, and large files where the cluster can read them"
     )

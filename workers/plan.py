@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from precache.declared import canonical_json
-from precache.operations import OPS_REVISION, Decode, Function, RandomResizedCrop, Resize, is_random
+from precache.operations import OPS_REVISION, Decode, RandomResizedCrop, Resize, is_random
 from precache.pipeline import Field, Pipeline
 from precache.receipts import Receipt
 from precache.rowtable import RowTable
@@ -55,7 +55,7 @@ def deciding_versions(pipeline: Pipeline) -> dict[str, str]:
     if any(isinstance(op, Resize | RandomResizedCrop) for op in ops):
         libraries.append("torch")
     versions = {name: importlib.metadata.version(name).split("+")[0] for name in libraries}
-    declared = {op.function: op.version for op in ops if isinstance(op, Function)}
+    declared = {op.function: op.version for op in pipeline.functions}
     given = {name: version for name, version in declared.items() if version}
     return versions | given | function_hashes(pipeline)
 
@@ -103,9 +103,7 @@ def shrink_to(field: Field) -> int | None:
 
 def function_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Hashes of the modules of custom functions that declare no version, by function."""
-    ops = [op for field in pipeline.fields.values() for op in field.ops]
-    functions = [op for op in ops if isinstance(op, Function) and not op.version]
-    return {op.function: module_hash(op.function) for op in functions}
+    return {op.function: module_hash(op.function) for op in pipeline.functions if not op.version}
 
 
 def shards_to_do(

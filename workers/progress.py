@@ -7,7 +7,6 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,6 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from precache.receipts import Receipt
+from precache.terminal import Terminal
 from workers.nodeview import Cpus, NodeProgress
 
 LINE_EVERY = 10.0
@@ -40,13 +40,13 @@ class BuildProgress:
         self._began = (0, self._logged)
         self._progress = NodeProgress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             _Rate(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=Console(stderr=True),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=Terminal(stderr=True),
             disable=not shown,
         )
         self._task = self._progress.add_task("Listing", total=None, note="")
@@ -68,7 +68,7 @@ class BuildProgress:
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._shown:
-            self._progress.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._progress.print(text, soft_wrap=True)
 
     def finish(self, text: str) -> None:
         """The last line, in place of the bar."""

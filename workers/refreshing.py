@@ -1,15 +1,23 @@
-"""Child versions with a fresh variant each: the oldest is dropped, all others are linked."""
+"""Child versions with a fresh variant each: the oldest is dropped, all others are linked.
+
+The recipe is the store's, and so is the source unless the user gives one. A folder or URL that the
+log of commits names is read; functions, and a ``python:`` source, are run only if the user allows
+it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from precache.attributes import Identity
-from precache.commits import read_commits, source_of
+from precache.commits import read_commits, source_of, source_to_keep
 from precache.errors import PipelineError, StoreError, UsageError
+from precache.garbage import ago
+from precache.messages import shown
 from precache.rowtable import REMOVED, RowTable
 from precache.status import DESCRIPTION, live_leases
 from precache.storage import open_folder
@@ -25,6 +33,7 @@ from workers.reuse import Placed
 from workers.sources import FolderSource, open_source
 from workers.suspects import KILLS
 from workers.time_limit import is_late
+from workers.usercode import refuse_stored_code
 
 
 def refresh_once(request: Request, shown: bool) -> BuildResult:
@@ -43,7 +52,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     StoreError
         There is no store, or its version has no variants.
     UsageError
-        The source is not known.
+        The source is not known, or the store names code that the user did not allow to run.
     BuildError
         It is incomplete, or a sample is not what it was.
     """
@@ -64,9 +73,11 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         most = max(default_max_failures(version.rows), len(failed))
         request = replace(request, max_failures=most)
     listed = rows_of(version, request, failed)
+    current = read_commits(open_folder(request.store, request.storage_options), newest=True)[-1]
+    line = f"Refreshing version {version.id[:8]}, made current {ago(time.time() - current.time)}"
     if cut_off:
-        ended = "The refresh that made the current version was cut off after its commit"
-        listed = replace(listed, placed=replace(listed.placed, changed=ended))
+        line = f"Version {version.id[:8]} is of a refresh that was cut off after its commit"
+    listed = replace(listed, placed=replace(listed.placed, changed=line))
     return run_build(request, shown, listed)
 
 
@@ -85,6 +96,14 @@ def _source(version: Version, request: Request) -> str:
         raise UsageError(
             f"{store} does not say what version {version.id[:8]} was built from; give "
             "--source SOURCE"
+        )
+    if found.startswith("python:"):
+        if not request.run_functions:
+            refuse_stored_code([found], str(store))
+    elif found != source_to_keep(found):  # such as one relative to wherever this runs
+        raise UsageError(
+            f"{store} names {shown(found)!r} as its source, as no build writes it; give --source "
+            "SOURCE"
         )
     source = open_source(found, request.storage_options)
     seen_here = not is_joined(request.address)
@@ -109,7 +128,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     assert attributes is not None  # it has a pipeline
     table = RowTable.from_parquet(folder.read(ROW_TABLE), folder.path(ROW_TABLE))
     fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
-    source = open_source(request.source, request.storage_options)
+    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     return Listed(
         Recipe(request.pipeline, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 
 from precache.commits import ROOT
 from precache.errors import UsageError
+from precache.messages import shown
 from precache.pipeline import Pipeline
 from precache.retries import RETRY_SECONDS, SILENT_SECONDS
-from precache.storage import StorageOptions, open_folder, shown
+from precache.storage import StorageOptions, open_folder
 from precache.store import split_uri
 from workers.cluster import check_address, is_joined
 from workers.placement import Placement
 from workers.sources import MOST_SAMPLE_BYTES
 from workers.time_limit import SAMPLE_SECONDS
+from workers.usercode import require_permission
 
 MOST_SHARD_SAMPLES = 1 << 24
 
@@ -24,12 +26,14 @@ MOST_SHARD_SAMPLES = 1 << 24
 class Request:
     """What the user asked for; `precache.build` explains each."""
 
-    source: str
-    store: str
+    source: str = field(repr=False)
+    store: str = field(repr=False)
     pipeline: Pipeline
     address: str = "local"
     labels: str | None = None
     classes: str | None = None
+    accept_unmatched: bool = False
+    follow_links: bool = False
     keep_order: bool = False
     shard_samples: int | None = None
     on_error: str = "skip"
@@ -40,6 +44,7 @@ class Request:
     compact: bool = False
     recompute: bool = False
     retry_failed: bool = False
+    run_functions: bool = False
     import_path: tuple[str, ...] = ()
     placement: Placement = field(default_factory=Placement)
     storage_options: StorageOptions = field(default=None, repr=False)
@@ -58,6 +63,10 @@ class BuildResult:
         The version's id and folder.
     samples, failed, ignored
         Of the source; holes among them; files of the source that are not images by suffix.
+    left_out
+        What else lies in the source and is no sample, counted by reason: ``link_out``, links that
+        lead out of it; ``no_file``, FIFOs, sockets and devices; ``no_name``, objects with an empty
+        part, ``.`` or ``..`` in their names.
     mended
         Samples that had failed before, and were tried again with success.
     removed
@@ -93,6 +102,7 @@ class BuildResult:
     cpu_seconds: float = 0.0
     holes: Sequence[tuple[str, str]] = ()
     ignored: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
     shards_reused: int = 0
     rows_reused: int = 0
     removed: int = 0
@@ -110,6 +120,7 @@ class BuildResult:
 
 def check_request(request: Request) -> None:
     """Raise `UsageError` for what can be told to be wrong before the source is listed."""
+    require_permission(request.pipeline, request.run_functions)
     check_address(request.address)
     request.placement.check()
     if not is_joined(request.address) and request.placement != Placement():

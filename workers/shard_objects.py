@@ -10,6 +10,7 @@ committed is never overwritten.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,26 +20,20 @@ import numpy as np
 import xxhash
 
 from precache.codecs import codec_metadata, decoder
-from precache.commits import BUILD
 from precache.errors import BuildError, DamageError
 from precache.folder import Buffer
 from precache.layout import MISSING, decode_index
 from precache.receipts import Receipt, ShardObject
-from workers.goal import SCRATCH
+from precache.status import live_leases
+from workers.goal import SCRATCH, receipt_name
+from workers.lease import deciding
 from workers.shardrows import Object
 
 if TYPE_CHECKING:
     from workers.shard_task import ShardTask
 
-RECEIPTS = f"{BUILD}/receipts"
-
-RECEIPT_SECONDS = 10.0
-"""A receipt of another build follows its objects within this time."""
-
-
-def receipt_name(shard: int) -> str:
-    """Name of a shard's receipt below the version's folder."""
-    return f"{RECEIPTS}/{shard:08d}.json"
+OWN_SECONDS, OTHER_SECONDS = 5.0, 60.0
+"""For the receipt of another task that follows its object: of this build, and of another."""
 
 
 class DoneElsewhere(Exception):
@@ -47,6 +42,17 @@ class DoneElsewhere(Exception):
     def __init__(self, receipt: Receipt) -> None:
         super().__init__(f"shard {receipt.shard} is done")
         self.receipt = receipt
+
+
+def require_lease(task: ShardTask) -> None:
+    """Raise `BuildError` where the build's lease is not to be seen."""
+    if task.lease is not None and task.folder.size(task.lease) is None:
+        raise BuildError(
+            f"{socket.gethostname()} does not see {task.folder.path(task.lease)}: the build has "
+            "ended, the version was committed by another build, or the store is on a disk that "
+            "this node does not share; give the store as a URL, or on a disk that all nodes mount "
+            "at the same path"
+        )
 
 
 def finished(task: ShardTask) -> Receipt | None:
@@ -82,19 +88,35 @@ def create_objects(task: ShardTask, objects: Mapping[str, Object]) -> dict[str, 
 
 def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
     """The object that another task created, once it is known to have the same rows."""
-    name, until = task.objects[field], time.monotonic() + RECEIPT_SECONDS
+    name = task.objects[field]
     data = task.folder.get(name)
     if data is None:
         raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
     found = replace(own.made, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
     if found == own.made or _same_rows(task, field, data, b"".join(own.parts())):
         return found
-    while (receipt := finished(task)) is None and time.monotonic() < until:
-        time.sleep(0.1)  # the other task puts it next, if it lives
-    if receipt is not None:
-        raise DoneElsewhere(receipt)
-    own.put(task.folder, name)
-    return own.made
+    began = time.monotonic()
+    while (receipt := finished(task)) is None:
+        waited, others = time.monotonic() - began, live_leases(task.folder, but=task.lease)
+        if not others and waited > OWN_SECONDS and _replace(task, name, own):
+            return own.made
+        if others and waited > OTHER_SECONDS:
+            raise BuildError(
+                f"shard {task.shard} comes out different in another build of the same version "
+                f"({next(iter(others.values())).holder}): end one of them, and run the same again"
+            )
+        time.sleep(0.1)
+    raise DoneElsewhere(receipt)
+
+
+def _replace(task: ShardTask, name: str, own: Object) -> bool:
+    """Put an object in place of one that a build left which has ended; False where one goes on."""
+    with deciding(task.folder):
+        require_lease(task)
+        if finished(task) or live_leases(task.folder, but=task.lease):
+            return False
+        own.put(task.folder, name)
+    return True
 
 
 def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:

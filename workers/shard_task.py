@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import sys
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from precache.variants import field_of
 from workers.offered import SpoiledOffer
 from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
-from workers.shard_objects import DoneElsewhere, create_objects, create_receipt
+from workers.shard_objects import DoneElsewhere, create_objects, create_receipt, require_lease
 from workers.shardrows import Object, ShardRows
 from workers.sources import Fetched, Sample, Source
 from workers.time_limit import DECODING, FETCHING, SAMPLE_SECONDS, notes, run_in_time
@@ -344,17 +343,6 @@ def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample | N
         raise BuildError(
             f"{key} is not what it was when this version was built; have the change built first, "
             "by the same precache build as then"
-        )
-
-
-def require_lease(task: ShardTask) -> None:
-    """Raise `BuildError` where the build's lease is not to be seen."""
-    if task.lease is not None and task.folder.size(task.lease) is None:
-        raise BuildError(
-            f"{socket.gethostname()} does not see {task.folder.path(task.lease)}: the build has "
-            "ended, the version was committed by another build, or the store is on a disk that "
-            "this node does not share; give the store as a URL, or on a disk that all nodes mount "
-            "at the same path"
         )
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from precache.errors import StorageError
 from precache.machine import MachineReader
 from workers.measured import Throughput
 from workers.sources import FolderSource, Sample, Source
@@ -71,10 +72,10 @@ def _chosen(count: int, pattern: str, seed: int) -> list[int]:
 def _drop(source: FolderSource, keys: Sequence[str]) -> None:
     """Have the page cache forget local files; pages that somebody maps stay."""
     for key in keys:
-        path = source.folder.local(key)
-        if path is not None:
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with contextlib.suppress(StorageError):
+            if (descriptor := source.folder.open(key)) is not None:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
 
 
 def _read(

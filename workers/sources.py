@@ -1,17 +1,18 @@
-"""Sources: where samples are listed and fetched."""
+"""Sources: where samples are listed and fetched.
+
+A source fetches only samples of its own, whatever key it is given: keys may come out of a store.
+"""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,13 +23,11 @@ from precache.errors import (
     SampleError,
     SourceError,
     StorageError,
-    StoreError,
 )
-from precache.folder import FileInfo, Folder
+from precache.folder import FileInfo, Folder, left_out_text
 from precache.report import size as in_units
 from precache.rowtable import RowTable
-from precache.storage import StorageOptions, open_folder, shown
-from precache.store import open_version
+from precache.storage import StorageOptions, open_folder
 from workers.time_limit import FETCHING, notes
 from workers.usercode import load_object, module_hash
 
@@ -36,7 +35,6 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 )
 MOST_SAMPLE_BYTES = 512 << 20
-MOST_CLASSES = 10_000_000
 TICK = 1000
 """Files between two reports of how many were found."""
 
@@ -69,12 +67,14 @@ Fetched = Sample | FetchError | SampleError
 class Listing:
     """What a source holds, sorted by key; `ignored` files are not images by suffix.
 
-    It is not `complete` where the time was up before the end.
+    It is not `complete` where the time was up before the end. What else was `left_out` is counted
+    by reason, as a walk of a folder names it.
     """
 
     table: RowTable
     ignored: int = 0
     complete: bool = True
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -125,8 +125,16 @@ class FolderSource:
             what = "is not a folder" if kind else "does not exist"
             raise SourceError(f"the source {self.folder} {what}; give a folder of images")
         found = _Files()
-        ignored, complete = 0, True
-        for file in self.folder.walk():
+        ignored, complete, left_out = 0, True, Counter[str]()
+
+        def leave_out(name: str, reason: str) -> None:
+            nonlocal ignored
+            if name.endswith("/") or _is_image(name):
+                left_out[reason] += 1
+            else:
+                ignored += 1
+
+        for file in self.folder.walk(leave_out):
             if found.keys and time.monotonic() > until:
                 complete = False
                 break
@@ -139,11 +147,11 @@ class FolderSource:
         if not found.keys:
             raise SourceError(
                 f"the source {self.folder} has no image ({ignored} other files); "
-                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+                f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
             )
         tick(len(found.keys))
         _require_utf8(found.keys)
-        return Listing(found.table(), ignored, complete)
+        return Listing(found.table(), ignored, complete, dict(left_out))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         if self.folder.local("") is None:
@@ -249,10 +257,7 @@ class DatasetSource:
 
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
         dataset = _dataset(self.factory, self.code)
-        try:
-            count = len(dataset)
-        except TypeError:
-            raise SourceError(f"{self.factory} gives a dataset without a length") from None
+        count = self._count(dataset)
         if not count:
             raise SourceError(f"the dataset of {self.factory} is empty")
         tick(count)
@@ -266,8 +271,13 @@ class DatasetSource:
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         dataset = _dataset(self.factory, self.code)
+        count = self._count(dataset)
         fetched: list[Fetched] = []
         for key in keys:
+            if not re.fullmatch("[0-9]{1,18}", key) or int(key) >= count:
+                why = f"{key!r} is no index of {self.factory}, which has {count} samples"
+                fetched.append(FetchError(why))
+                continue
             notes().begin(FETCHING, key)
             try:
                 fetched.append(_dataset_sample(dataset[int(key)]))
@@ -276,6 +286,12 @@ class DatasetSource:
             except Exception as error:
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
+
+    def _count(self, dataset: Any) -> int:
+        try:
+            return len(dataset)
+        except TypeError:
+            raise SourceError(f"{self.factory} gives a dataset without a length") from None
 
 
 _datasets: dict[str, tuple[str, Any]] = {}
@@ -342,7 +358,11 @@ def _dataset_sample(item: Any) -> Sample:
 
 
 def open_source(
-    source: str, storage_options: StorageOptions = None, most_bytes: int = MOST_SAMPLE_BYTES
+    source: str,
+    storage_options: StorageOptions = None,
+    *,
+    follow_links: bool = False,
+    most_bytes: int = MOST_SAMPLE_BYTES,
 ) -> Source:
     """The source that a path, a URL or ``python:module:factory`` names.
 
@@ -355,103 +375,5 @@ def open_source(
         factory = source.removeprefix("python:")
         load_object(factory)
         return DatasetSource(factory, module_hash(factory))
-    return FolderSource(open_folder(source, storage_options), most_bytes=most_bytes)
-
-
-# --- labels and classes -------------------------------------------------------------------------
-
-
-def override_labels(table: RowTable, path: str) -> RowTable:
-    """Labels from a CSV file of (key, label); other samples keep theirs.
-
-    Labels that are all whole numbers from -1 up are class numbers; others are class names, sorted
-    together with those of the samples that keep theirs.
-    """
-    given = _read_labels(path)
-    missing = sorted(given.keys() - set(table.keys))
-    if len(missing) == len(given):
-        raise SourceError(
-            f"no key of {path} is in the source; its first is {missing[0]!r}, "
-            f"the source's first {table.keys[0]!r}"
-        )
-    if not all(re.fullmatch(r"-1|[0-9]+", label) for label in given.values()):
-        named = zip(table.keys, _names(table), strict=True)
-        names = [given.get(key, name) for key, name in named]
-        classes = tuple(sorted({name for name in names if name is not None}))
-        lookup: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
-        return _relabelled(table, [lookup.get(name, -1) for name in names], classes)
-    own = zip(table.keys, table.labels.tolist(), strict=True)
-    labels = [int(given.get(key, label)) for key, label in own]
-    if max(labels) > MOST_CLASSES:
-        raise SourceError(f"{path} has class number {max(labels)}; the highest is {MOST_CLASSES}")
-    kept = table.classes if any(key not in given for key in table.keys) else ()
-    numbers = map(str, range(len(kept), max(labels) + 1))
-    return _relabelled(table, labels, (*kept, *numbers))
-
-
-def _names(table: RowTable) -> list[str | None]:
-    """The class of each sample by name; by number where the source names none."""
-    known = dict(enumerate(table.classes))
-    return [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
-
-
-def _read_labels(path: str) -> dict[str, str]:
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise SourceError(f"cannot read labels from {shown(path)}: {reason}") from None
-    for number, row in rows:
-        if len(row) != 2:
-            raise SourceError(f"line {number} of {path} is {row}; each line is key,label")
-    if rows and [cell.strip().lower() for cell in rows[0][1]] == ["key", "label"]:
-        rows = rows[1:]
-    if not rows:
-        raise SourceError(f"{path} holds no label; each line is key,label")
-    return {key.strip(): label.strip() for _, (key, label) in rows}
-
-
-def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
-    """Number the labels by a given class map."""
-    lookup = {name: i for i, name in enumerate(classes)}
-    used = _names(table)
-    unknown = sorted({name for name in used if name is not None} - lookup.keys())
-    if unknown:
-        raise SourceError(
-            f"the source has classes that {where} does not: {', '.join(unknown[:10])}; "
-            "remove them or build without --classes"
-        )
-    labels = [-1 if name is None else lookup[name] for name in used]
-    return _relabelled(table, labels, tuple(classes))
-
-
-def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str, ...]:
-    """Class names from a store, a JSON list, or a text file with one a line."""
-    path = Path(uri)
-    if not path.is_file():
-        try:
-            return open_version(uri, None, storage_options).classes
-        except StoreError as error:
-            raise SourceError(
-                f"--classes {shown(uri)} is neither a file nor a store: {error}"
-            ) from None
-    try:
-        text = path.read_text("utf-8")
-        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
-    except (OSError, ValueError) as error:
-        raise SourceError(f"--classes {shown(uri)} cannot be read: {error}") from None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SourceError(
-            f"--classes {shown(uri)} must be a JSON list of names, or one name a line"
-        )
-    classes = tuple(name.strip() for name in names if name.strip())
-    if len(set(classes)) != len(classes) or not classes:
-        raise SourceError(f"--classes {shown(uri)} must name each class once, and at least one")
-    return classes
-
-
-def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:
-    numbers = np.fromiter(labels, np.int64, len(table))
-    return RowTable(table.keys, table.sizes, table.mtimes, table.etags, numbers, classes)
+    folder = open_folder(source, storage_options, follow_links=follow_links)
+    return FolderSource(folder, most_bytes=most_bytes)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import BuildError, UsageError
+from precache.messages import shown
 from workers.jobserver import connect, send_storage_options, translated
 from workers.parcel import Parcel
 from workers.request import BuildResult
@@ -77,7 +78,7 @@ class ClusterJob:
     def __init__(self, client: Any, address: str, job: str, attached: bool = False) -> None:
         self._client = client
         self.id = job
-        self.address = address
+        self.address = shown(address)
         self.attached = attached
 
     def status(self) -> JobStatus:
@@ -213,7 +214,8 @@ class ClusterJob:
 
 def _own_lines(log: str) -> list[str]:
     """Lines of a job's log without the one in which Ray quotes the command."""
-    return [line for line in log.splitlines() if not line.startswith("Running entrypoint for job")]
+    lines = log.removesuffix("\n").split("\n") if log else []
+    return [line for line in lines if not line.startswith("Running entrypoint for job")]
 
 
 def _progress(lines: list[str]) -> str:

@@ -6,8 +6,8 @@ from precache.errors import StorageError
 from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
 from workers.reuse import Offer
-from workers.shard_objects import create_receipt, finished
-from workers.shard_task import ShardTask, require_lease, run_shard
+from workers.shard_objects import create_receipt, finished, require_lease
+from workers.shard_task import ShardTask, run_shard
 from workers.spared import is_linked
 from workers.timing import Timing, node_name
 

@@ -112,6 +112,7 @@ def _what(request: Request) -> str:
         request.pipeline.to_dict(),
         request.labels,
         request.classes,
+        request.follow_links,
         request.keep_order,
         request.shard_samples,
         request.compact,

@@ -1,4 +1,8 @@
-"""Code of the user's own: loaded by name, and hashed to notice when it changes."""
+"""Code of the user's own: loaded by name, and hashed to notice when it changes.
+
+What comes out of a store is data. Functions and factories that a store names are neither looked
+for nor loaded unless the user allows it, for to look for ``package.module`` imports ``package``.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,41 @@ import importlib.util
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import xxhash
 
-from precache.errors import PipelineError, PrecacheError
+from precache.errors import PipelineError, PrecacheError, UsageError
 from precache.liveness import process_of
+from precache.pipeline import Pipeline
 
 _loaded: dict[str, str] = {}
 """Module -> hash of the code that this process runs."""
+
+
+def require_permission(pipeline: Pipeline, allowed: bool) -> None:
+    """Raise `UsageError` where a recipe came out of a store and names functions.
+
+    Parameters
+    ----------
+    allowed
+        Whether the user lets them run.
+    """
+    stored = [op for op in pipeline.functions if op.store]
+    if stored and not allowed:
+        refuse_stored_code([op.function for op in stored], stored[0].store)
+
+
+def refuse_stored_code(names: Sequence[str], store: str) -> NoReturn:
+    """Raise `UsageError` for functions and factories that a store names."""
+    shown = ", ".join(repr(name) for name in dict.fromkeys(names))
+    raise UsageError(
+        f"{store} names code to be run: {shown}. A store is data, and may be a stranger's: look at "
+        "this code, and if you trust it, give --run-functions (in Python run_functions=True)"
+    )
 
 
 def load_object(name: str, code: str = "") -> Any:

@@ -198,7 +198,7 @@ def resident_share(files: Iterable[Path]) -> float:
     libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     pages = held = 0
     for path in files:
-        data = map_file(path)
+        data = mapped(path)
         states = np.empty(-(-len(data) // page), np.uint8)
         if libc.mincore(data.ctypes.data, len(data), states.ctypes.data):
             raise OSError(ctypes.get_errno(), f"mincore of {path}")
@@ -209,6 +209,12 @@ def resident_share(files: Iterable[Path]) -> float:
 # --- stores -------------------------------------------------------------------------------------
 
 
+def mapped(path: Path) -> np.ndarray:
+    """The bytes of a file (uint8)."""
+    with path.open("rb") as file:
+        return map_file(file.fileno())
+
+
 def chunk_extents(store: Path, field: str = "image") -> list[tuple[Path, int, int]]:
     """File, offset and length of each stored chunk of a field, in the order of the rows."""
     version = precache.open(store)
@@ -217,7 +223,7 @@ def chunk_extents(store: Path, field: str = "image") -> list[tuple[Path, int, in
     found: list[tuple[Path, int, int]] = []
     for _, name in reader.objects():
         path = Path(version.path) / name
-        data = map_file(path)
+        data = mapped(path)
         index = decode_index(data[-(INDEX_ENTRY * chunks + CHECKSUM) :].data, chunks)
         found += [(path, *extent) for extent in index[index[:, 1] < len(data)].tolist()]
     return found

@@ -23,7 +23,6 @@ from rich.table import Column, Table
 
 import precache
 from precache.layout import decode_index
-from precache.objects import map_file
 from precache.shards import ArrayReader
 from tests.bench.common import (
     CROP,
@@ -35,6 +34,7 @@ from tests.bench.common import (
     find_photos,
     in_clean_process,
     log,
+    mapped,
     median_ratio,
     multiply,
     touch,
@@ -210,7 +210,7 @@ def _frames(store: Path) -> list[memoryview]:
     chunks = math.prod(reader.array.chunks_per_object)
     frames = []
     for _, name in reader.objects():
-        data = map_file(Path(version.path) / name).data
+        data = mapped(Path(version.path) / name).data
         index = decode_index(data[-(16 * chunks + 4) :], chunks)
         written = index[index[:, 1] < len(data)].tolist()
         frames += [data[offset : offset + length] for offset, length in written]

@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.objects import map_file
 from tests.bench.common import (
     Cost,
     Machine,
@@ -33,6 +32,7 @@ from tests.bench.common import (
     cost_of,
     in_clean_process,
     log,
+    mapped,
     median_ratio,
     share_of_others,
     touch,
@@ -135,7 +135,7 @@ def _decode_epoch(store: Path) -> Epoch:
     """zstd alone, each chunk into the same buffer."""
     files: dict[Path, memoryview] = {}
     frames = [
-        files.setdefault(path, map_file(path).data)[offset : offset + length]
+        files.setdefault(path, mapped(path).data)[offset : offset + length]
         for path, offset, length in chunk_extents(store)
     ]
     buffer = np.empty(len(zstd.decompress(frames[0])), np.uint8)

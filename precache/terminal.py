@@ -1,0 +1,86 @@
+"""What is printed for people: lines, rows and tables, in which no text of others has effect.
+
+Every string that is printed is one line of literal text: markup, emoji codes and control characters
+in it are shown, not obeyed. What has several lines is printed in several calls, or is a rich object
+that is put together of such strings.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from precache.messages import indented, printable, without_secrets
+
+Rows = list[tuple[str, str]]
+
+
+class Terminal(Console):
+    """A console to which a string is a line of literal text, in tables as well."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as it is, escaped."""
+        style, justify, overflow = map(options.get, ("style", "justify", "overflow"))
+        return Text(printable(text), style=style or "", justify=justify, overflow=overflow)
+
+
+def say(line: str, *, style: str = "", stderr: bool = False) -> None:
+    """Print a line; it is not broken, so that paths can be copied."""
+    Terminal(stderr=stderr).print(line, style=style, soft_wrap=True)
+
+
+def say_rows(rows: Iterable[tuple[str, str]], width: int = 0, out: Console | None = None) -> None:
+    """Print names and values below each other.
+
+    Parameters
+    ----------
+    width
+        Of the names, at least.
+    """
+    rows = list(rows)
+    width = max([width, *(len(name) + 2 for name, _ in rows)])
+    for name, value in rows:
+        line = Text.assemble((printable(name).ljust(width), "bold"), printable(value))
+        (out or Terminal()).print(line, soft_wrap=True)
+
+
+def say_error(error: BaseException) -> None:
+    """Print why a command failed."""
+    say(f"precache: {error}", stderr=True)
+
+
+def guard_output() -> None:
+    """Have logging, warnings and tracebacks of this process keep to the same rule.
+
+    Handlers that the user has set up stay as they are.
+    """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Formatter())
+    warnings.showwarning = _show_warning
+    sys.excepthook = _show_exception
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return indented(without_secrets(super().format(record)))
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], *where: Any, **others: Any
+) -> None:
+    say(without_secrets(f"{category.__name__}: {message}"), stderr=True)
+
+
+def _show_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(indented(without_secrets(text)) + "\n")

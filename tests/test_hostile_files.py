@@ -1,0 +1,77 @@
+"""Stores in which files are no files, or lie elsewhere: whoever uses one ends at once, in words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import precache
+from tests.building import write_jpegs
+
+RECIPE = precache.Pipeline.image(resize=16, crop=16)
+
+USE = """
+import os, shutil, sys
+from pathlib import Path
+import precache
+from precache.errors import PrecacheError
+
+root = Path(sys.argv[1])
+pristine, store = root / "out", root / "copy"
+
+def load():
+    with precache.Loader(store, 4, verify="always") as loader:
+        return sum(len(batch["row"]) for batch in loader)
+
+def build():
+    recipe = precache.Pipeline.image(resize=16, crop=16)
+    return precache.build(root / "in", store, recipe, address="serial").version
+
+uses = {
+    "load": load,
+    "verify": lambda: precache.verify(store).damage,
+    "versions": lambda: precache.versions(store),
+    "gc": lambda: precache.gc(store, dry_run=True),
+    "build": build,
+}
+for number, path in enumerate(sorted(path for path in pristine.rglob("*") if path.is_file())):
+    shutil.copytree(pristine, store)
+    odd = store / path.relative_to(pristine)
+    odd.unlink()
+    if number % 3 == 0:
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to("/dev/zero" if number % 3 == 1 else path)
+    for what, use in uses.items():
+        try:
+            found = use()
+        except PrecacheError as error:
+            found = "refused"
+        print(path.relative_to(pristine), what, found)
+    shutil.rmtree(store)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source ``in`` and a store ``out`` of it."""
+    root = tmp_path_factory.mktemp("hostile")
+    write_jpegs(root / "in", 8)
+    precache.build(root / "in", root / "out", RECIPE, address="serial", shard_samples=4)
+    return root
+
+
+def test_a_store_whose_files_are_none_hangs_nobody(
+    built: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """One of its files at a time is a FIFO, a device, or a link to a file outside."""
+    said = [line.split(maxsplit=2) for line in run_python(USE, built).stdout.splitlines()]
+    loads = {name: found for name, what, found in said if what == "load"}
+    needed = [name for name in loads if re.search("^commits|/(image|valid|label)/", name)]
+    assert len(needed) > 8
+    assert all(loads[name] == "refused" for name in needed if "_sums" not in name)
+    assert set(loads.values()) == {"refused", "8"}
