@@ -5,6 +5,7 @@ A source fetches only samples of its own, whatever key it is given: keys may com
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import threading
@@ -159,8 +160,9 @@ class FolderSource:
         return [each for pair in zip(keys, sizes, strict=True) for each in self._alone(*pair)]
 
     def _alone(self, key: str, size: int) -> Sequence[Fetched]:
-        if size < 0 and self.folder.local(""):
-            size = self.folder.size(key) or -1
+        if size < 0:
+            with contextlib.suppress(StorageError):  # as reading it will say
+                size = self.folder.size(key) or -1
         return self._fetch([key], [size])
 
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
