@@ -97,6 +97,19 @@ def add_running_options(
         "--accept-missing", action="store_true", help="holes for samples that cannot be fetched"
     )
     run.add_argument(
+        "--max-sample-bytes",
+        default="512MiB",
+        metavar="SIZE",
+        help="a larger file is a hole, and not fetched; default 512MiB",
+    )
+    run.add_argument(
+        "--sample-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="a sample that takes longer to fetch or to decode is a hole; default 300",
+    )
+    run.add_argument(
         "--no-space-check", action="store_true", help="begin though the disk seems too small"
     )
     run.add_argument(
@@ -331,6 +344,8 @@ def running_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "progress": not options.quiet,
         "storage_options": storage_options,
         "report": options.report,
+        "max_sample_bytes": options.max_sample_bytes,
+        "sample_timeout": options.sample_timeout,
     }
 
 

@@ -41,7 +41,7 @@ CLAIMS = "_claims"
 """Folder of a store with all claims."""
 
 _CLAIM = re.compile(r"[0-9]{6,}\.json")
-_CUT_OFF = re.compile(r"\.[0-9]{6,}\.json\.[0-9a-f]{32}\.tmp")
+_CUT_OFF = re.compile(r"\.[0-9a-f]{32}\.tmp")
 """Of a claim that a process was putting; one that goes on puts it again."""
 
 

@@ -147,7 +147,8 @@ class Folder(Protocol):
         Parameters
         ----------
         sizes
-            What a listing said, -1 for unknown; an object that comes shorter is fetched again.
+            What a listing said, -1 for unknown; an object that comes shorter is fetched again, and
+            of one that has grown one byte more than that is read.
         """
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:

@@ -51,6 +51,8 @@ def build(
     progress: bool = False,
     storage_options: StorageOptions = None,
     report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    max_sample_bytes: int | str = "512MiB",
+    sample_timeout: float = 300.0,
 ) -> BuildResult:
     """Decode a source once into a cached version, or finish one that was begun.
 
@@ -122,6 +124,10 @@ def build(
     report
         A file, or several, that tell how the build went, written when it fails as well: ``.html``
         for a page (``pip install 'precache[report]'``), ``.json`` for its figures.
+    max_sample_bytes
+        A larger file becomes a hole without being fetched; in bytes or as ``"2GB"``.
+    sample_timeout
+        Seconds that fetching or decoding a sample may take; one that takes longer becomes a hole.
 
     Raises
     ------
@@ -199,6 +205,7 @@ def request_of(
     node_labels: Mapping[str, str] | None,
     nice: int,
     report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    max_sample_bytes: int | str,
     **as_given: Any,
 ) -> Request:
     """What `build` was given, as the workers take it; `progress` is not theirs."""
@@ -217,12 +224,13 @@ def request_of(
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         placement=Placement(
             cpus_per_task,
-            None if memory_per_task is None else _bytes(memory_per_task),
+            None if memory_per_task is None else _bytes("memory_per_task", memory_per_task),
             node_resources or {},
             node_labels or {},
             nice,
         ),
         reports=tuple(os.fspath(path) for path in reports),
+        max_sample_bytes=_bytes("max_sample_bytes", max_sample_bytes),
         **as_given,
     )
 
@@ -349,10 +357,8 @@ def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:
     return Pipeline.image() if path is None else Pipeline.from_toml(os.fspath(path))
 
 
-def _bytes(size: int | str) -> int:
+def _bytes(name: str, size: int | str) -> int:
     try:
         return int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
-        raise UsageError(
-            f"memory_per_task is {size!r}; give bytes, or a size such as '2GB'"
-        ) from None
+        raise UsageError(f"{name} is {size!r}; give bytes, or a size such as '2GB'") from None

@@ -163,11 +163,14 @@ class LocalFolder:
 
     def read(self, name: str) -> bytes:
         """The whole object."""
+        return self._read(name)
+
+    def _read(self, name: str, most: int | None = None) -> bytes:
         path = self.local(name)
         with _translated(path, "read"):
             descriptor, size = self._open(path)
             try:
-                return localfiles.read_whole(descriptor, size)
+                return localfiles.read_whole(descriptor, size, most)
             finally:
                 os.close(descriptor)
 
@@ -181,9 +184,9 @@ class LocalFolder:
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         found: list[bytes | StorageError] = []
-        for name in names:
+        for name, size in zip(names, sizes, strict=True):
             try:
-                found.append(self.read(name))
+                found.append(self._read(name, None if size < 0 else size + 1))
             except StorageError as error:
                 found.append(error)
         return found

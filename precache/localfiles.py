@@ -98,13 +98,19 @@ def true_path(descriptor: int, path: str | os.PathLike[str]) -> str:
         return os.path.realpath(path)
 
 
-def read_whole(descriptor: int, size: int) -> bytes:
-    """As a file object does, with half the calls that let go of the interpreter's lock."""
-    data = os.read(descriptor, size + 1)
-    if len(data) == size:
+def read_whole(descriptor: int, size: int, most: int | None = None) -> bytes:
+    """As a file object does, with half the calls that let go of the interpreter's lock.
+
+    Parameters
+    ----------
+    most
+        Bytes that are read of it.
+    """
+    data = os.read(descriptor, size + 1 if most is None else min(size + 1, most))
+    if len(data) in (size, most):
         return data
-    with open(descriptor, "rb", buffering=0, closefd=False) as file:
-        return data + (file.readall() or b"")
+    with open(descriptor, "rb", closefd=False) as file:
+        return data + file.read(-1 if most is None else most - len(data))
 
 
 # --- writing ------------------------------------------------------------------------------------

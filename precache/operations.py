@@ -55,6 +55,9 @@ Interpolation = Literal["bilinear", "bicubic"]
 class Decode(Declared):
     """Encoded image file -> (H, W, C) uint8, EXIF orientation applied.
 
+    JPEG, PNG, WebP, BMP, GIF and TIFF, no other format. Values of 16 bits keep their high byte; an
+    image of 32-bit integers or floats becomes a hole.
+
     Parameters
     ----------
     mode

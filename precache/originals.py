@@ -20,7 +20,7 @@ from precache.variants import variant_at
 
 if TYPE_CHECKING:
     from workers.ops import FieldRecipe
-    from workers.sources import Sample
+    from workers.sources import Fetched, Sample
 
 SIDE = 1024
 """Pixels of a picture's longer side, above which only some are shown."""
@@ -178,7 +178,7 @@ class Originals:
 
     def _trace(self, key: str) -> Trace:
         fetched = self._fetch(key)
-        if isinstance(fetched, FetchError):
+        if isinstance(fetched, FetchError | SampleError):
             return Trace(note=f"the raw sample could not be fetched: {fetched}")
         raw = next((v for v in fetched.inputs.values() if isinstance(v, bytes)), None)
         if self.trouble:
@@ -192,7 +192,7 @@ class Originals:
                 results[name] = result
         return Trace(raw, "", steps, results)
 
-    def _fetch(self, key: str) -> Sample | FetchError:
+    def _fetch(self, key: str) -> Fetched:
         [fetched] = self._source.fetch([key], [-1])
         return fetched
 

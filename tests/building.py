@@ -305,6 +305,13 @@ def hoard(array: np.ndarray, nbytes: int = 0) -> np.ndarray:
     return array
 
 
+def hang(array: np.ndarray) -> np.ndarray:
+    """The array as it is; over one of 33 x 33 it never ends, unless HASTY is set."""
+    while array.shape[:2] == (33, 33) and "HASTY" not in os.environ:
+        time.sleep(0.01)
+    return array
+
+
 def linger(array: np.ndarray, seconds: float = 0.0) -> np.ndarray:
     """The array as it is; where LINGER is set, after so long that there is time to kill it."""
     if "LINGER" in os.environ:

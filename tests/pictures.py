@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import sys
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from precache.errors import SampleError
+from precache.operations import Decode
 from tests.building import photograph
+from workers.decoding import decode
 
 PHOTOGRAPHS = ("chelsea.png", "astronaut.png", "coffee.png", "rocket.jpg")
 ORIENTATION = 0x0112
@@ -34,3 +39,11 @@ def half_transparent() -> Image.Image:
     image = photograph().convert("RGBA")
     image.putalpha(Image.linear_gradient("L").resize(image.size))
     return image
+
+
+def plugins_after_decoding(files: list[bytes]) -> set[str]:
+    """Modules of Pillow's decoders that a new process has loaded afterwards."""
+    for data in files:
+        with contextlib.suppress(SampleError):
+            decode(data, Decode())
+    return {name for name in sys.modules if name.startswith("PIL.") and "ImagePlugin" in name}

@@ -33,12 +33,12 @@ PRECACHE = """
     version_commands cli __main__
 """
 WORKERS = """
-    usercode sources plan labels descent goal finishing lease standing made reuse spared
-    decoding ops timing offered outputs shardrows shard_objects shard_task survey dispatch
-    placement cluster sharing request listed work probe takeover commit repair tally nodeview
-    progress metrics suspects parcel jobserver submission results account buildreport reportpage
-    build background told ensuring measured prognosis stagetimes sourceprobe trials doctor
-    refreshing opcosts shardplan estimate rates differences buildplan
+    time_limit usercode sources plan labels descent goal finishing lease standing made reuse
+    spared segments decoding ops timing offered outputs shardrows shard_objects shard_task
+    survey dispatch placement cluster sharing request listed work probe takeover commit repair
+    tally nodeview progress metrics suspects parcel jobserver submission results account
+    buildreport reportpage build background told ensuring measured prognosis stagetimes
+    sourceprobe trials doctor refreshing opcosts shardplan estimate rates differences buildplan
 """
 ORDER = [f"precache.{n}" for n in PRECACHE.split()] + [f"workers.{n}" for n in WORKERS.split()]
 """A module imports only modules above it, imports inside functions excepted."""

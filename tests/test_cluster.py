@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 
 import precache
 from precache.errors import BuildError, FetchError, UsageError
+from precache.liveness import process_of
 from tests.building import (
     HELD,
     build_here,
@@ -32,7 +36,7 @@ from tests.building import (
     write,
     write_jpegs,
 )
-from workers.cluster import check_address, executor, node_cpus, run_serial
+from workers.cluster import check_address, executor, node_cpus, own_folder, run_serial
 
 FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
 LARGE = precache.Pipeline.image(resize=160, crop=150)
@@ -476,3 +480,77 @@ def test_one_process_builds_twice(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "4 0\n4 0\n"
+
+
+# --- what a killed build leaves -----------------------------------------------------------------
+
+HOLD = """
+import sys, tempfile
+from workers.cluster import executor
+with executor("local", cpus=1) as run:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def of_build(mark: str) -> list[psutil.Process]:
+    """Processes that inherited a mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("OF_BUILD") == mark:
+                found.append(process)
+    return found
+
+
+def test_nothing_of_a_ray_stays_once_its_build_was_killed(tmp_path: Path) -> None:
+    temporary = Path(tempfile.gettempdir())
+    before = set(temporary.glob("precache-ray-*"))
+    held = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        env=environment(OF_BUILD=str(tmp_path)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert held.stdout is not None
+        assert held.stdout.readline() == b"ready\n"
+        [folder] = [
+            each
+            for each in set(temporary.glob("precache-ray-*")) - before
+            if json.loads((each / "owner.json").read_text())["pid"] == held.pid
+        ]
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert list(folder.glob("ray/session_2*/sockets/raylet"))
+    finally:
+        processes = of_build(str(tmp_path))
+        os.killpg(held.pid, signal.SIGKILL)
+        held.communicate()
+    _, alive = psutil.wait_procs(processes, timeout=15)
+    assert not alive
+    assert folder.exists()
+    with executor("local", cpus=1):
+        assert not folder.exists()
+
+
+def test_folders_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["sleep", "0"]) as ended:
+        gone = process_of(os.getpid()).model_copy(update={"pid": ended.pid})
+    for name, owner in {
+        "precache-ray-gone": gone.model_dump_json(),
+        "precache-ray-alive": process_of(os.getpid()).model_dump_json(),
+        "precache-ray-elsewhere": gone.model_copy(update={"node": "other"}).model_dump_json(),
+        "precache-ray-odd": "[]",
+        "target": gone.model_dump_json(),
+    }.items():
+        write(tmp_path / name / "owner.json", owner.encode())
+    (tmp_path / "precache-ray-link").symlink_to(tmp_path / "target")
+    (tmp_path / "precache-ray-file").touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    with own_folder() as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == before - {"precache-ray-gone"} | {folder.name}
+    assert (tmp_path / "target/owner.json").exists()

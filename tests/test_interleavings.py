@@ -25,7 +25,9 @@ import workers.account
 import workers.build
 import workers.commit
 import workers.lease
+import workers.probe
 import workers.shard_objects
+import workers.shard_task
 import workers.shardrows
 from precache import claims, garbage, status
 from precache.commits import BUILD, read_commits
@@ -105,6 +107,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.build, "shown", str)
     monkeypatch.setattr(workers.account, "FinishedLog", Silent)
     monkeypatch.setattr(workers.commit, "PUTS", 1)
+    for module in (workers.probe, workers.shard_task):  # on the actor's own thread
+        monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work({}))
     monkeypatch.setattr(workers.commit, "_json", json_of_the_actor)
     monkeypatch.setattr(workers.shardrows, "encoder", encoder_of_the_actor)
     monkeypatch.setattr(workers.shard_objects, "OWN_SECONDS", 0.0)

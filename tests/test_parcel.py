@@ -48,6 +48,8 @@ OTHERWISE: dict[str, Any] = {
     "nice": 3,
     "progress": False,
     "report": ["/elsewhere/report.html", "/elsewhere/report.json"],
+    "max_sample_bytes": "2GB",
+    "sample_timeout": 99.5,
 }
 """Every option of `precache.build`, each with another value than its default."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -91,8 +92,10 @@ def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> N
     store, far_too_much = photos.with_name("store"), 1 << 60
     result = ask(build_here, photos, store, recipe(far_too_much), {"shard_samples": 20})
     assert sorted(key for key, _ in result.holes) == sorted(GREEDY)
-    why = "it ran out of memory; it asks for more than 1.07 GB of memory"
-    assert {each for _, each in result.holes} == {f"decoding it kills the worker: {why}"}
+    for _, why in result.holes:
+        assert re.fullmatch(
+            r"decoding it, of 1\.\d+ KB, takes more memory than its process gets", why
+        )
     assert_all_else_is_there(photos, store, far_too_much)
 
 

@@ -237,7 +237,7 @@ def test_a_hole_is_shown_with_its_reason_and_how_far_its_ops_come(
     [row] = built.open().hole_rows.tolist()
     read = page(server, "?rows=holes")
     assert keys([read]) == [BROKEN]
-    assert "Hole: not an image that Pillow knows" in read.text
+    assert "Hole: not an image that decode reads" in read.text
     assert "of a kind that browsers do not show" in read.text
     assert read.all("img") == []
     assert "Hole: not an image" in page(server, f"row/{row}").text

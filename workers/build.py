@@ -116,7 +116,10 @@ class _Build:
         self.account = account
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(
-            request.source, request.storage_options, follow_links=request.follow_links
+            request.source,
+            request.storage_options,
+            follow_links=request.follow_links,
+            most_bytes=request.max_sample_bytes,
         )
         self.joined = is_joined(request.address)
         self.given = listed
@@ -214,7 +217,7 @@ class _Build:
         path = request.import_path
         pipeline = listed.recipe.pipeline
         labels, pinned = listed.fetches_labels, listed.pinned
-        return Job(self.source, pipeline, path, listed.code, labels, pinned)
+        return Job(self.source, pipeline, path, listed.code, labels, pinned, request.sample_timeout)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()

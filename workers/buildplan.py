@@ -147,7 +147,12 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     """
     check_request(request)
     store = open_folder(request.store, request.storage_options)
-    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
+    source = open_source(
+        request.source,
+        request.storage_options,
+        follow_links=request.follow_links,
+        most_bytes=request.max_sample_bytes,
+    )
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack:
         listed = list_rows(request, store, source, progress.listed)
         progress.phase("Comparing")
@@ -193,9 +198,15 @@ class _Trials:
     def _job(self) -> Job:
         from workers.shard_task import Job
 
-        path, listed = self._request.import_path, self._listed
-        pipeline = listed.recipe.pipeline
-        return Job(self._source, pipeline, path, listed.code, listed.fetches_labels)
+        request, listed = self._request, self._listed
+        return Job(
+            self._source,
+            listed.recipe.pipeline,
+            request.import_path,
+            listed.code,
+            listed.fetches_labels,
+            sample_seconds=request.sample_timeout,
+        )
 
     def measure(self, recipe: Recipe) -> Measured:
         """Row shapes and stored bytes, from a few samples."""

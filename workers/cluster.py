@@ -7,9 +7,12 @@ import functools
 import logging
 import os
 import pickle
+import shutil
 import socket
+import stat
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import BuildError, PrecacheError, UsageError
+from precache.liveness import Process, has_ended, process_of
 from precache.report import size
+from workers import time_limit
 from workers.dispatch import TASK_SECONDS, Done, Item, Lost, Outcome, Patience, dispatch
 from workers.placement import Placement
 from workers.timing import NODE
@@ -45,6 +50,16 @@ HEARD_SECONDS = 5.0
 
 RESULT_SECONDS = 60.0
 """To bring a result that is there: its node may just be going away."""
+
+FOLDER, OWNER = "precache-ray-", "owner.json"
+"""How the name of a folder of our own Ray begins, in the folder for temporary files; the process
+that it is of."""
+
+LONGEST_FOLDER = 38
+"""Bytes, as the path of a socket has at most 107, and 69 come behind."""
+
+LEAVING_SECONDS = 1.0
+"""For a worker to hand over a result before it ends, as something goes on in it that should not."""
 
 OWN = Placement(memory=0, nice=0)
 """On a Ray of our own: its memory monitor ends what takes too much of the machine's."""
@@ -92,7 +107,7 @@ def executor(
     if address == "serial":
         yield run_serial
     elif address == "local":
-        with _quiet_environment(), _connected(None, cpus):
+        with own_folder() as folder, _quiet_environment(folder), _connected(None, cpus, folder):
             yield functools.partial(_run_on_ray, OWN, notice)
     else:
         with _environment(KEEPALIVE), _connected(address, None):
@@ -127,24 +142,42 @@ def _token_is_ours() -> bool:
 
 
 @contextlib.contextmanager
-def _quiet_environment() -> Iterator[None]:
+def own_folder() -> Iterator[Path]:
+    """A folder of a Ray of our own, which nobody else may look into; those of builds that were
+    killed are removed."""
+    temporary, user = Path(tempfile.gettempdir()), os.getuid()
+    for left in temporary.glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError, ValueError):
+            found = left.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
+                continue
+            if has_ended(Process.model_validate_json((left / OWNER).read_bytes())):
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=FOLDER, ignore_cleanup_errors=True) as name:
+        (Path(name) / OWNER).write_text(process_of(os.getpid()).model_dump_json())
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def _quiet_environment(folder: Path) -> Iterator[None]:
     """Settings of a Ray of our own, unless the user chose: no reports, a token of its own."""
-    with tempfile.TemporaryDirectory(prefix="precache-ray-") as folder:
-        token = Path(folder) / "token"
-        token.touch(mode=0o600)
-        token.write_text(_token())
-        settings = {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_task_events_report_interval_ms": "0",  # for a dashboard, which there is none of
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            # glibc gives freed image buffers back to the kernel, only to fault them in again.
-            "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-        }
-        if _token_is_ours():
-            settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        with _environment(settings):
-            yield
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(_token())
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_task_events_report_interval_ms": "0",  # for a dashboard, which there is none of
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Workers that are just starting when a build is killed try five times: half a minute.
+        "RAY_gcs_rpc_server_connect_timeout_s": "1",
+        # glibc gives freed image buffers back to the kernel, only to fault them in again.
+        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    }
+    if _token_is_ours():
+        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    with _environment(settings):
+        yield
 
 
 @contextlib.contextmanager
@@ -160,12 +193,14 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _connected(address: str | None, cpus: int | None) -> Iterator[None]:
+def _connected(address: str | None, cpus: int | None, folder: Path | None = None) -> Iterator[None]:
     import ray
 
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:
         quiet |= {"include_dashboard": False, "num_cpus": cpus, "address": "local"}
+        if folder is not None and len(str(folder)) <= LONGEST_FOLDER:
+            quiet["_temp_dir"] = str(folder / "ray")  # of which Ray lets everyone write into
     else:
         quiet |= {"address": address}
     if address is None or address == "auto":
@@ -323,6 +358,8 @@ class _Ray:
                 if seconds < 2 * TASK_SECONDS:
                     values.append(_on_worker(function, replace(item, job=job), nice))
                     seconds = time.monotonic() - began
+            if time_limit.has_stuck_thread():
+                threading.Timer(LEAVING_SECONDS, os._exit, [0]).start()
             return pickle.dumps((values, seconds))
 
         made: Any = self._ray.remote(on_worker)
@@ -423,6 +460,7 @@ def _on_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     os.environ.setdefault(NODE, here)
     if nice:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
+    time_limit.expendable = True
     try:
         return function(item)
     except PrecacheError as error:

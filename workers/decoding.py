@@ -1,4 +1,9 @@
-"""Decoding: an image file of any format -> pixels, upright, within the limit of pixels."""
+"""Decoding: an image file -> pixels, upright, within the limit of pixels.
+
+Only the formats named here are decoded, by decoders that start no program and know the size of a
+picture before they fill memory with it. A picture whose values do not fit 8 bits is refused, but
+for 16-bit ones, of which the high byte is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,50 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
 
 from precache.errors import SampleError
 from precache.operations import Decode
+from workers.segments import cut, is_exif, jpeg_tags
+
+FORMATS = tuple(
+    opener.format
+    for opener in (
+        JpegImagePlugin.JpegImageFile,  # of several pictures (MPO), too
+        PngImagePlugin.PngImageFile,
+        WebPImagePlugin.WebPImageFile,
+        BmpImagePlugin.BmpImageFile,
+        GifImagePlugin.GifImageFile,
+        TiffImagePlugin.TiffImageFile,
+    )
+)
+"""All that are opened. They are imported here, lest Pillow import all that it has to find one."""
 
 STRIP_PIXELS = 4 << 20
 """Of Pillow's images that are converted at a time: each step makes a copy."""
 
-_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/"
+MOST_RUN_LENGTH_PIXELS = 16 << 20
+"""Of a BMP of run lengths."""
+
 _ORIENTATION = 0x0112
+_BITS_PER_SAMPLE = 258
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
+_EIGHT_BITS = frozenset(
+    ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
+)
+_UNMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
+"""What Pillow converts modes to before any other."""
 
 
 class Scratch:
@@ -84,7 +123,8 @@ def _decode_jpeg(
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        _check_pixels(width, height, op)
+        _check_pixels(width, height, op.max_pixels)
+        tags = jpeg_tags(data)
         if colours not in ("YCbCr", "Gray") or (op.mode == "L" and colours != "Gray"):
             return None
         limits = {}
@@ -102,26 +142,7 @@ def _decode_jpeg(
         )
     except ValueError:
         return None
-    segments = _metadata(data)
-    return _turned(array, _orientation(data, segments)) if segments else array
-
-
-def _metadata(data: bytes) -> list[bytes]:
-    """The segments before the picture that may tell an orientation, EXIF and XMP.
-
-    Source: ITU-T T.81, B.1 (segments, after any number of fill bytes); JEITA CP-3451, 4.5.4.
-    """
-    found = []
-    at, end = 2, len(data) - 4
-    while at < end and data[at] == 0xFF and (marker := data[at + 1]) != 0xDA:
-        if marker == 0xFF:
-            at += 1
-            continue
-        length = max(2, data[at + 2] << 8 | data[at + 3])
-        if marker == 0xE1 and data.startswith((_EXIF, _XMP), at + 4):
-            found.append(data[at + 4 : at + 2 + length])
-        at += 2 + length
-    return found
+    return _turned(array, _orientation(data, tags, op)) if tags else array
 
 
 def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
@@ -137,50 +158,81 @@ def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
     return array if turned is None else np.ascontiguousarray(turned(array))
 
 
-def _orientation(data: bytes, segments: Sequence[bytes]) -> int:
+def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:
     """EXIF's orientation, 1 where it is broken: a photograph is worth more than its tags."""
-    with warnings.catch_warnings(), _without_pillow_limit():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            first, *others = segments
-            if first.startswith(_EXIF) and not any(each.startswith(_EXIF) for each in others):
+            first, *others = tags
+            if is_exif(first) and not any(map(is_exif, others)):
                 # To open the file costs three times as much as to read its one segment.
                 exif = Image.Exif()
                 exif.load(first)
                 if not others or _ORIENTATION in exif:
                     return int(exif.get(_ORIENTATION, 1))
-            return int(Image.open(io.BytesIO(data)).getexif().get(_ORIENTATION, 1))
+            with _pillow_limit(op.max_pixels), _open(cut(data)) as image:
+                return int(image.getexif().get(_ORIENTATION, 1))
         except Exception:
             return 1
 
 
-def _check_pixels(width: int, height: int, op: Decode) -> None:
-    if width * height > op.max_pixels:
-        raise SampleError(
-            f"{width} x {height} px is over the limit of {op.max_pixels} (decode's max_pixels)"
-        )
+def _check_pixels(width: int, height: int, limit: int, of: str = "decode's max_pixels") -> None:
+    if width * height > limit:
+        raise SampleError(f"{width} x {height} px is over the limit of {limit} ({of})")
+
+
+def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
+    """Raise `SampleError` where decoding is more work than the picture has pixels.
+
+    A TIFF may name the same strip again and again, and tiles larger than the picture. Run lengths
+    of a BMP are decoded in Python.
+    """
+    boxes = [tile.extents for tile in image.tile if tile.extents is not None]
+    area = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
+    if area > 2 * len(image.getbands()) * image.width * image.height:
+        raise SampleError("its strips or tiles overlap; save it anew with an image editor")
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        width, length = (image.tag_v2.get(tag, 0) for tag in (_TILE_WIDTH, _TILE_LENGTH))
+        _check_pixels(width, length, max(limit, STRIP_PIXELS), "of a TIFF's tiles")
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):
+        most = min(limit, MOST_RUN_LENGTH_PIXELS)
+        _check_pixels(image.width, image.height, most, "of a BMP of run lengths")
 
 
 @contextlib.contextmanager
-def _without_pillow_limit() -> Iterator[None]:
-    """`max_pixels` is the limit; Pillow's own would stand in the way of a higher one."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+def _pillow_limit(pixels: int) -> Iterator[None]:
+    """Have Pillow refuse pictures, frames and canvases beyond a limit, and no others.
+
+    It warns above its own limit, and refuses above twice that.
+    """
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, -(-pixels // 2)
     try:
         yield
     finally:
         Image.MAX_IMAGE_PIXELS = before
 
 
+def _open(data: bytes) -> ImageFile.ImageFile:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
 def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
-    with warnings.catch_warnings(), _without_pillow_limit():
+    with warnings.catch_warnings(), _pillow_limit(op.max_pixels):
         warnings.simplefilter("ignore")
         try:
-            with Image.open(io.BytesIO(data)) as image:
-                _check_pixels(image.width, image.height, op)
+            with _open(cut(data)) as image:
+                _check_pixels(image.width, image.height, op.max_pixels)
+                _check_parts(image, op.max_pixels)
                 ImageOps.exif_transpose(image, in_place=True)  # else it copies what is upright
                 return _to_array(image, op.mode)
         except UnidentifiedImageError:
-            raise SampleError("not an image that Pillow knows, whatever its name") from None
+            raise SampleError(
+                f"not an image that decode reads, whatever its name: {', '.join(FORMATS)}"
+            ) from None
+        except Image.DecompressionBombError:
+            raise SampleError(
+                f"a picture in it is over the limit of {op.max_pixels} px (decode's max_pixels)"
+            ) from None
         except (SampleError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise many kinds on broken files
@@ -188,22 +240,46 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
 
 
 def _to_array(image: Image.Image, mode: str) -> np.ndarray:
-    """(H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, an alpha channel is dropped."""
+    """(H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, an alpha channel is dropped.
+
+    Raises
+    ------
+    SampleError
+        Its values are wider than 8 bits, and not 16-bit grey.
+    """
+    wide = _is_wide(image)
+    if not wide and image.mode not in _EIGHT_BITS:
+        raise SampleError(
+            f"has values of Pillow's mode {image.mode}, of which it is not known what is black and "
+            "what is white; save it with 8 or 16 bits, or have a function read it in place of "
+            "decode"
+        )
     rows = max(1, STRIP_PIXELS // image.width)
     if image.height <= rows:
-        return _strip(image, mode)
+        return _strip(image, mode, wide)
     array = np.empty((image.height, image.width, len(mode)), np.uint8)
     for top in range(0, image.height, rows):
         box = (0, top, image.width, min(top + rows, image.height))
-        array[top : top + rows] = _strip(image.crop(box), mode)
+        array[top : top + rows] = _strip(image.crop(box), mode, wide)
     return array
 
 
-def _strip(image: Image.Image, mode: str) -> np.ndarray:
-    if image.mode.startswith("I;16") or image.mode == "I":
-        wide = np.asarray(image).astype(np.int64)
-        image = Image.fromarray(np.clip(wide >> 8, 0, 255).astype(np.uint8))
+def _is_wide(image: Image.Image) -> bool:
+    """Whether it is 16-bit grey; not so a TIFF of 12 bits, whose high byte is nearly black."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        bits: tuple[int, ...] = image.tag_v2.get(_BITS_PER_SAMPLE, ())
+        return image.mode.startswith("I;16") and bits == (16,)
+    png = isinstance(image, PngImagePlugin.PngImageFile)  # mode I: of Pillow before 11.3
+    return image.mode.startswith("I;16") or (image.mode == "I" and png)
+
+
+def _strip(image: Image.Image, mode: str, wide: bool) -> np.ndarray:
+    if wide:
+        values = np.asarray(image).astype(np.int64)
+        image = Image.fromarray(np.clip(values >> 8, 0, 255).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
+    if image.mode in _UNMULTIPLIED:
+        image = image.convert(_UNMULTIPLIED[image.mode])
     array = np.asarray(image.convert(mode))
     return array if array.ndim == 3 else array[..., None]

@@ -93,7 +93,13 @@ def _measure(
     table = listing.table
     order = np.random.default_rng(ORDER_SEED).permutation(len(table))[: question.samples]
     keys, sizes = [table.keys[row] for row in order], table.sizes[order].tolist()
-    job = Job(source, question.pipeline, question.import_path, function_hashes(question.pipeline))
+    job = Job(
+        source,
+        question.pipeline,
+        question.import_path,
+        function_hashes(question.pipeline),
+        sample_seconds=question.seconds,
+    )
     tick("reading files at several depths")
     budget = question.seconds * PROBE
     storage, io_wait = probe_source(source, table.keys, table.sizes.tolist(), budget)

@@ -9,13 +9,15 @@ from typing import Self
 import numpy as np
 
 from precache.codecs import encoder
-from precache.errors import FetchError, PipelineError, SampleError
+from precache.errors import PipelineError, SampleError
 from precache.layout import RowShape, rows_per_chunk
 from precache.operations import DTYPES
 from precache.pipeline import ImageCodec, Pipeline
 from precache.rowtable import RowTable
 from workers.plan import sample_for_probe
 from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of
+from workers.sources import Sample
+from workers.time_limit import DECODING, notes, run_in_time
 from workers.work import Measured
 
 PROBE_SAMPLES = 24
@@ -53,20 +55,29 @@ def run_probe(task: ProbeTask) -> Measured:
     SampleError
         None of them decodes.
     """
+    return run_in_time(lambda late: _probe(task, late), task.job.sample_seconds)
+
+
+def _probe(task: ProbeTask, late: Mapping[str, str]) -> Measured:
     recipes = recipes_of(task.job)
     shapes: dict[str, RowShape] = {}
     stored = np.zeros(0)
     reasons = []
+    at = notes()
     with one_thread():
-        for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes):
-            if isinstance(sample, FetchError):
-                reasons.append(str(sample))
-                continue
+        for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes, late):
+            at.begin(DECODING, key)
             try:
+                if not isinstance(sample, Sample):
+                    raise sample
+                if key in late:
+                    raise SampleError(late[key])
                 rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
             except Exception as error:  # the build itself will say which samples are holes
                 reasons.append(f"{key}: {error}")
                 continue
+            finally:
+                at.end()
             if not shapes:
                 _check_dtypes(rows)
                 shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from precache.errors import FetchError, SampleError
+from precache.errors import SampleError
 from precache.layout import RowShape
 from precache.variants import variants_of
 from workers.estimate import Cost, Rates
@@ -20,6 +20,7 @@ from workers.reuse import Offer
 from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of
 from workers.shardrows import field_output, open_offered
 from workers.sources import Sample
+from workers.time_limit import DECODING, notes, run_in_time
 from workers.timing import Timing
 
 INDEX_ENTRY = 16
@@ -67,9 +68,13 @@ class _Clock:
 
 def measure_rates(task: RatesTask) -> Rates:
     """Make the rows, in memory alone."""
+    return run_in_time(lambda late: _measure(task, late), task.job.sample_seconds)
+
+
+def _measure(task: RatesTask, late: Mapping[str, str]) -> Rates:
     recipes = recipes_of(task.job)
     with one_thread():
-        samples, fetch, nbytes, failed = _fetch(task)
+        samples, fetch, nbytes, failed = _fetch(task, late)
         if samples:
             _warm(recipes, *samples[0])
         computed = _compute(task, recipes, samples, failed)
@@ -87,17 +92,18 @@ def measure_rates(task: RatesTask) -> Rates:
     )
 
 
-Fetched = list[tuple[str, Sample]]
-
-
-def _fetch(task: RatesTask) -> tuple[Fetched, Cost, float, dict[str, str]]:
+def _fetch(
+    task: RatesTask, late: Mapping[str, str]
+) -> tuple[list[tuple[str, Sample]], Cost, float, dict[str, str]]:
     """Samples, what each cost, its bytes, and those that cannot be fetched."""
     clock, timing = _Clock(), Timing()
-    found: Fetched = []
+    found: list[tuple[str, Sample]] = []
     failed = {}
-    for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes):
-        if isinstance(sample, FetchError):
+    for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes, late):
+        if not isinstance(sample, Sample):
             failed[key] = str(sample)
+        elif key in late:
+            failed[key] = late[key]
         else:
             found.append((key, sample))
     cost = clock.lap().over(max(1, len(task.keys)))
@@ -108,17 +114,19 @@ def _fetch(task: RatesTask) -> tuple[Fetched, Cost, float, dict[str, str]]:
 
 def _warm(recipes: Mapping[str, FieldRecipe], key: str, sample: Sample) -> None:
     """The first row of a process is dearer than the others."""
+    notes().begin(DECODING, key)
     for recipe in recipes.values():
         try:
             recipe(sample, key)
         except Exception:  # it will be told of when it is timed
             continue
+    notes().end()
 
 
 def _compute(
     task: RatesTask,
     recipes: Mapping[str, FieldRecipe],
-    samples: Fetched,
+    samples: Sequence[tuple[str, Sample]],
     failed: dict[str, str],
 ) -> dict[str, tuple[Cost, float]]:
     """What a row of each array costs, and its stored bytes; adds to `failed`.
@@ -128,8 +136,9 @@ def _compute(
     found: dict[str, tuple[Cost, float]] = {}
     for arrays in variants_of(recipes).values():
         outputs = [_output(task, recipes[array], None) for array in arrays]
-        clock = _Clock()
+        clock, at = _Clock(), notes()
         for place, (key, sample) in enumerate(samples):
+            at.begin(DECODING, key)
             for output in outputs:
                 try:
                     output.compute(sample, key)
@@ -138,6 +147,7 @@ def _compute(
                     reason = str(error) if isinstance(error, SampleError) else repr(error)
                     failed.setdefault(key, reason)
                     output.leave_hole(place)
+        at.end()
         stored = [_stored(output, len(samples)) for output in outputs]
         cost = clock.lap().over(max(1, len(samples)) * len(arrays))
         found |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}

@@ -32,6 +32,7 @@ from workers.request import BuildResult, Request, check_request
 from workers.reuse import Placed
 from workers.sources import FolderSource, open_source
 from workers.suspects import KILLS
+from workers.time_limit import is_late
 from workers.usercode import refuse_stored_code
 
 
@@ -119,7 +120,8 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     Parameters
     ----------
     failed
-        Key -> why, of the version's holes: what killed a worker is not tried again.
+        Key -> why, of the version's holes: what killed a worker or took too long is not tried
+        again.
     """
     folder, attributes = version.folder, version.attributes
     assert attributes is not None  # it has a pipeline
@@ -134,6 +136,6 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         fetches_labels=source.labels_with_samples and bool(np.all(table.labels < 0)),
         seconds=0.0,
         pinned=True,
-        barred={key: why for key, why in failed.items() if why.startswith(KILLS)},
+        barred={key: why for key, why in failed.items() if why.startswith(KILLS) or is_late(why)},
         refreshes=version.id,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,10 +10,13 @@ from precache.commits import ROOT
 from precache.errors import UsageError
 from precache.messages import shown
 from precache.pipeline import Pipeline
+from precache.retries import RETRY_SECONDS, SILENT_SECONDS
 from precache.storage import StorageOptions, open_folder
 from precache.store import split_uri
 from workers.cluster import check_address, is_joined
 from workers.placement import Placement
+from workers.sources import MOST_SAMPLE_BYTES
+from workers.time_limit import SAMPLE_SECONDS
 from workers.usercode import require_permission
 
 MOST_SHARD_SAMPLES = 1 << 24
@@ -45,6 +49,8 @@ class Request:
     placement: Placement = field(default_factory=Placement)
     storage_options: StorageOptions = field(default=None, repr=False)
     reports: tuple[str, ...] = ()
+    max_sample_bytes: int = MOST_SAMPLE_BYTES
+    sample_timeout: float = SAMPLE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -128,13 +134,19 @@ def check_request(request: Request) -> None:
         raise UsageError(
             "retry_failed takes over all but what failed, recompute takes over nothing; drop one"
         )
-    for name in ("shard_samples", "cpus"):
+    for name in ("shard_samples", "cpus", "max_sample_bytes"):
         value = getattr(request, name)
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}; give a whole number from 1 up")
     if (request.shard_samples or 0) > MOST_SHARD_SAMPLES:
         raise UsageError(
             f"shard_samples is {request.shard_samples}; the most is {MOST_SHARD_SAMPLES}"
+        )
+    least = RETRY_SECONDS + SILENT_SECONDS if "://" in request.source else 0
+    if not least < request.sample_timeout < math.inf:
+        why = ", for which requests to a service may be made again" if least else ""
+        raise UsageError(
+            f"sample_timeout is {request.sample_timeout:g}; give more than {least:g} seconds{why}"
         )
     if request.max_failures is not None and request.max_failures < 0:
         raise UsageError(f"max_failures is {request.max_failures}; give 0 or more")

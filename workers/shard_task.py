@@ -6,10 +6,11 @@ import contextlib
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from precache.errors import BuildError, CrashError, FetchError
+from precache.errors import BuildError, FetchError, SampleError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
@@ -21,7 +22,8 @@ from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
 from workers.shard_objects import DoneElsewhere, create_objects, create_receipt, require_lease
 from workers.shardrows import Object, ShardRows
-from workers.sources import Sample, Source
+from workers.sources import Fetched, Sample, Source
+from workers.time_limit import DECODING, FETCHING, SAMPLE_SECONDS, notes, run_in_time
 from workers.timing import Timing, node_name
 
 FETCH_BYTES = 4 << 20
@@ -51,6 +53,8 @@ class Job:
     code: Mapping[str, str] = field(default_factory=dict)
     fetch_labels: bool = False
     pinned: bool = False
+    sample_seconds: float = SAMPLE_SECONDS
+    """That fetching or decoding a sample may take."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +120,15 @@ class ShardTask:
 # --- the stages ---------------------------------------------------------------------------------
 
 
-def _runs(keys: Sequence[str], sizes: Sequence[int]) -> Iterator[list[tuple[str, int]]]:
+def _runs(
+    keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]
+) -> Iterator[list[tuple[str, int]]]:
+    """Runs of samples to be fetched together; some keys are alone in theirs."""
     run: list[tuple[str, int]] = []
     weight = 0
     for key, size in zip(keys, sizes, strict=True):
-        if run and (weight + size > FETCH_BYTES or len(run) == FETCH_SAMPLES):
+        apart = alone and (key in alone or (run[-1:] and run[-1][0] in alone))
+        if run and (apart or weight + size > FETCH_BYTES or len(run) == FETCH_SAMPLES):
             yield run
             run, weight = [], 0
         run.append((key, size))
@@ -130,16 +138,32 @@ def _runs(keys: Sequence[str], sizes: Sequence[int]) -> Iterator[list[tuple[str,
 
 
 def fetch_ahead(
-    source: Source, keys: Sequence[str], sizes: Sequence[int]
-) -> Generator[tuple[str, Sample | FetchError], None, None]:
-    """Samples in order, the next ones being fetched while the caller works."""
+    source: Source,
+    keys: Sequence[str],
+    sizes: Sequence[int],
+    barred: Mapping[str, str] = MappingProxyType({}),
+) -> Generator[tuple[str, Fetched], None, None]:
+    """Samples in order, the next ones being fetched while the caller works.
 
-    def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Sample | FetchError]]:
+    Parameters
+    ----------
+    barred
+        Key -> why, of samples that must not be decoded. Those that took too long to fetch are not
+        fetched again.
+    """
+    kept = notes()
+    hung = {key for key, why in barred.items() if why.startswith(FETCHING)}
+    alone = kept.alone | hung
+
+    def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Fetched]]:
         names, expected = zip(*run, strict=True)
-        return list(zip(names, source.fetch(names, expected), strict=True))
+        if run[0][0] in hung:
+            return [(key, SampleError(barred[key])) for key in names]
+        with kept.kept():
+            return list(zip(names, source.fetch(names, expected), strict=True))
 
     threads = source.fetch_threads
-    runs = prefetch(fetch_run, _runs(keys, sizes), threads, threads + 1)
+    runs = prefetch(fetch_run, _runs(keys, sizes, alone), threads, threads + 1)
     with contextlib.closing(runs):
         for run in runs:
             yield from run
@@ -181,19 +205,22 @@ def run_shard(task: ShardTask) -> Receipt:
     ------
     FetchError
         Samples that could not be fetched, by key; nothing was put.
-    CrashError
-        Memory did not suffice; nothing was put.
     StorageError
         An object could not be written.
     BuildError
         The build has ended meanwhile.
     """
-    while True:
-        try:
-            return _run_shard(task)
-        except SpoiledOffer as spoiled:
-            assert task.offer is not None
-            task = replace(task, offer=task.offer.without(spoiled.field))
+
+    def work(late: Mapping[str, str]) -> Receipt:
+        part = replace(task, barred={**task.barred, **late})
+        while True:
+            try:
+                return _run_shard(part)
+            except SpoiledOffer as spoiled:
+                assert part.offer is not None
+                part = replace(part, offer=part.offer.without(spoiled.field))
+
+    return run_in_time(work, task.job.sample_seconds)
 
 
 def _run_shard(task: ShardTask) -> Receipt:
@@ -215,6 +242,7 @@ def _run_shard(task: ShardTask) -> Receipt:
     holes: dict[int, str] = {}
     labels = [-1] * len(task.keys)
     unfetched: list[FetchError] = []
+    at = notes()
     with one_thread(), contextlib.closing(_fetch(task, wanted)) as samples:
         carried = 0
         for place, key in enumerate(task.keys):
@@ -232,7 +260,10 @@ def _run_shard(task: ShardTask) -> Receipt:
                 if place not in task.may_fail:
                     unfetched.append(fetched)
                 sample, reason = Sample({}), f"{UNFETCHED}: {fetched}"
+            elif isinstance(fetched, SampleError):
+                sample, reason = Sample({}), str(fetched)
             _require_unchanged(task, place, key, sample)
+            at.begin(DECODING, key)
             reason = rows.make(place, key, sample, reason)
             if sample is not None and sample.label is not None:
                 labels[place] = sample.label
@@ -240,6 +271,7 @@ def _run_shard(task: ShardTask) -> Receipt:
                 holes[task.first_row + place] = reason
             spent = timing.charge("ops")
             rows.keep()
+            at.end()
             spent += timing.charge("encode")
             if sample is not None:
                 timing.note(task.first_row + place, spent, timing.count(sample))
@@ -298,9 +330,9 @@ def _receipt(
     )
 
 
-def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Sample | FetchError, None, None]:
+def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Fetched, None, None]:
     keys, sizes = [task.keys[at] for at in wanted], [task.sizes[at] for at in wanted]
-    with contextlib.closing(fetch_ahead(task.job.source, keys, sizes)) as samples:
+    with contextlib.closing(fetch_ahead(task.job.source, keys, sizes, task.barred)) as samples:
         yield from (fetched for _, fetched in samples)
 
 
@@ -332,22 +364,33 @@ def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
     return FetchError(f"shard {shard}: {len(errors)} samples could not be fetched: {shown}{more}")
 
 
-def try_samples(job: Job, keys: Sequence[str], sizes: Sequence[int]) -> None:
+def try_samples(job: Job, keys: Sequence[str], sizes: Sequence[int]) -> bool:
     """Fetch and decode samples, and let what comes of it go: only their process is at stake.
 
-    Raises
-    ------
-    CrashError
-        Memory did not suffice for one of them.
+    Returns
+    -------
+    bool
+        Whether memory did not suffice for one of them.
     """
-    recipes = recipes_of(job)
-    with one_thread():
-        for key, sample in fetch_ahead(job.source, keys, sizes):
-            if isinstance(sample, Sample):
-                try:
-                    for recipe in recipes.values():
-                        recipe(sample, key)
-                except MemoryError:
-                    raise CrashError("it ran out of memory") from None
-                except Exception:  # the build itself will say why it is a hole
-                    continue
+
+    def work(late: Mapping[str, str]) -> bool:
+        recipes, at, refused = recipes_of(job), notes(), False
+        with (
+            one_thread(),
+            contextlib.closing(fetch_ahead(job.source, keys, sizes, late)) as samples,
+        ):
+            for key, sample in samples:
+                if isinstance(sample, Sample) and key not in late:
+                    at.begin(DECODING, key)
+                    try:
+                        for recipe in recipes.values():
+                            recipe(sample, key)
+                    except MemoryError:
+                        refused = True
+                    except Exception:  # the build itself will say why it is a hole
+                        continue
+                    finally:
+                        at.end()
+        return refused
+
+    return run_in_time(work, job.sample_seconds)

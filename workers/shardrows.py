@@ -10,10 +10,11 @@ import numpy as np
 
 from precache.codecs import encoder
 from precache.documents import is_summed
-from precache.errors import CrashError, DamageError, SampleError, StorageError, StoreError
+from precache.errors import DamageError, SampleError, StorageError, StoreError
 from precache.folder import Buffer, Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
+from precache.report import size as in_units
 from precache.rowtable import REMOVED
 from precache.shardwriter import ShardWriter
 from workers.goal import SCRATCH
@@ -160,7 +161,8 @@ class ShardRows:
         except SpoiledOffer:
             raise
         except MemoryError:
-            raise CrashError(f"{key}: the worker ran out of memory") from None
+            nbytes = 0 if sample is None else sample.nbytes
+            return f"decoding it, of {in_units(nbytes)}, takes more memory than its process gets"
         except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
             return f"{type(error).__name__}: {error}"
         return ""

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from precache.errors import FetchError, StorageError
+from precache.errors import StorageError
 from precache.machine import MachineReader
 from workers.measured import Throughput
-from workers.sources import FolderSource, Source
+from workers.sources import FolderSource, Sample, Source
 from workers.timing import Timing
 
 DEPTHS = (1, 4, 16)
@@ -92,7 +92,7 @@ def _read(
             began = time.perf_counter()
             [fetched] = source.fetch([key], [size])
             ended = time.perf_counter()
-            if not isinstance(fetched, FetchError):
+            if isinstance(fetched, Sample):
                 done.append((ended - began, Timing().count(fetched)))
             if ended > until:
                 break

@@ -5,6 +5,7 @@ A source fetches only samples of its own, whatever key it is given: keys may com
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import threading
@@ -20,17 +21,21 @@ import xxhash
 
 from precache.errors import (
     FetchError,
+    SampleError,
     SourceError,
     StorageError,
 )
 from precache.folder import FileInfo, Folder, left_out_text
+from precache.report import size as in_units
 from precache.rowtable import RowTable
 from precache.storage import StorageOptions, open_folder
+from workers.time_limit import FETCHING, notes
 from workers.usercode import load_object, module_hash
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 )
+MOST_SAMPLE_BYTES = 512 << 20
 TICK = 1000
 """Files between two reports of how many were found."""
 
@@ -48,8 +53,15 @@ class Sample:
     label: int | None = None
     content: str = ""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes, as far as it tells them: a Pillow image does not."""
+        values = self.inputs.values()
+        return sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in values)
 
-Fetched = list[Sample | FetchError]
+
+Fetched = Sample | FetchError | SampleError
+"""A sample, or why it could not be had, then it is tried again, or is a hole."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,8 @@ class Source(Protocol):
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
         """Every sample, or those found in `seconds`; `tick` is told how many there are so far."""
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
-        """Samples in order, or why each could not be had.
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+        """Samples in order, or why each could not be had or cannot be used.
 
         Parameters
         ----------
@@ -101,6 +113,8 @@ class FolderSource:
     folder: Folder
     labels_with_samples: bool = False
     content_decides: bool = True
+    most_bytes: int = MOST_SAMPLE_BYTES
+    """Of a sample; larger ones are not fetched."""
 
     @property
     def fetch_threads(self) -> int:
@@ -140,16 +154,43 @@ class FolderSource:
         _require_utf8(found.keys)
         return Listing(found.table(), ignored, complete, dict(left_out))
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
-        read = self.folder.read_many(keys, sizes)
-        return [self._sample(*each) for each in zip(keys, sizes, read, strict=True)]
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+        if self.folder.local("") is None:
+            return self._fetch(keys, sizes)
+        return [each for pair in zip(keys, sizes, strict=True) for each in self._alone(*pair)]
 
-    def _sample(self, key: str, size: int, data: bytes | StorageError) -> Sample | FetchError:
+    def _alone(self, key: str, size: int) -> Sequence[Fetched]:
+        if size < 0:
+            with contextlib.suppress(StorageError):  # as reading it will say
+                size = self.folder.size(key) or -1
+        return self._fetch([key], [size])
+
+    def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+        """As many at a time as the service likes; one by one where memory does not suffice."""
+        wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
+        notes().begin(FETCHING, *keys)
+        try:
+            some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
+            read = dict(zip(wanted, self.folder.read_many(some, expected), strict=True))
+        except MemoryError:
+            if len(keys) == 1:
+                nbytes = in_units(sizes[0])
+                return [SampleError(f"has {nbytes}, for which memory does not suffice")]
+            return [each for pair in zip(keys, sizes, strict=True) for each in self._alone(*pair)]
+        return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
+
+    def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
+        if data is None:
+            return SampleError(
+                f"has {in_units(nbytes)}, over the limit of {in_units(self.most_bytes)} "
+                "(--max-sample-bytes)"
+            )
         if isinstance(data, StorageError):
             return FetchError(str(data))
-        if size not in (-1, len(data)):
+        if nbytes not in (-1, len(data)):
+            now = f"more than {nbytes}" if len(data) > nbytes else str(len(data))
             return FetchError(
-                f"{self.folder.path(key)} has {len(data)} bytes and had {size} when it was listed; "
+                f"{self.folder.path(key)} has {now} bytes and had {nbytes} when it was listed; "
                 "build again to list it anew"
             )
         return Sample({"bytes": data}, content=xxhash.xxh3_128_hexdigest(data))
@@ -230,17 +271,20 @@ class DatasetSource:
         etag = self.code
         return Listing(RowTable(keys, unknown, unknown, [etag] * count, labels, classes))
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         dataset = _dataset(self.factory, self.code)
         count = self._count(dataset)
-        fetched: Fetched = []
+        fetched: list[Fetched] = []
         for key in keys:
             if not re.fullmatch("[0-9]{1,18}", key) or int(key) >= count:
                 why = f"{key!r} is no index of {self.factory}, which has {count} samples"
                 fetched.append(FetchError(why))
                 continue
+            notes().begin(FETCHING, key)
             try:
                 fetched.append(_dataset_sample(dataset[int(key)]))
+            except MemoryError:
+                fetched.append(SampleError("making it takes more memory than there is"))
             except Exception as error:
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
@@ -316,11 +360,22 @@ def _dataset_sample(item: Any) -> Sample:
 
 
 def open_source(
-    source: str, storage_options: StorageOptions = None, *, follow_links: bool = False
+    source: str,
+    storage_options: StorageOptions = None,
+    *,
+    follow_links: bool = False,
+    most_bytes: int = MOST_SAMPLE_BYTES,
 ) -> Source:
-    """The source that a path, a URL or ``python:module:factory`` names."""
+    """The source that a path, a URL or ``python:module:factory`` names.
+
+    Parameters
+    ----------
+    most_bytes
+        Of a file that is fetched.
+    """
     if source.startswith("python:"):
         factory = source.removeprefix("python:")
         load_object(factory)
         return DatasetSource(factory, module_hash(factory))
-    return FolderSource(open_folder(source, storage_options, follow_links=follow_links))
+    folder = open_folder(source, storage_options, follow_links=follow_links)
+    return FolderSource(folder, most_bytes=most_bytes)

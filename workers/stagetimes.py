@@ -23,6 +23,7 @@ from workers.measured import CutTimes, StepTimes
 from workers.ops import FieldRecipe
 from workers.shard_task import Job, one_thread, recipes_of
 from workers.sources import Sample
+from workers.time_limit import DECODING, notes, run_in_time
 from workers.timing import Timing
 
 Codec = RawCodec | ZstdCodec | ImageCodec
@@ -195,6 +196,22 @@ def take_through(
         None of them has a row.
     """
     until = time.monotonic() + seconds
+
+    def work(late: Mapping[str, str]) -> Passed:
+        return _take_through(job, keys, sizes, codecs, until, tick, late)
+
+    return run_in_time(work, job.sample_seconds)
+
+
+def _take_through(
+    job: Job,
+    keys: Sequence[str],
+    sizes: Sequence[int],
+    codecs: Sequence[str],
+    until: float,
+    tick: Callable[[int], None],
+    late: Mapping[str, str],
+) -> Passed:
     taken: list[Taken] = []
     failures: list[tuple[str, str]] = []
     held = 0
@@ -203,6 +220,9 @@ def take_through(
         for number, (key, size) in enumerate(zip(keys, sizes, strict=True)):
             if number >= LEAST and (time.monotonic() > until or held > HELD_BYTES):
                 break
+            if key in late:
+                failures.append((key, late[key]))
+                continue
             try:
                 found = bench.take(key, size)
             except (FetchError, SampleError) as error:
@@ -241,13 +261,15 @@ class _Bench:
         [fetched], cpu, wall = clocked(
             partial(self._source.fetch, [key], [size]), time.process_time
         )
-        if isinstance(fetched, FetchError):
+        if not isinstance(fetched, Sample):
             raise fetched
+        notes().begin(DECODING, key)
         if not self._warm:
             self._through(Taken(key, size), fetched)
             self._warm = True
         found = Taken(key, size, Timing().count(fetched), {"fetch": cpu}, {"fetch": wall})
         self._through(found, fetched)
+        notes().end()
         return found
 
     def _through(self, found: Taken, sample: Sample) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import xxhash
 
-from precache.errors import DamageError, FetchError
+from precache.errors import DamageError, FetchError, SampleError
 from precache.folder import Folder
 from precache.imagecodec import undo_image
 from precache.layout import MISSING, decode_index
@@ -27,7 +27,7 @@ class Fetched:
 
     content: str
     label: int
-    error: FetchError | None = None
+    error: FetchError | SampleError | None = None
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,7 @@ class Trial:
     def is_heavy(self) -> bool:
         """Whether decoding them asks for more than `memory`, of which they are given no more."""
         with limited_memory(self.memory):
-            try:
-                self.run()
-            except CrashError:
-                return True
-        return False
+            return try_samples(self.job, self.keys, self.sizes)
 
     def parts(self) -> list[Trial]:
         """The same samples in several trials, or in none where there is but one."""

@@ -44,7 +44,7 @@ class HeldRows:
         keys = [str(number) for number in range(self.count)]
         return Listing(RowTable(keys, unknown, unknown, [""] * self.count, unknown, ()))
 
-    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         return [Sample(self.rows[int(key) % len(self.rows)]) for key in keys]
 
 
