@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -296,43 +297,48 @@ def _timeless(name: str, data: bytes) -> object:
     return data
 
 
-def explore(run: Callable[[Callable[[Turns, Sequence[str]], str]], None]) -> Iterator[int]:
+def explore(
+    run: Callable[[Callable[[Turns, Sequence[str]], str]], None], switches: int
+) -> Iterator[int]:
     """Run actors in every order of their calls that leads to another state.
 
     Parameters
     ----------
     run
         Runs them once, told whom to choose of those that can go on.
+    switches
+        From an actor that could go on to another, at most.
 
     Yields
     ------
     int
         How many runs there were so far.
     """
-    visited: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str, int]] = set()
     waiting: list[list[str]] = [[]]
     runs = 0
     while waiting:
-        prefix = waiting.pop()
-        taken: list[str] = []
+        prefix, taken = waiting.pop(), list[str]()
 
-        def choose(turns: Turns, able: Sequence[str]) -> str:
-            if len(taken) < len(prefix):  # noqa: B023 - run before the loop goes on
-                chosen = prefix[len(taken)]  # noqa: B023
-            else:
-                state, fresh = turns.state(), []
-                for name in able:
-                    if (state, name) not in visited:
-                        visited.add((state, name))
-                        fresh.append(name)
-                if not fresh:
-                    raise Visited
-                chosen, *others = fresh
-                waiting.extend([*taken, name] for name in others)  # noqa: B023
-            taken.append(chosen)  # noqa: B023
-            return chosen
+        def choose(turns: Turns, able: Sequence[str], prefix: list[str], taken: list[str]) -> str:
+            if len(taken) < len(prefix):
+                taken.append(prefix[len(taken)])
+                return taken[-1]
+            left = switches - sum(one != other for one, other in itertools.pairwise(taken))
+            going = taken[-1] if taken and taken[-1] in able else None
+            state, fresh = turns.state(), []
+            for name in sorted(able, key=lambda name: name != going):
+                cost = going is not None and name != going
+                if cost <= left and (state, name, left) not in visited:
+                    visited.add((state, name, left))
+                    fresh.append(name)
+            if not fresh:
+                raise Visited
+            waiting.extend([*taken, name] for name in fresh[1:])
+            taken.append(fresh[0])
+            return fresh[0]
 
-        run(choose)
+        run(functools.partial(choose, prefix=prefix, taken=taken))
         runs += 1
         yield runs
 

@@ -268,7 +268,7 @@ def test_two_builders_and_a_removal_in_any_order() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
-def test_two_builders_in_every_order() -> None:
+def test_two_builders_in_every_order_with_two_switches() -> None:
     source = rows(1)
     actors = {"first": partial(build, source), "second": partial(build, source)}
 
@@ -281,7 +281,7 @@ def test_two_builders_in_every_order() -> None:
             return
         check(memory, outcomes, source)
 
-    for count in explore(run):
+    for count in explore(run, switches=2):
         if count % 500 == 0:
             print(count, "runs")
     print(count, "runs in all")
