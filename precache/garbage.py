@@ -318,7 +318,9 @@ def put_away(store: Folder, version: str) -> bool:
     """Remove a version, killed at any moment or not; True where it became current meanwhile."""
     if store.local(version) is not None:
         left = f"{TRASH}/{version}.{uuid.uuid4().hex}"
-        return move(store, version, left) and _finish(store, left)
+        wanted = move(store, version, left) and _finish(store, left)
+        remove_if_empty(store, TRASH)
+        return wanted
     left = f"{TRASH}/{version}"
     root = store.get(f"{version}/{ROOT}")
     store.put(left, [root] if root is not None and version_of(root) == version else [])

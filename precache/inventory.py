@@ -244,7 +244,8 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
 
 def _require_whole(version: Version) -> None:
     way_out = "run the precache build that made it once more, and it repairs it"
-    flaws, lost = inspect(version), version.lost_objects()
+    flaws = inspect(version)
+    lost = {} if flaws else version.lost_objects()
     if (flaws or lost) and version.is_gone():
         raise gone(version.path)
     for flaw in flaws:

@@ -193,10 +193,11 @@ def _read(data: bytes, columns: Sequence[str]) -> Any:
     removed = columns is IDENTITY and "removed" in file.schema_arrow.names
     table = file.read([*columns, *(["removed"] if removed else [])])
     for name in (*columns, *table.column_names):
-        column = table[name]
-        if str(column.type) != KINDS[name] or column.null_count:
+        column, kind = table[name], KINDS[name]
+        if str(column.type) != kind or column.null_count:
+            missing = f", {column.null_count} of them missing" if column.null_count else ""
             raise ValueError(
-                f"its column {name} is {column.type}, and not {KINDS[name]} throughout"
+                f"its column {name} has values of type {column.type}{missing}, and not {kind}"
             )
     return table
 

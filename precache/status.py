@@ -144,7 +144,7 @@ def remove_scratch(version: Folder) -> None:
 
 def remove_left_scratch(version: Folder) -> None:
     """The same, unless a build goes on in it, such as one that mends it."""
-    if version.names(BUILD) and not live_leases(version):
+    if version.exists(BUILD) and not live_leases(version):
         remove_scratch(version)
 
 

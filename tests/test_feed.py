@@ -27,7 +27,7 @@ import torch.utils.data
 import xxhash
 
 import precache
-from precache import feed, fetchers, objects
+from precache import feed, fetchers
 from precache.diskcache import OVERHEAD, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
@@ -650,10 +650,10 @@ def test_damage_of_the_stores_own_object_is_named(
 def test_a_copy_that_cannot_be_mapped_is_named(
     url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(descriptor: int) -> np.ndarray:
+    def refused(path: Path, size: int) -> np.ndarray:
         raise OSError("it cannot be mapped: no more maps")
 
-    monkeypatch.setattr(objects, "map_file", refused)
+    monkeypatch.setattr(feed, "map_path", refused)
     with (
         _cached(url, s3.options(), tmp_path) as loader,
         pytest.raises(StorageError, match=rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),

@@ -72,6 +72,7 @@ def test_a_store_whose_files_are_none_hangs_nobody(
     said = [line.split(maxsplit=2) for line in run_python(USE, built).stdout.splitlines()]
     loads = {name: found for name, what, found in said if what == "load"}
     needed = [name for name in loads if re.search("^commits|/(image|valid|label)/", name)]
+    needed = [name for name in needed if not name.endswith("valid/zarr.json")]  # it is not read
     assert len(needed) > 8
-    assert all(loads[name] == "refused" for name in needed if "_sums" not in name)
+    assert [n for n in needed if loads[n] != "refused" and "_sums" not in n] == []
     assert set(loads.values()) == {"refused", "8"}

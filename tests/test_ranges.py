@@ -78,7 +78,7 @@ def test_a_loader_reads_by_pread_what_it_reads_from_a_map(access: str, store: Bu
 
 def test_an_index_is_read_once_and_neighbours_together(stores: dict[str, BuiltStore]) -> None:
     version = stores["raw"].open()
-    folder = CountedFolder(Path(version.path), ([],))
+    folder = CountedFolder(Path(version.path), asked=([],))
     version.folder = folder
     reader = _reader(version)
     _read(reader, [3, 1, 2, 1, 9])

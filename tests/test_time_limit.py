@@ -230,7 +230,8 @@ class Turn:
         return run_in_time(work, 0.5)
 
 
-def test_a_worker_in_which_something_hangs_is_replaced() -> None:
+def test_a_worker_in_which_something_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the workers
     with executor("local", cpus=1) as run:
         [(_, first)] = run(Turn.run, [Turn(hangs=True)])
         psutil.Process(first).wait(30)

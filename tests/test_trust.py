@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
+from precache.attributes import version_id
 from precache.cli import main
 from precache.errors import BuildError, FetchError, PrecacheError, UsageError
 from precache.pipeline import Field, Pipeline
@@ -32,7 +33,6 @@ from precache.smallarrays import file_array, string_array
 from precache.version import ROW_TABLE
 from tests.building import build_here, cut, encoded, environment, write, write_jpegs
 from tests.servers import web_server
-from workers.plan import version_id
 from workers.sources import DatasetSource, Sample, Source, open_source
 
 RECIPE = Pipeline.image(resize=24, random_resized_crop=16, variants=2)
