@@ -21,6 +21,7 @@ from precache.attributes import Claimed
 from precache.errors import StorageError, StoreError
 from precache.folder import Folder
 from precache.liveness import Process, has_ended, process_of
+from precache.renames import remove_if_empty
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ def remove_ended(store: Folder) -> None:
         number = claims.last()
         if claims.holder() is None:
             _remove_until(store, claims.path(number))
+    remove_if_empty(store, CLAIMS)
 
 
 def _remove_until(store: Folder, last: str) -> None:
@@ -108,11 +110,8 @@ def _remove_until(store: Folder, last: str) -> None:
     for name in store.names(folder):
         if (_CLAIM.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
-    for each in (folder, CLAIMS):
-        path = store.local(each)
-        if path is not None:
-            with contextlib.suppress(OSError):  # somebody else has one in it
-                path.rmdir()
+    remove_if_empty(store, folder)
+    remove_if_empty(store, CLAIMS)
 
 
 def _document(process: Process, note: str) -> bytes:
