@@ -15,13 +15,14 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Self
 
 from precache.attributes import Claimed
 from precache.errors import StorageError, StoreError
 from precache.folder import Folder
 from precache.liveness import Process, has_ended, process_of
-from precache.renames import remove_if_empty
+from precache.renames import is_link, remove_if_empty
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
 """Seconds between two looks at a store."""
 
 LOST_SECONDS = 3600.0
-"""Without a sign of life by its holder's own clock, after which a claim counts no more for those
-who look only once."""
+"""Without a sign of life by its holder's own clock, after which a claim is looked at for
+`SILENT_SECONDS`, so that those who look only once need not wait for `STALE_SECONDS`."""
+
+SILENT_SECONDS = 2.5 * BEAT_SECONDS
 
 CLAIMS = "_claims"
 """Folder of a store with all claims."""
@@ -53,17 +56,21 @@ class Claim:
     ----------
     note
         For whoever waits.
+    own
+        Whether the object names this process already.
     """
 
-    def __init__(self, store: Folder, name: str, note: str = "") -> None:
+    def __init__(self, store: Folder, name: str, note: str = "", *, own: bool = False) -> None:
         self.name = name
+        self._own = own
         self._store = store
         self._note = note
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="precache-claim", daemon=True)
 
     def __enter__(self) -> Self:
-        self._put(process_of(os.getpid()))
+        if not self._own:
+            self._put(process_of(os.getpid()))
         self._thread.start()
         return self
 
@@ -94,9 +101,22 @@ class Claim:
                 log.warning("cannot show that this process is at work: %s", error)
 
 
+def deciding(store: Folder, version: str) -> AbstractContextManager[Claim]:
+    """Hold the claim to decide about a version: to commit, replace or remove it, or a shard of it.
+
+    Every build passes here once before it makes a shard. So one that finds no other's lease here
+    knows that all there is was left by builds that have ended.
+    """
+    return Claims(store, f"{version}-decide").held()
+
+
 def remove_ended(store: Folder) -> None:
     """Remove all claims that nobody holds any more."""
+    if is_link(store, CLAIMS):
+        return
     for name in store.names(CLAIMS):
+        if is_link(store, f"{CLAIMS}/{name}"):
+            continue
         claims = Claims(store, name)
         number = claims.last()
         if claims.holder() is None:
@@ -125,24 +145,36 @@ class Claims:
         self._store = store
         self._name = name
         self._seen: tuple[str, bytes, float] = ("", b"", 0.0)
+        self._silent: tuple[str, bytes] = ("", b"")
 
     def take(self) -> Claim | None:
         """A claim to be entered; None where somebody else holds one."""
         number = self.last()
-        if number and self._held(number) is not None:
-            return None
+        if number and (self._held(number) or self._store.size(self.path(number)) is None):
+            return None  # held, or given back at this moment
         name = self.path(number + 1)
         made = self._store.create(name, [_document(process_of(os.getpid()), "")])
-        return Claim(self._store, name) if made else None
+        return Claim(self._store, name, own=True) if made else None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Claim]:
-        """Wait until nobody else holds one, and hold one until the block ends."""
+        """Wait for the claim, and hold it until the block ends."""
         poll = POLL_REMOTE if self._store.local("") is None else POLL_LOCAL
         while (claim := self.take()) is None:
             time.sleep(poll)  # a store has no notifications
         with claim:
             yield claim
+
+    def _is_silent(self, name: str, data: bytes) -> bool:
+        """Return True if a claim that looks old shows no sign of life: a clock may be wrong."""
+        if self._silent != (name, data):
+            until = time.monotonic() + SILENT_SECONDS
+            while time.monotonic() < until:
+                time.sleep(POLL_LOCAL)
+                if self._store.get(name) != data:
+                    return False
+            self._silent = name, data
+        return True
 
     def holder(self) -> Claimed | None:
         """Who holds one and lives, as far as is known."""
@@ -167,7 +199,9 @@ class Claims:
             found = Claimed.read(data, self._store.path(name))
         except StoreError:
             return None  # cut short, or forged
-        if has_ended(found.holder) or time.time() - found.time > LOST_SECONDS:
+        if has_ended(found.holder):
+            return None
+        if time.time() - found.time > LOST_SECONDS and self._is_silent(name, data):
             return None
         # By this machine's clock alone: that of the other may be wrong.
         if self._seen[:2] != (name, data):

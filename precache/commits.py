@@ -55,6 +55,8 @@ def require_create_only(folder: Folder, scratch: str) -> None:
     StorageError
         It cannot be written to, or does not create only.
     """
+    if folder.local("") is not None:  # what publishes files there replaces none
+        return
     for _ in range(PROBES):
         name = f"{scratch}/{uuid.uuid4().hex}"
         try:
@@ -137,8 +139,10 @@ def append_entry(store: Folder, version: str, source: str | None = None) -> Comm
         entry = CommitEntry(version=version, parent=parent, time=began, source=source)
         number = max(number, last.number if last else 0) + 1  # the one refused may be empty
         name, data = f"commits/{number:06d}.json", entry.to_json()
+        scratch = f"{version}/{BUILD}/tmp"
         try:
-            created = store.create(name, [data], scratch=f"{version}/{BUILD}/tmp")
+            require_create_only(store, scratch)
+            created = store.create(name, [data], scratch=scratch)
         except StorageError:
             if last is None or last.version != version:
                 raise

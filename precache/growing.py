@@ -203,7 +203,8 @@ class GrowingVersion(Version):
             return
         self._looked = now
         data, holder = self.folder.get(DESCRIPTION), self._claims.holder()
-        signs = data, read_leases(self.folder), len(self.finished), holder and holder.time
+        leases = read_leases(self.folder)
+        signs = data, leases, len(self.finished), holder and holder.time
         if signs != self._signs:
             self._signs, self._changed = signs, now
         if holder is not None or self.folder.size(ROOT) is not None:
@@ -213,9 +214,10 @@ class GrowingVersion(Version):
             why = "what tells of it was removed"
         else:
             identity = Identity.read(data, self.folder.path(DESCRIPTION))
-            if identity.failed is not None:
+            goes_on = any(not has_ended(each.holder) for each in leases.values())
+            if identity.failed is not None and not goes_on:
                 why = identity.failed
-            elif identity.by is not None and has_ended(identity.by):
+            elif identity.by is not None and has_ended(identity.by) and not goes_on:
                 why = f"{identity.by} has ended"
             elif now - self._changed > patience:
                 why = f"it shows no sign of life for {now - self._changed:.0f} seconds"

@@ -245,7 +245,12 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
 def _require_whole(version: Version) -> None:
     way_out = "run the precache build that made it once more, and it repairs it"
     flaws = inspect(version)
-    lost = {} if flaws else version.lost_objects()
+    try:
+        lost = {} if flaws else version.lost_objects()
+    except StorageError:
+        if version.is_gone():
+            raise gone(version.path) from None
+        raise
     if (flaws or lost) and version.is_gone():
         raise gone(version.path)
     for flaw in flaws:

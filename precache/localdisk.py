@@ -135,9 +135,16 @@ class LocalFolder:
         return self._inside(path.parent) / path.name if name else path
 
     def _inside(self, folder: Path) -> Path:
-        """Where a folder truly lies, or would; it must be in this one."""
-        true = os.path.realpath(folder)
-        self._require_inside(true)
+        """Where a folder to be changed truly lies; no link below `top` may lead there.
+
+        A link within would have one version's objects replaced, or removed, by way of another.
+        """
+        top = self.top or self.root
+        true, below = os.path.realpath(folder), folder.relative_to(top)
+        if true != os.path.normpath(_true(str(top)) + str(below)):
+            _true.cache_clear()  # `top`, or a folder above it, may have been replaced
+            if true != os.path.normpath(_true(str(top)) + str(below)):
+                raise OSError(errno.EXDEV, f"by way of a link it is {true}")
         return Path(true)
 
     # --- reading --------------------------------------------------------------------------------

@@ -149,10 +149,12 @@ def look(
     names = {each.name for each in objects}
     build = described_build(folder) if DESCRIPTION in names else None
     scratch = any(each.startswith(f"{BUILD}/") for each in names)
-    scratch = scratch or (path is not None and (path / BUILD).is_dir())
+    build_path = None if path is None else path / BUILD
+    scratch = scratch or (build_path is not None and os.path.lexists(build_path))
     # Nobody else has a folder of scratch in which nothing is but what is ours.
     copy = path is not None and name != version
-    marked = scratch or copy or any(each.version == version for each in log)
+    logged = any(each.version == version for each in log)
+    marked = copy or logged or (scratch and ROOT not in names)
     ours = (
         build is not None
         or (ROOT in names and version_of(_get(folder, ROOT)) == version)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precache.machine import Machine
+from precache.messages import printable
 from precache.stallclock import Times
 
 SHOWN_KEYS = 4
@@ -41,7 +42,7 @@ class SlowStep:
             what += ", the first of an iteration"
         if self.keys:
             rest = len(self.keys) - SHOWN_KEYS
-            shown = ", ".join(map(str, self.keys[:SHOWN_KEYS]))
+            shown = ", ".join(printable(str(key)) for key in self.keys[:SHOWN_KEYS])
             what += f": {shown}" + (f" … and {rest} more" if rest > 0 else "")
         return what + ")"
 

@@ -12,6 +12,7 @@ from precache.commits import BUILD, ROOT, VERSION, read_commits
 from precache.errors import StorageError, StoreError
 from precache.folder import FileInfo, Folder
 from precache.liveness import has_ended
+from precache.renames import is_link
 from precache.storage import StorageOptions, open_folder
 
 DESCRIPTION = f"{BUILD}/build.json"
@@ -120,31 +121,21 @@ def read_build(version: Folder) -> BuildStatus | None:
 
 
 def is_alive(version: Folder) -> bool:
-    """Whether somebody is making a version that was begun, as far as the signs of life tell.
-
-    A build that says that it failed, or whose process has ended on this machine, is not.
-    """
-    data = version.get(DESCRIPTION)
-    if data is None:
-        return False
-    identity = Identity.read(data, version.path(DESCRIPTION))
-    if identity.failed is not None or (identity.by is not None and has_ended(identity.by)):
-        return False
-    build = read_build(version)
-    return build is not None and (build.idle_seconds or 0.0) < ALIVE_SECONDS
+    """Whether a build goes on in a version, as far as the leases tell."""
+    return bool(live_leases(version))
 
 
 def remove_scratch(version: Folder) -> None:
     """Remove what served the builds of a version alone; what describes the build goes last."""
-    for name in version.names(BUILD):
+    for name in [] if is_link(version, BUILD) else version.names(BUILD):
         if f"{BUILD}/{name}" != DESCRIPTION:
             version.remove(f"{BUILD}/{name}")
-    version.remove(BUILD)
+    version.remove(BUILD)  # a link alone, where it is one
 
 
 def remove_left_scratch(version: Folder) -> None:
     """The same, unless a build goes on in it, such as one that mends it."""
-    if version.exists(BUILD) and not live_leases(version):
+    if is_link(version, BUILD) or (version.exists(BUILD) and not live_leases(version)):
         remove_scratch(version)
 
 
@@ -160,10 +151,22 @@ def read_leases(version: Folder) -> dict[str, Claimed]:
 
 
 def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
-    """Leases whose builds are taken to go on, except the one named `but`."""
-    now = time.time()
-    return {
-        name: lease
-        for name, lease in read_leases(version).items()
-        if name != but and not has_ended(lease.holder) and abs(now - lease.time) < ALIVE_SECONDS
-    }
+    """Leases whose builds are taken to go on, except the one named `but`.
+
+    Where that is given, it is a lease that was renewed a moment ago: ages are differences to it, by
+    the store's own times, since clocks of machines may be wrong.
+    """
+    leases = read_leases(version)
+    others = {n: each for n, each in leases.items() if n != but and not has_ended(each.holder)}
+    if others and but in leases:
+        times = {f"{LEASES}/{file.name}": file.mtime_ns / 1e9 for file in _leases(version)}
+        ages = {name: times.get(but, 0.0) - times.get(name, 0.0) for name in others}
+    else:
+        ages = {name: abs(time.time() - each.time) for name, each in others.items()}
+    return {name: each for name, each in others.items() if ages[name] < ALIVE_SECONDS}
+
+
+def _leases(version: Folder) -> list[FileInfo]:
+    with contextlib.suppress(StorageError):  # all have just been removed
+        return list(version.folder(LEASES).walk())
+    return []

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import xxhash
 
-from precache.claims import Claims
+from precache.claims import Claims, deciding
 from precache.commits import BUILD, ROOT, Commit, append_commit, require_create_only
 from precache.contents import Contents
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
@@ -301,55 +301,38 @@ def _put_in_place(source: Folder, received: _Received, store: Folder, count: _Co
     """Put a version where it belongs in a bucket, `zarr.json` last."""
     version = received.version.id
     target = store.folder(version)
-    others = StorageError(f"{target} was committed by others meanwhile; run the same again")
 
-    def check() -> None:
-        if target.size(ROOT) is not None:
-            raise others
-
-    store.put(_copy_name(version), [received.root])
-    _put(source, received, target, count, check=check)
-    _require_all(received, target)
-    if not target.create(ROOT, [received.root]):
-        raise others
-
-
-def _put(
-    source: Folder,
-    received: _Received,
-    target: Folder,
-    count: _Count,
-    twin: Folder | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> None:
-    """Put all of a version but its `zarr.json`.
-
-    Parameters
-    ----------
-    twin
-        A folder of the same disk that may have some of its shards.
-    check
-        Called before each shard.
-    """
+    def require_free() -> None:
+        if target.size(ROOT) is not None or is_alive(target):
+            raise StorageError(f"{target} was made by others meanwhile; run the same again")
 
     def put_shard(shard: _Shard) -> tuple[_Shard, bool]:
         if shard.is_in(target):
             return shard, True
-        if twin is not None and shard.is_in(twin):
-            with contextlib.suppress(StorageError):  # it may be removed at any moment
-                target.copy(shard.name, twin, shard.name, scratch=SCRATCH)
-                return shard, True
         data = shard.read(source)
-        check()
-        target.put(shard.name, [data], scratch=SCRATCH)
+        if not target.create(shard.name, [data]):
+            with deciding(store, version):
+                require_free()
+                target.put(shard.name, [data])  # a copy that was cut off had other bytes
         return shard, False
 
-    def put_object(item: tuple[str, bytes]) -> int:
+    store.put(_copy_name(version), [received.root])
+    count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
+    with deciding(store, version):
+        require_free()
+        _put_small(received, target, count)
+        _require_all(received, target)
+        target.create(ROOT, [received.root])
+
+
+def _put_small(received: _Received, target: Folder, count: _Count) -> None:
+    """Put all of a version but its shards and its `zarr.json`."""
+
+    def put(item: tuple[str, bytes]) -> int:
         target.put(item[0], [item[1]], scratch=SCRATCH)
         return len(item[1])
 
-    count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
-    count.copy(prefetch(put_object, received.objects.items(), THREADS, 2 * THREADS))
+    count.copy(prefetch(put, received.objects.items(), THREADS, 2 * THREADS))
 
 
 def _require_all(received: _Received, target: Folder) -> None:
@@ -389,14 +372,13 @@ def _mend(source: Folder, received: _Received, target: Folder, count: _Count) ->
     def mend(shard: _Shard) -> tuple[_Shard, bool]:
         if shard.is_in(target):
             return shard, True
-        data = source.read(shard.name)
-        if not shard.holds(data):
-            data = source.read(shard.name)
-        if not shard.holds(data):
+        try:
+            data = shard.read(source)
+        except DamageError:
             raise StoreError(
                 f"{target.path(shard.name)} is damaged, and {source.path(shard.name)} is not what "
                 f"it was: {way_out}"
-            )
+            ) from None
         target.put(shard.name, [data])
         return shard, False
 
@@ -406,18 +388,39 @@ def _mend(source: Folder, received: _Received, target: Folder, count: _Count) ->
 def _put_together(source: Folder, received: _Received, store: Folder, count: _Count) -> None:
     """Put a version together beside its place on a local disk; then let it take that, at once."""
     version = received.version.id
-    name, side = _copy_name(version), store.folder(_copy_name(version))
-    _put(source, received, side, count, store.folder(version))
+    target, side = store.folder(version), store.folder(_copy_name(version))
+
+    def put_shard(shard: _Shard) -> tuple[_Shard, bool]:
+        if shard.is_in(side):
+            return shard, True
+        if shard.is_in(target):
+            with contextlib.suppress(StorageError):  # it may be removed at any moment
+                side.copy(shard.name, target, shard.name, scratch=SCRATCH)
+                return shard, True
+        side.put(shard.name, [shard.read(source)], scratch=SCRATCH)
+        return shard, False
+
+    count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
+    _put_small(received, side, count)
     _require_all(received, side)
     side.put(ROOT, [received.root], scratch=SCRATCH)
     side.remove(BUILD)
+    with deciding(store, version):
+        if _whole(target) is None:
+            _require_free(store, version)
+            _take_place(store, version)
+
+
+def _take_place(store: Folder, version: str) -> None:
+    """Have a copy that is whole take the place of a version, whatever is there."""
+    name = _copy_name(version)
     if move(store, name, version) or exchange(store, name, version):
         return  # what was there is where the copy was
     refuse_link(store, TRASH)
     old = f"{TRASH}/{version}.{uuid.uuid4().hex}"
     move(store, version, old)
     if not move(store, name, version):
-        raise StorageError(f"{side} was removed; run the same again")
+        raise StorageError(f"{store.path(name)} was removed; run the same again")
     store.remove(old)
     remove_if_empty(store, TRASH)
 

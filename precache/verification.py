@@ -113,6 +113,8 @@ def verify(
 def verify_version(version: Version, tick: Tick) -> Verified:
     """As `verify`, of a version as `store.open_unchecked` gives it."""
     flaws, unchecked = _inspect(version)
+    if flaws and version.is_gone():
+        raise gone(version.path)
     damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
     for name in version.stored if ROOT not in damage else ():

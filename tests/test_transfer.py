@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler
@@ -28,11 +27,11 @@ from precache.errors import DamageError, GoneError, PrecacheError, StoreError
 from precache.folder import Folder
 from precache.inspection import inspect
 from precache.places import COPIES, TRASH
-from precache.status import DESCRIPTION
 from precache.storage import open_folder
 from tests.building import ask, changes_of_pull, contents, end, pull_until, remains, start
 from tests.conftest import BuiltStore
 from tests.servers import PatientServer
+from workers.lease import BuildLease
 
 SECRET = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 CopyStore = Callable[[BuiltStore], BuiltStore]
@@ -356,15 +355,12 @@ def test_a_build_under_way_is_not_overtaken(
 ) -> None:
     url = str(tmp_path / "to") if to == "disk" else bucket
     version = built.result.version
-    attributes = json.loads((built.version_folder / ROOT).read_text())["attributes"]["precache"]
-    keys = ("version", "fingerprint", "rows_digest", "rows_per_shard", "fields")
-    identity = {key: attributes[key] for key in keys} | {"begun": time.time()}
-    description = f"{version}/{DESCRIPTION}"
     folder = open_folder(url)
-    folder.put(description, [json.dumps(identity).encode()])
-    with pytest.raises(StoreError, match=f"{version} is being built in"):
+    with (
+        BuildLease(folder.folder(version)),
+        pytest.raises(StoreError, match=f"{version} is being built in"),
+    ):
         precache.pull(built.path, url)
-    folder.put(description, [json.dumps({**identity, "failed": "it did"}).encode()])
     precache.pull(built.path, url)
     assert precache.verify(url).ok
     assert not folder.exists(f"{version}/{BUILD}")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from precache.claims import deciding
 from precache.commits import ROOT, append_commit, require_create_only, source_to_keep
 from precache.errors import (
     BuildError,
@@ -26,6 +27,7 @@ from precache.folder import left_out_text
 from precache.garbage import put_away
 from precache.imagecodec import load_zstd
 from precache.messages import shown
+from precache.places import version_of
 from precache.receipts import Receipt
 from precache.report import size
 from precache.rowtable import REMOVED
@@ -39,7 +41,7 @@ from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
 from workers.goal import SCRATCH, Goal, Recipe, find_goal, receipt_name
-from workers.lease import BuildLease, deciding
+from workers.lease import BuildLease
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
 from workers.progress import BuildProgress
@@ -254,10 +256,12 @@ class _Build:
         shards that it will make. Others come after: none makes a shard before it was here.
         """
         goal = work.goal
-        with deciding(goal.folder):
-            if is_committed(goal):
-                return None
-            goal.folder.remove(ROOT)
+        with deciding(self.store, goal.version):
+            document = goal.folder.get(ROOT)
+            if document is not None:
+                if version_of(document) == goal.version:
+                    return None
+                goal.folder.remove(ROOT)  # it is damaged
             goal.begin(refreshes=self.listed.refreshes)
             left = remaining(goal, work.origin, recompute=self.request.recompute)
             if others := lease.others():
@@ -307,9 +311,9 @@ class _Build:
     def _nothing_mended(
         self, lease: BuildLease, goal: Goal, before: Goal, made: Sequence[Receipt]
     ) -> BuildResult:
-        with deciding(goal.folder):
+        with deciding(self.store, goal.version):
+            lease.end()  # of two that mended nothing, the second removes the version
             if goal.folder.size(ROOT) is None and not lease.others():
-                lease.end()
                 put_away(self.store, goal.version)
         append_commit(self.store, before.version, source_to_keep(self.request.source))
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
@@ -334,7 +338,7 @@ class _Build:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
-        remove_scratch(goal.folder)
+        remove_left_scratch(goal.folder)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = committed_result(goal, self.listed.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)
@@ -427,6 +431,7 @@ class _Build:
             {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
             frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
             lease,
+            self.store,
             may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import time
@@ -15,10 +16,10 @@ import xxhash
 
 from precache import metadata
 from precache.attributes import format_of
-from precache.claims import Claim
+from precache.claims import Claim, deciding
 from precache.commits import ROOT, append_commit, read_commits
 from precache.documents import SUMS, field_document
-from precache.errors import BuildError
+from precache.errors import BuildError, StorageError
 from precache.folder import Folder
 from precache.imagecodec import load_zstd
 from precache.inspection import narrow
@@ -29,7 +30,6 @@ from precache.smallarrays import file_array, small_array, string_array
 from precache.status import remove_left_scratch
 from precache.version import HOLES, ROW_TABLE, statistics_of
 from workers.goal import SCRATCH, Goal
-from workers.lease import deciding
 from workers.plan import ops_digest
 
 PUTS = 8
@@ -57,7 +57,7 @@ def commit(
     BuildError
         Objects were removed meanwhile.
     """
-    with deciding(goal.folder) as claim:
+    with deciding(store, goal.version) as claim:
         if goal.folder.size(ROOT) is None:
             _write(goal, receipts, claim)
     append_commit(store, goal.version, source)
@@ -67,8 +67,9 @@ def tidy_current(store: Folder) -> None:
     """Remove what a build that was cut off after its commit left in the current version."""
     for commit in read_commits(store, newest=True):
         folder = store.folder(commit.version)
-        if folder.size(ROOT) is not None:
-            remove_left_scratch(folder)
+        with contextlib.suppress(StorageError):  # of another user: gc says so
+            if folder.size(ROOT) is not None:
+                remove_left_scratch(folder)
 
 
 def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precache.attributes import Attributes, Identity, version_id
-from precache.commits import BUILD, ROOT
+from precache.commits import BUILD, ROOT, VERSION
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
 from precache.layout import RowShape, rows_per_shard
 from precache.liveness import process_of
 from precache.pipeline import Pipeline
+from precache.renames import is_link
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.store import read_attributes
@@ -162,7 +163,7 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     wanted
         Rows a shard, as the user gave them; any will do by default.
     """
-    names = store.names()
+    names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
     for leaf, read in ((ROOT, _committed), (DESCRIPTION, _begun)):
         found: list[Goal] = []
         paths = [f"{name}/{leaf}" for name in names]

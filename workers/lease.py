@@ -1,4 +1,4 @@
-"""Builds of one version at once: the lease of each, and who decides what becomes of the version."""
+"""A build's lease on a version: what shows that it goes on, and what its tasks may write under."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import os
 import threading
 import time
 import uuid
-from contextlib import AbstractContextManager
 from typing import Self
 
 from precache.attributes import Claimed
-from precache.claims import Claim, Claims
-from precache.commits import BUILD
 from precache.errors import StorageError
 from precache.folder import Folder
 from precache.liveness import process_of
@@ -23,15 +20,6 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 30.0
 """Between two heartbeats."""
-
-
-def deciding(version: Folder) -> AbstractContextManager[Claim]:
-    """Alone among the builds of a version: to commit it, to remove it, or to replace a shard.
-
-    Every build passes here once before it makes a shard. So one that finds no other's lease here
-    knows that all there is was left by builds that have ended.
-    """
-    return Claims(version.folder(BUILD), "commit").held()
 
 
 class BuildLease:

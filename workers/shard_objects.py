@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from precache.claims import deciding
 from precache.codecs import codec_metadata, decoder
 from precache.errors import BuildError, DamageError
 from precache.folder import Buffer
 from precache.layout import MISSING, decode_index
 from precache.receipts import Receipt, ShardObject
-from precache.status import live_leases
+from precache.status import ALIVE_SECONDS, live_leases
 from workers.goal import SCRATCH, receipt_name
-from workers.lease import deciding
 from workers.shardrows import Object
 
 if TYPE_CHECKING:
     from workers.shard_task import ShardTask
 
-OWN_SECONDS, OTHER_SECONDS = 5.0, 60.0
+OWN_SECONDS, OTHER_SECONDS = 5.0, ALIVE_SECONDS + 20
 """For the receipt of another task that follows its object: of this build, and of another."""
 
 
@@ -49,9 +49,9 @@ def require_lease(task: ShardTask) -> None:
     if task.lease is not None and task.folder.size(task.lease) is None:
         raise BuildError(
             f"{socket.gethostname()} does not see {task.folder.path(task.lease)}: the build has "
-            "ended, the version was committed by another build, or the store is on a disk that "
-            "this node does not share; give the store as a URL, or on a disk that all nodes mount "
-            "at the same path"
+            "ended, another build of this version ended and took the leases of all (run the same "
+            "command again), or the store is on a disk that this node does not share (give it as a "
+            "URL, or on a disk that all nodes mount at the same path)"
         )
 
 
@@ -111,7 +111,8 @@ def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
 
 def _replace(task: ShardTask, name: str, own: Object) -> bool:
     """Put an object in place of one that a build left which has ended; False where one goes on."""
-    with deciding(task.folder):
+    store, version = task.store, task.folder.name
+    with deciding(store, version) if store else contextlib.nullcontext():
         require_lease(task)
         if finished(task) or live_leases(task.folder, but=task.lease):
             return False

@@ -80,6 +80,8 @@ class ShardTask:
     lease
         Object below the folder that is there as long as the build may write; its worker must see
         it.
+    store
+        Of the version; needed where other builds may make the same shard.
     again
         The shard may be there already: another task was given it before.
     """
@@ -98,6 +100,7 @@ class ShardTask:
     barred: Mapping[str, str] = field(default_factory=dict)
     removed: frozenset[int] = frozenset()
     lease: str | None = None
+    store: Folder | None = None
     again: bool = False
     may_fail: frozenset[int] = frozenset()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from precache.commits import BUILD, ROOT
-from precache.errors import GoneError, StorageError, StoreError
+from precache.errors import GoneError, StoreError
 from precache.inspection import Flaw, inspect
 from precache.receipts import Receipt
 from precache.store import unchecked
@@ -21,7 +21,7 @@ def is_committed(goal: Goal) -> bool:
         return False
     try:
         return unchecked(goal.folder).id == goal.version
-    except (StorageError, StoreError):
+    except StoreError:
         return False
 
 
