@@ -140,6 +140,25 @@ class RemoteFolder:
         parts = [(name, 0, end) for name, end in zip(names, ends, strict=True)]
         return self._parts(parts, sizes)
 
+    def read_first(self, name: str, most: int) -> bytes:
+        if self.protocol not in WEB:  # whose servers may send more than they are asked for
+            [data] = self._parts([(name, 0, most)], [-1])
+            if isinstance(data, StorageError):
+                raise data
+            return data
+
+        def read(path: str) -> bytes:
+            data = bytearray()
+            with self._fs.open(path, "rb", block_size=0) as file:
+                while len(data) < most and (piece := file.read(most - len(data))):
+                    data += piece
+            return bytes(data)
+
+        try:
+            return self._request(read, name, "read")
+        except FileNotFoundError as error:
+            raise self._error(error, name, "read") from None
+
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         parts = [(name, start, start + length) for name, start, length in ranges]
         return self._parts(parts, [length for _, _, length in ranges])

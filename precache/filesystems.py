@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
 from precache import retries
 from precache.errors import PrecacheError, UsageError
@@ -118,10 +118,15 @@ def _on_google(options: Mapping[str, Any]) -> bool:
 def reason_of(error: Exception, options: Mapping[str, Any], url: str = "") -> str:
     """What an error says, without what the options and the URL hold."""
     reason = _ENVELOPE.sub("", str(error)) or type(error).__name__
-    secrets = {*_secrets(options), *_secrets_of(url)}
+    plain = {*_secrets(options), *_secrets_of(url)}
+    secrets = plain | {form(each) for each in plain for form in (quote, _quoted, quote_plus)}
     for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
         reason = reason.replace(secret, "…")
     return reason
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
 
 
 def _secrets_of(url: str) -> Iterator[str]:

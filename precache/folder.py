@@ -151,6 +151,9 @@ class Folder(Protocol):
             of one that has grown one byte more than that is read.
         """
 
+    def read_first(self, name: str, most: int) -> bytes:
+        """The first bytes of an object, `most` of them at most, however many its server sends."""
+
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         """Parts of objects, in order, as many at a time as the service likes.
 

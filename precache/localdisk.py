@@ -141,6 +141,7 @@ class LocalFolder:
         """
         top = self.top or self.root
         true, below = os.path.realpath(folder), folder.relative_to(top)
+        self._require_inside(true)
         if true != os.path.normpath(_true(str(top)) + str(below)):
             _true.cache_clear()  # `top`, or a folder above it, may have been replaced
             if true != os.path.normpath(_true(str(top)) + str(below)):
@@ -197,6 +198,12 @@ class LocalFolder:
             except StorageError as error:
                 found.append(error)
         return found
+
+    def read_first(self, name: str, most: int) -> bytes:
+        [data] = self.read_ranges([(name, 0, most)])
+        if isinstance(data, StorageError):
+            raise data
+        return data
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         found: list[bytes | StorageError] = []

@@ -106,11 +106,16 @@ def read_whole(descriptor: int, size: int, most: int | None = None) -> bytes:
     most
         Bytes that are read of it.
     """
-    data = os.read(descriptor, size + 1 if most is None else min(size + 1, most))
-    if len(data) in (size, most):
-        return data
-    with open(descriptor, "rb", closefd=False) as file:
-        return data + file.read(-1 if most is None else most - len(data))
+    try:
+        data = os.read(descriptor, size + 1 if most is None else min(size + 1, most))
+        if len(data) in (size, most):
+            return data
+        with open(descriptor, "rb", closefd=False) as file:
+            return data + file.read(-1 if most is None else most - len(data))
+    except (MemoryError, OverflowError):
+        if most is not None:
+            raise
+        raise OSError(errno.ENOMEM, f"its {size} bytes do not fit into memory") from None
 
 
 # --- writing ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from precache.errors import UsageError
@@ -45,8 +47,9 @@ class Threads:
     collected as garbage on any thread.
     """
 
-    def __init__(self, count: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    def __init__(self, count: int, name: str, *, abandon: bool = False) -> None:
+        pool = _DaemonThreads if abandon else ThreadPoolExecutor
+        self._pool = pool(count, thread_name_prefix=name)
         self._process = os.getpid()
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
@@ -78,6 +81,49 @@ class Threads:
             future.add_done_callback(then)
 
 
+class _DaemonThreads:
+    """As far as `Threads` needs it a `ThreadPoolExecutor`, whose threads no exit waits for.
+
+    For work that may never end, and that nothing is lost by ending at any moment.
+    """
+
+    def __init__(self, count: int, thread_name_prefix: str) -> None:
+        self._count, self._name = count, thread_name_prefix
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        future: Future[Result] = Future()
+        self._queue.put((future, partial(work, *arguments)))
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            future, work = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del item, future, work
+
+    def shutdown(self, wait: bool, cancel_futures: bool) -> None:
+        with contextlib.suppress(Empty):
+            while cancel_futures and (item := self._queue.get_nowait()):
+                item[0].cancel()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+
 def prefetch(
     work: Callable[[Item], Result],
     items: Iterable[Item],
@@ -86,6 +132,7 @@ def prefetch(
     discard: Callable[[Result], None] = lambda result: None,
     together: int = 1,
     stop: Callable[[], None] = lambda: None,
+    abandon: bool = False,
 ) -> Generator[Result, None, None]:
     """``map(work, items)`` in order, up to `ahead` times `together` results in the making.
 
@@ -99,12 +146,14 @@ def prefetch(
         work does.
     stop
         Called before threads are joined, to let go those whose work waits for something.
+    abandon
+        Whether the end of the process does not wait for threads that still work.
     """
     remaining = iter(items)
     groups = iter(lambda: list(islice(remaining, together)), [])
     pending: deque[_Task[Result]] = deque()
     results: deque[Result] = deque()
-    pool = Threads(threads, "precache")
+    pool = Threads(threads, "precache", abandon=abandon)
     try:
         pending.extend(_begin(pool, work, group) for group in islice(groups, ahead))
         while pending:

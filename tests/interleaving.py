@@ -108,6 +108,9 @@ class MemoryFolder:
         error.__cause__ = FileNotFoundError(name)
         return error
 
+    def read_first(self, name: str, most: int) -> bytes:
+        return self.read(name)[:most]
+
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         found = [self._one(name) for name, _, _ in ranges]
         return [

@@ -449,16 +449,24 @@ def test_a_link_is_replaced_or_removed_alone(folder: LocalFolder, outside: Local
     assert folder.names() == ["deep", "fifo", "file", "own"]
 
 
-def test_links_within_a_folder_are_followed(folder: LocalFolder) -> None:
+def test_links_within_a_folder_are_read_and_not_written_through(folder: LocalFolder) -> None:
     folder.put("a/1", [b"one"])
     folder.local("b").symlink_to("a")
     folder.local("c").symlink_to(folder.local("a/1"))
     folder.folder("a").local("up").symlink_to("..")
     assert folder.read("b/1") == folder.read("c") == folder.folder("b").read("up/c") == b"one"
     assert folder.folder("b").names() == ["1", "up"]
-    folder.put("b/2", [b"two"])
-    folder.folder("b").remove("1")
-    assert folder.names("a") == ["2", "up"]
+    for change in (
+        lambda: folder.put("b/2", [b"two"]),
+        lambda: folder.create("b/2", [b"two"]),
+        lambda: folder.folder("b").remove("1"),
+        lambda: folder.copy("b/2", folder, "a/1"),
+    ):
+        with pytest.raises(StorageError, match="by way of a link it is"):
+            change()
+    assert folder.names("a") == ["1", "up"]
+    folder.remove("b")
+    assert folder.names("a") == ["1", "up"]
 
 
 def test_a_folder_that_is_a_link_is_the_one_that_it_leads_to(folder: LocalFolder) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.claims import deciding
+from precache.claims import deciding, remove_ended
 from precache.commits import ROOT, append_commit, require_create_only, source_to_keep
 from precache.errors import (
     BuildError,
@@ -167,6 +167,7 @@ class _Build:
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
         append_commit(self.store, goal.version, source_to_keep(self.request.source))
         remove_left_scratch(goal.folder)
+        remove_ended(self.store)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 

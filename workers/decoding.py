@@ -53,6 +53,7 @@ MOST_RUN_LENGTH_PIXELS = 16 << 20
 
 _ORIENTATION = 0x0112
 _BITS_PER_SAMPLE = 258
+_PHOTOMETRIC, _SAMPLE_FORMAT = 0x0106, 0x0153
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 _EIGHT_BITS = frozenset(
     ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
@@ -254,13 +255,19 @@ def _to_array(image: Image.Image, mode: str) -> np.ndarray:
             "what is white; save it with 8 or 16 bits, or have a function read it in place of "
             "decode"
         )
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and {
+        *image.tag_v2.get(_SAMPLE_FORMAT, (1,))
+    } != {1}:
+        raise SampleError("has signed values; save it with unsigned ones of 8 or 16 bits")
+    # Pillow turns those of up to 8 bits around by itself.
+    inverted = wide and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
     rows = max(1, STRIP_PIXELS // image.width)
     if image.height <= rows:
-        return _strip(image, mode, wide)
+        return _strip(image, mode, wide, inverted)
     array = np.empty((image.height, image.width, len(mode)), np.uint8)
     for top in range(0, image.height, rows):
         box = (0, top, image.width, min(top + rows, image.height))
-        array[top : top + rows] = _strip(image.crop(box), mode, wide)
+        array[top : top + rows] = _strip(image.crop(box), mode, wide, inverted)
     return array
 
 
@@ -273,10 +280,10 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and png)
 
 
-def _strip(image: Image.Image, mode: str, wide: bool) -> np.ndarray:
+def _strip(image: Image.Image, mode: str, wide: bool, inverted: bool) -> np.ndarray:
     if wide:
-        values = np.asarray(image).astype(np.int64)
-        image = Image.fromarray(np.clip(values >> 8, 0, 255).astype(np.uint8))
+        high = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        image = Image.fromarray(~high if inverted else high)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     if image.mode in _UNMULTIPLIED:

@@ -227,8 +227,9 @@ def _read_lines(path: str) -> list[_Line]:
 def _read_text(path: str, where: str) -> str:
     try:
         data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
+    except (MemoryError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
+        reason = "memory does not suffice for it" if isinstance(error, MemoryError) else reason
         raise SourceError(f"cannot read labels from {where}: {reason}") from None
     at, wrong = data.find(0), "a NUL byte, as UTF-16 has"
     try:
@@ -322,9 +323,10 @@ def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str,
         names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
         text = "".join(names) if isinstance(names, list) else ""
         text.encode()  # JSON may hold halves of characters
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
+        reason = str(error) or "memory does not suffice for it"
         raise SourceError(
-            f"{where} cannot be read: {error}; give a JSON list of names, or one name a line"
+            f"{where} cannot be read: {reason}; give a JSON list of names, or one name a line"
         ) from None
     if not isinstance(names, list) or "\0" in text:
         raise SourceError(f"{where} must be a JSON list of names, or one name a line, in UTF-8")

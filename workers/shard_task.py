@@ -166,7 +166,7 @@ def fetch_ahead(
             return list(zip(names, source.fetch(names, expected), strict=True))
 
     threads = source.fetch_threads
-    runs = prefetch(fetch_run, _runs(keys, sizes, alone), threads, threads + 1)
+    runs = prefetch(fetch_run, _runs(keys, sizes, alone), threads, threads + 1, abandon=True)
     with contextlib.closing(runs):
         for run in runs:
             yield from run

@@ -171,7 +171,7 @@ class FolderSource:
         notes().begin(FETCHING, *keys)
         try:
             some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
-            read = dict(zip(wanted, self.folder.read_many(some, expected), strict=True))
+            read = dict(zip(wanted, self._read(some, expected), strict=True))
         except MemoryError:
             if len(keys) == 1:
                 nbytes = in_units(sizes[0])
@@ -179,11 +179,24 @@ class FolderSource:
             return [each for pair in zip(keys, sizes, strict=True) for each in self._alone(*pair)]
         return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
 
+    def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
+        """Files that are listed at a size together; of others no more than a sample may have."""
+        known = [n for n, size in enumerate(sizes) if size >= 0]
+        found = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
+        read: dict[int, bytes | StorageError] = dict(zip(known, found, strict=True))
+        for number in range(len(keys)):
+            if number not in read:
+                try:
+                    read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
+                except StorageError as error:
+                    read[number] = error
+        return [read[number] for number in range(len(keys))]
+
     def _sample(self, key: str, nbytes: int, data: bytes | StorageError | None) -> Fetched:
-        if data is None:
+        if data is None or (isinstance(data, bytes) and len(data) > self.most_bytes):
+            has = "more" if nbytes < 0 else in_units(nbytes)
             return SampleError(
-                f"has {in_units(nbytes)}, over the limit of {in_units(self.most_bytes)} "
-                "(--max-sample-bytes)"
+                f"has {has}, over the limit of {in_units(self.most_bytes)} (--max-sample-bytes)"
             )
         if isinstance(data, StorageError):
             return FetchError(str(data))
