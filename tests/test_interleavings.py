@@ -8,11 +8,13 @@ that had to give way succeeds when it is run again.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,14 +31,13 @@ import workers.probe
 import workers.shard_objects
 import workers.shard_task
 import workers.shardrows
-from precache import claims, garbage, status
+from precache import claims, garbage, status, transfer
 from precache.commits import BUILD, read_commits
-from precache.errors import BuildError, FetchError
+from precache.errors import BuildError, FetchError, PrecacheError
 from precache.liveness import Process
 from precache.pipeline import Field, Pipeline, ZstdCodec
 from precache.store import open_own
 from precache.verification import verify_version
-from precache.version import Version
 from tests.interleaving import (
     ACTORS,
     Choose,
@@ -49,14 +50,20 @@ from tests.interleaving import (
 )
 from workers.account import Account
 from workers.build import _Build
-from workers.offered import OfferedRows
 from workers.progress import BuildProgress
 from workers.request import Request
 from workers.sources import Fetched
 from workers.trials import HeldRows
 
-LEVELS = {"first": 1, "second": 19, "again": 1, "base": 1}
+LEVELS = {"first": 1, "second": 19, "third": 5, "again": 1}
 """Of zstd, and of JSON's indentation, by actor: as of other releases of libraries."""
+
+CACHED = [
+    held
+    for held in gc.get_objects()
+    if type(held) is functools.cached_property and hasattr(held, "lock")
+]
+"""In Python 3.11 these have a lock for all instances, which actors would wait for."""
 
 PIPELINE = Pipeline(fields={"image": Field(codec=ZstdCodec())})
 
@@ -91,6 +98,10 @@ def own_process(pid: int) -> Process:
     return Process(node="memory", pid=pid, started=0, host=ACTORS.name)
 
 
+def one_by_one(work: Callable[[Any], Any], items: Iterable[Any], *given: int) -> Iterator[Any]:
+    yield from map(work, items)
+
+
 def own_number() -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_OID, f"{ACTORS.name} {next(ACTORS.numbers)}")
 
@@ -120,10 +131,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (claims, workers.lease):
         monkeypatch.setattr(module, "BEAT_SECONDS", 1e6)
         monkeypatch.setattr(module, "process_of", own_process)
-    for kind in (Version, OfferedRows):  # a lock for all instances, in Python 3.11
-        for held in vars(kind).values():
-            if hasattr(held, "lock"):
-                monkeypatch.setattr(held, "lock", contextlib.nullcontext())
+    for held in CACHED:
+        monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for module in (claims, status):
         monkeypatch.setattr(module, "has_ended", lambda who: who.host not in ACTORS.turns.live)
 
@@ -148,7 +157,7 @@ def rows(count: int, *missing: str) -> Rows:
     return Rows([{"image": row} for row in made], count, missing=frozenset(missing))
 
 
-def build(source: Rows) -> str:
+def build(source: Rows, retry_failed: bool = False) -> str:
     request = Request(
         source,  # type: ignore[arg-type]  # what would be opened by its name
         "store",
@@ -156,6 +165,7 @@ def build(source: Rows) -> str:
         address="serial",
         shard_samples=4,
         accept_missing=True,
+        retry_failed=retry_failed,
     )
     with BuildProgress(False) as progress:
         account = Account(request, progress)
@@ -255,15 +265,56 @@ def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Ro
         check(memory, turns.run(actors), source)
 
 
-def test_two_builders_and_a_removal_in_any_order() -> None:
+def test_builders_and_a_removal_in_any_order() -> None:
     old, source = rows(7), rows(12)
     before = store_with(old)
     builds = {"first": partial(build, source), "second": partial(build, rows(12, "9"))}
+    builds |= {"third": partial(build, source)}
     for seed in range(30):
         chance = random.Random(seed)
         memory = Memory(before.objects)
         outcomes = Turns(memory, chance.choice).run({**builds, "remover": remove_old})
         check(memory, outcomes, source)
+
+
+def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None:
+    source = rows(4, "2")
+    before = store_with(source)
+    again = partial(build, source, retry_failed=True)
+    for seed in range(20):
+        memory = Memory(before.objects)
+        outcomes = Turns(memory, random.Random(seed).choice).run({"first": again, "second": again})
+        assert all(isinstance(outcome, str | BuildError) for outcome in outcomes.values())
+        require_whole(memory)
+        assert memory.objects.keys() == before.objects.keys()
+
+
+def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The version was made elsewhere by another release of a codec, with another hole."""
+    elsewhere, source = Memory(), rows(8)
+    Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
+    there = MemoryFolder(elsewhere, lambda call, name: None)
+    [commit] = read_commits(there)
+    version = open_own(there.folder(commit.version))
+    monkeypatch.setattr(transfer, "open_folder", lambda uri, options: ACTORS.store)
+    monkeypatch.setattr(transfer, "open_version", lambda *given: version)
+    monkeypatch.setattr(transfer, "split_uri", lambda uri, options: (uri, None))
+    monkeypatch.setattr(transfer, "prefetch", one_by_one)
+
+    def pull() -> str:
+        return transfer.pull("elsewhere", "store").version
+
+    alone_ = Turns(Memory(), lambda able: able[0])
+    alone_.run({"second": pull})
+    for point in range(1, len(alone_.calls)):
+        memory = Memory()
+        turns = Turns(memory, preempted([point], "second"))
+        outcomes = turns.run({"first": partial(build, source), "second": pull})
+        for outcome in outcomes.values():
+            assert isinstance(outcome, str | PrecacheError), repr(outcome)
+        require_whole(memory)
 
 
 @pytest.mark.heavy

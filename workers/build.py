@@ -239,9 +239,11 @@ class _Build:
         goal = work.goal
         require_create_only(goal.folder, SCRATCH)
         tidy_current(self.store)
-        with BuildLease(goal.folder) as lease:
+        with contextlib.ExitStack() as stack:
             try:
-                started = self._start(lease, work)
+                with deciding(self.store, goal.version):
+                    lease = stack.enter_context(BuildLease(goal.folder))
+                    started = self._start(lease, work)
                 if started is not None:
                     return self._make_under(lease, run, started)
             except BuildError:
@@ -254,22 +256,21 @@ class _Build:
         """What is left to do, as the version stands now; None where it was committed meanwhile.
 
         A build that makes a version alone removes first what builds that were cut off left of the
-        shards that it will make. Others come after: none makes a shard before it was here.
+        shards that it will make.
         """
         goal = work.goal
-        with deciding(self.store, goal.version):
-            document = goal.folder.get(ROOT)
-            if document is not None:
-                if version_of(document) == goal.version:
-                    return None
-                goal.folder.remove(ROOT)  # it is damaged
-            goal.begin(refreshes=self.listed.refreshes)
-            left = remaining(goal, work.origin, recompute=self.request.recompute)
-            if others := lease.others():
-                who = ", ".join(str(each.holder) for each in others.values())
-                self.progress.say(f"Another build makes the same version ({who}): both go on")
-            else:
-                _remove_shards(goal, left.todo)
+        document = goal.folder.get(ROOT)
+        if document is not None:
+            if version_of(document) == goal.version:
+                return None
+            goal.folder.remove(ROOT)  # it is damaged
+        goal.begin(refreshes=self.listed.refreshes)
+        left = remaining(goal, work.origin, recompute=self.request.recompute)
+        if others := lease.others():
+            who = ", ".join(str(each.holder) for each in others.values())
+            self.progress.say(f"Another build makes the same version ({who}): both go on")
+        else:
+            _remove_shards(goal, left.todo)
         return replace(left, failed=work.failed)
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
