@@ -344,7 +344,7 @@ def _end_what_was_begun(store: Folder) -> None:
 def _finish(store: Folder, left: str) -> bool:
     """Remove what is out of reach for good; True where it had to be put back instead."""
     path = store.local(left)
-    if path is not None and is_link(store, left):  # as an earlier release moved it
+    if path is not None and is_link(store, left):  # the link alone
         path.unlink(missing_ok=True)
         return False
     version = left.removeprefix(f"{TRASH}/").partition(".")[0]
