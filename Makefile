@@ -4,8 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-# In several processes, two Rays that start at the same moment may take the same port.
-PROCESSES ?= 0
+PROCESSES ?= 2
 EXTRAS := workers,report,cluster,gcs,s3,azure,meter,test
 
 .DEFAULT_GOAL := help
@@ -21,7 +20,7 @@ demo: $(STAMP)  ## build a store from real photos, and train from it and from th
 	@$(BIN)/python -m tests.demo
 
 # A file's tests stay in one process: they share servers, and a process keeps what its first Ray told it.
-test: lint  ## check style and types, run the tests (PROCESSES=2: two at a time)
+test: lint  ## check style and types, run the tests (PROCESSES=0: one at a time)
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
 # One at a time: they measure, or load the machine by themselves.

@@ -6,13 +6,16 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from precache.errors import StorageError
 from precache.folder import Buffer, FileInfo, Range
+
+Found = TypeVar("Found")
 
 ACTORS = threading.local()
 """Of the actor that a thread belongs to: `name`, `store` as it sees it, `turns`, `numbers`."""
@@ -25,13 +28,9 @@ class Memory:
         self.objects = dict(objects or {})
         self.changes = 0
 
-    def view(self, name: str) -> list[tuple[str, str]]:
-        """What can be seen of an object, or of all below a folder, without times taken."""
-        return [
-            (key, digest(_timeless(key, data)))
-            for key, data in sorted(self.objects.items())
-            if not name or key == name or key.startswith(f"{name}/")
-        ]
+    def view(self) -> list[tuple[str, str]]:
+        """Names and digests of all objects, without times taken."""
+        return [(key, digest(timeless(key, data))) for key, data in sorted(self.objects.items())]
 
     def set(self, name: str, data: bytes | None) -> None:
         self.changes += 1
@@ -42,10 +41,16 @@ class Memory:
 
 
 class MemoryFolder:
-    """A `Folder` of a `Memory`; each call waits for its turn."""
+    """A `Folder` of a `Memory`; each call waits for its turn, and notes what it returns."""
 
-    def __init__(self, memory: Memory, turn: Callable[[str, str], None], root: str = "") -> None:
-        self._memory, self._turn, self._root = memory, turn, root
+    def __init__(
+        self,
+        memory: Memory,
+        turn: Callable[[str, str], None] = lambda call, name: None,
+        learn: Callable[[object], None] = lambda found: None,
+        root: str = "",
+    ) -> None:
+        self._memory, self._turn, self._learn, self._root = memory, turn, learn, root
 
     def __str__(self) -> str:
         return f"memory:{self._root}"
@@ -64,7 +69,11 @@ class MemoryFolder:
         return None
 
     def folder(self, name: str) -> MemoryFolder:
-        return MemoryFolder(self._memory, self._turn, self._at(name))
+        return MemoryFolder(self._memory, self._turn, self._learn, self._at(name))
+
+    def _found(self, found: Found) -> Found:
+        self._learn(found)
+        return found
 
     def _at(self, name: str) -> str:
         return "/".join(filter(None, (self._root, name)))
@@ -76,16 +85,16 @@ class MemoryFolder:
 
     def kind(self) -> str | None:
         self._turn("kind", self._root)
-        return "folder" if self._below("") else None
+        return self._found("folder" if self._below("") else None)
 
     def exists(self, name: str = "") -> bool:
         self._turn("exists", self._at(name))
-        return self._at(name) in self._memory.objects or bool(self._below(name))
+        return self._found(self._at(name) in self._memory.objects or bool(self._below(name)))
 
     def size(self, name: str) -> int | None:
         self._turn("size", self._at(name))
         data = self._memory.objects.get(self._at(name))
-        return None if data is None else len(data)
+        return self._found(None if data is None else len(data))
 
     def read(self, name: str) -> bytes:
         [data] = self.read_many([name], [-1])
@@ -95,7 +104,9 @@ class MemoryFolder:
 
     def get(self, name: str) -> bytes | None:
         self._turn("get", self._at(name))
-        return self._memory.objects.get(self._at(name))
+        data = self._memory.objects.get(self._at(name))
+        self._learn(data and timeless(self._at(name), data))
+        return data
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         return [self._one(name) for name in names]
@@ -120,16 +131,18 @@ class MemoryFolder:
 
     def names(self, name: str = "") -> list[str]:
         self._turn("names", self._at(name))
-        return sorted({key.partition("/")[0] for key in self._below(name)})
+        return self._found(sorted({key.partition("/")[0] for key in self._below(name)}))
 
     def sizes(self, name: str = "") -> dict[str, int]:
         self._turn("sizes", self._at(name))
         prefix = f"{name}/" if name else ""
-        return {prefix + key: len(data) for key, data in self._below(name).items()}
+        held = self._below(name).items()
+        return self._found({prefix + key: len(data) for key, data in sorted(held)})
 
     def walk(self) -> Iterator[FileInfo]:
         self._turn("walk", self._root)
-        yield from [FileInfo(key, len(data), 1) for key, data in self._below("").items()]
+        held = sorted(self._below("").items())
+        yield from self._found([FileInfo(key, len(data), 1) for key, data in held])
 
     def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
         self._turn("put", self._at(name))
@@ -139,9 +152,9 @@ class MemoryFolder:
         data = b"".join(parts)
         self._turn("create", self._at(name))
         if self._at(name) in self._memory.objects:
-            return self._memory.objects[self._at(name)] == data
+            return self._found(self._memory.objects[self._at(name)] == data)
         self._memory.set(self._at(name), data)
-        return True
+        return self._found(True)
 
     def copy(
         self,
@@ -161,7 +174,7 @@ class MemoryFolder:
     def remove(self, name: str) -> None:
         # As in a bucket: one object after another.
         self._turn("remove", self._at(name))
-        for key in sorted(self._below(name)):
+        for key in self._found(sorted(self._below(name))):
             self._turn("remove", f"{self._at(name)}/{key}")
             self._memory.set(f"{self._at(name)}/{key}", None)
         self._memory.set(self._at(name), None)
@@ -192,6 +205,8 @@ class Turns:
         Actor, method and name of each call, in the order in which they were made.
     live
         Actors that have not ended.
+    clock
+        How often all were asleep, and one was woken.
     """
 
     def __init__(
@@ -204,13 +219,15 @@ class Turns:
         self._turn = ""
         self.live: set[str] = set()
         self._given_up = False
-        self._seen: dict[str, str] = {}
+        self.clock = 0
+        self.known: dict[str, str] = {}
         """Actor -> a digest of all that its calls returned."""
         self.calls: list[tuple[str, str, str]] = []
 
     def state(self) -> str:
         """The same where the store, and all that the actors know of it, is the same."""
-        return digest(self._memory.view(""), sorted(self._seen.items()), sorted(self.live))
+        asleep = sorted(self._asleep())
+        return digest(self._memory.view(), sorted(self.known.items()), sorted(self.live), asleep)
 
     def folder(self, actor: str) -> MemoryFolder:
         """The store as an actor sees it."""
@@ -222,18 +239,32 @@ class Turns:
             if actor not in self.live:
                 raise Killed
             self.calls.append((actor, call, name))
-            self._note(call, name, self._memory.view(name), actor=actor)
+            self.learn((call, name), actor)
 
-        return MemoryFolder(self._memory, wait)
+        return MemoryFolder(self._memory, wait, functools.partial(self.learn, actor=actor))
+
+    def has_ended(self, actor: str) -> bool:
+        """Whether an actor is no more, as another asks."""
+        self.learn(ended := actor not in self.live)
+        return ended
+
+    def monotonic(self) -> float:
+        """As `time.monotonic`: time passes where all are asleep."""
+        self.learn(self.clock)
+        return self.clock
 
     def sleep(self, seconds: float) -> None:
         """As `time.sleep`: the actor goes on once the store changed, or nobody else can."""
         self._wait(ACTORS.name, self._memory.changes)
-        self._note("woke", self._memory.changes)
+        self.learn("woke")
 
-    def _note(self, *learned: object, actor: str | None = None) -> None:
+    def learn(self, found: object, actor: str | None = None) -> None:
+        """Note what an actor knows from now on; by default that of this thread."""
         name = actor or ACTORS.name
-        self._seen[name] = digest(self._seen.get(name), *learned)
+        self.known[name] = digest(self.known.get(name), found)
+
+    def _asleep(self) -> set[str]:
+        return {name for name in self.live if self._waiting[name] == self._memory.changes}
 
     def _wait(self, actor: str, seen: int | None) -> None:
         with self._changed:
@@ -253,7 +284,7 @@ class Turns:
             ACTORS.numbers = itertools.count()
             try:
                 self._wait(name, None)
-                self._note("began")
+                self.learn("began")
                 outcomes[name] = actors[name]()
             except (Exception, Killed) as error:
                 outcomes[name] = error
@@ -286,22 +317,24 @@ class Turns:
                 assert ready, f"{self.live - self._waiting.keys()} neither ends nor calls the store"
                 if not self.live:
                     break
-                asleep = {n for n in self.live if self._waiting[n] == self._memory.changes}
-                able = sorted(self.live - asleep or self.live)
+                awake = self.live - self._asleep()
+                self.clock += not awake
+                able = sorted(awake or self.live)
                 chosen = self._choose(able) if len(able) > 1 else able[0]
                 del self._waiting[chosen]
                 self._turn = chosen
                 self._changed.notify_all()
 
 
-def _timeless(name: str, data: bytes) -> object:
+def timeless(name: str, data: bytes) -> object:
+    """What an object says, without the times that it took."""
     if "/_build/receipts/" in name:
         return sorted((key, str(json.loads(data)[key])) for key in ("objects", "holes", "content"))
     return data
 
 
 def explore(
-    run: Callable[[Callable[[Turns, Sequence[str]], str]], None], switches: int
+    run: Callable[[Callable[[Turns, Sequence[str]], str]], None], switches: float = math.inf
 ) -> Iterator[int]:
     """Run actors in every order of their calls that leads to another state.
 
@@ -317,7 +350,7 @@ def explore(
     int
         How many runs there were so far.
     """
-    visited: set[tuple[str, str, int]] = set()
+    visited: set[tuple[str, str, float]] = set()
     waiting: list[list[str]] = [[]]
     runs = 0
     while waiting:

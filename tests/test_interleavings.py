@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ import workers.shard_objects
 import workers.shard_task
 import workers.shardrows
 from precache import claims, garbage, status, transfer
+from precache.claims import Claim, Claims
 from precache.commits import BUILD, read_commits
 from precache.errors import BuildError, FetchError, PrecacheError
 from precache.liveness import Process
@@ -46,6 +48,7 @@ from tests.interleaving import (
     MemoryFolder,
     Turns,
     Visited,
+    digest,
     explore,
 )
 from workers.account import Account
@@ -90,8 +93,27 @@ def sleep(seconds: float) -> None:
     ACTORS.turns.sleep(seconds)
 
 
+def now() -> float:
+    return float(ACTORS.turns.monotonic())
+
+
 def json_of_the_actor(value: object) -> bytes:
     return json.dumps(value, indent=LEVELS[ACTORS.name]).encode()
+
+
+def forgetting(take: Callable[[Claims], Claim | None]) -> Callable[[Claims], Claim | None]:
+    """Whoever waits for a claim knows no more than before: however often it looked is one state."""
+
+    def taken(claims: Claims) -> Claim | None:
+        known, name = ACTORS.turns.known, ACTORS.name
+        before = vars(claims).setdefault("before", known[name])
+        known[name] = before
+        claim = take(claims)
+        if claim is None:
+            known[name] = digest(before, "waits")
+        return claim
+
+    return taken
 
 
 def own_process(pid: int) -> Process:
@@ -125,6 +147,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.shard_objects, "OWN_SECONDS", 0.0)
     monkeypatch.setattr(workers.shard_objects, "OTHER_SECONDS", 0.5)
     monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(workers.shard_objects, "time", SimpleNamespace(monotonic=now, sleep=sleep))
     monkeypatch.setattr(time, "time", lambda: 2e9)
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
@@ -133,8 +156,9 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "process_of", own_process)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
+    monkeypatch.setattr(Claims, "take", forgetting(Claims.take))
     for module in (claims, status):
-        monkeypatch.setattr(module, "has_ended", lambda who: who.host not in ACTORS.turns.live)
+        monkeypatch.setattr(module, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 
 @dataclass(frozen=True)
@@ -201,7 +225,7 @@ def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
             assert isinstance(outcome, BuildError | Killed), (name, repr(outcome))
     require_whole(memory)
     version = alone(memory, partial(build, source))
-    [*_, last] = read_commits(MemoryFolder(memory, lambda call, name: None))
+    [*_, last] = read_commits(MemoryFolder(memory))
     assert last.version == version
     require_whole(memory)
     assert not [name for name in memory.objects if name.startswith(f"{version}/{BUILD}")]
@@ -209,7 +233,7 @@ def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
 
 def require_whole(memory: Memory) -> None:
     """The version that the log names as current is there, without a fault."""
-    store = MemoryFolder(memory, lambda call, name: None)
+    store = MemoryFolder(memory)
     for commit in read_commits(store)[-1:]:
         version = open_own(store.folder(commit.version))
         assert verify_version(version, lambda nbytes: None).damage == ()
@@ -295,7 +319,7 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
     """The version was made elsewhere by another release of a codec, with another hole."""
     elsewhere, source = Memory(), rows(8)
     Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
-    there = MemoryFolder(elsewhere, lambda call, name: None)
+    there = MemoryFolder(elsewhere)
     [commit] = read_commits(there)
     version = open_own(there.folder(commit.version))
     monkeypatch.setattr(transfer, "open_folder", lambda uri, options: ACTORS.store)
