@@ -2,8 +2,10 @@
 
 A claim is an object of a folder, created under the next number; of several who try, one gets it.
 Its holder puts the time into it again and again. Where no sign of life comes any more, the next
-number is free to be taken. Two may hold one where a process was stopped for long and goes on: what
-is done under a claim must bear that.
+number is free to be taken. The last holder removes its own and all below, and the numbers begin
+anew; so whoever passed over claims of the dead looks at them again once it has its own. Two may
+hold one where a process was stopped for long and goes on: what is done under a claim must bear
+that.
 """
 
 from __future__ import annotations
@@ -117,17 +119,16 @@ def remove_ended(store: Folder) -> None:
     for name in store.names(CLAIMS):
         if is_link(store, f"{CLAIMS}/{name}"):
             continue
-        claims = Claims(store, name)
-        number = claims.last()
-        if claims.holder() is None:
-            _remove_until(store, claims.path(number))
+        if claim := Claims(store, name).take():
+            with claim:
+                pass  # its end removes those below it
     remove_if_empty(store, CLAIMS)
 
 
 def _remove_until(store: Folder, last: str) -> None:
     """Remove a claim and those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
-    for name in store.names(folder):
+    for name in sorted(store.names(folder)):  # whoever passed over one looks whether it is there
         if (_CLAIM.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
     remove_if_empty(store, folder)
@@ -144,17 +145,22 @@ class Claims:
     def __init__(self, store: Folder, name: str) -> None:
         self._store = store
         self._name = name
-        self._seen: tuple[str, bytes, float] = ("", b"", 0.0)
-        self._silent: tuple[str, bytes] = ("", b"")
+        self._seen: dict[str, tuple[bytes, float]] = {}
+        self._silent: dict[str, bytes] = {}
 
     def take(self) -> Claim | None:
-        """A claim to be entered; None where somebody else holds one."""
-        number = self.last()
-        if number and (self._held(number) or self._store.size(self.path(number)) is None):
-            return None  # held, or given back at this moment
-        name = self.path(number + 1)
-        made = self._store.create(name, [_document(process_of(os.getpid()), "")])
-        return Claim(self._store, name, own=True) if made else None
+        """A claim to be entered; None where somebody else holds one, or gives one back."""
+        numbers = self._numbers()
+        passed = {name: self._store.get(name) for name in map(self._path, numbers)}
+        if any(data is None or self._held(name, data) for name, data in passed.items()):
+            return None
+        name = self._path(max(numbers, default=0) + 1)
+        if not self._store.create(name, [_document(process_of(os.getpid()), "")]):
+            return None
+        if any(self._store.get(each) != data for each, data in passed.items()):
+            self._store.remove(name)  # somebody was faster, and the numbers began anew
+            return None
+        return Claim(self._store, name, own=True)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Claim]:
@@ -165,36 +171,22 @@ class Claims:
         with claim:
             yield claim
 
-    def _is_silent(self, name: str, data: bytes) -> bool:
-        """Return True if a claim that looks old shows no sign of life: a clock may be wrong."""
-        if self._silent != (name, data):
-            until = time.monotonic() + SILENT_SECONDS
-            while time.monotonic() < until:
-                time.sleep(POLL_LOCAL)
-                if self._store.get(name) != data:
-                    return False
-            self._silent = name, data
-        return True
-
     def holder(self) -> Claimed | None:
         """Who holds one and lives, as far as is known."""
-        number = self.last()
-        return self._held(number) if number else None
+        numbers = self._numbers()
+        name = self._path(max(numbers, default=0))
+        data = self._store.get(name) if numbers else None
+        return None if data is None else self._held(name, data)
 
-    def path(self, number: int) -> str:
-        """Name of the claim of a number."""
+    def _path(self, number: int) -> str:
         return f"{CLAIMS}/{self._name}/{number:06d}.json"
 
-    def last(self) -> int:
-        """The highest number that was taken; 0 where none was."""
+    def _numbers(self) -> list[int]:
         names = self._store.names(f"{CLAIMS}/{self._name}")
-        return max((int(name[:-5]) for name in names if _CLAIM.fullmatch(name)), default=0)
+        return [int(name[:-5]) for name in names if _CLAIM.fullmatch(name)]
 
-    def _held(self, number: int) -> Claimed | None:
-        name = self.path(number)
-        data = self._store.get(name)
-        if data is None:
-            return None
+    def _held(self, name: str, data: bytes) -> Claimed | None:
+        """Who holds the claim that an object with this content is."""
         try:
             found = Claimed.read(data, self._store.path(name))
         except StoreError:
@@ -204,6 +196,19 @@ class Claims:
         if time.time() - found.time > LOST_SECONDS and self._is_silent(name, data):
             return None
         # By this machine's clock alone: that of the other may be wrong.
-        if self._seen[:2] != (name, data):
-            self._seen = (name, data, time.monotonic())
-        return found if time.monotonic() - self._seen[2] < STALE_SECONDS else None
+        before, since = self._seen.get(name, (b"", 0.0))
+        if before != data:
+            since = time.monotonic()
+            self._seen[name] = data, since
+        return found if time.monotonic() - since < STALE_SECONDS else None
+
+    def _is_silent(self, name: str, data: bytes) -> bool:
+        """Whether a claim that looks old shows no sign of life: a clock may be wrong."""
+        if self._silent.get(name) != data:
+            until = time.monotonic() + SILENT_SECONDS
+            while time.monotonic() < until:
+                time.sleep(POLL_LOCAL)
+                if self._store.get(name) != data:
+                    return False
+            self._silent[name] = data
+        return True

@@ -33,6 +33,7 @@ import workers.shard_objects
 import workers.shard_task
 import workers.shardrows
 from precache import claims, garbage, status, transfer
+from precache.attributes import Claimed
 from precache.claims import Claim, Claims
 from precache.commits import BUILD, read_commits
 from precache.errors import BuildError, FetchError, PrecacheError
@@ -50,6 +51,7 @@ from tests.interleaving import (
     Visited,
     digest,
     explore,
+    knowing_its_result,
 )
 from workers.account import Account
 from workers.build import _Build
@@ -69,6 +71,20 @@ CACHED = [
 """In Python 3.11 these have a lock for all instances, which actors would wait for."""
 
 PIPELINE = Pipeline(fields={"image": Field(codec=ZstdCodec())})
+
+
+KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
+    (claims, "_remove_until"),
+    (Claims, "_numbers"),
+    (workers.lease.BuildLease, "end"),
+    (workers.lease.BuildLease, "others"),
+    (workers.commit, "_write"),
+    (workers.commit, "append_commit"),
+    (workers.build, "commit"),
+    (workers.build, "remove_scratch"),
+    (MemoryFolder, "remove"),
+)
+"""What a caller keeps of these is what they return."""
 
 
 class Silent:
@@ -116,6 +132,11 @@ def forgetting(take: Callable[[Claims], Claim | None]) -> Callable[[Claims], Cla
     return taken
 
 
+def of_the_dead(number: int) -> bytes:
+    holder = Process(node="memory", pid=number, started=0, host="ended")
+    return Claimed(holder=holder, note="", time=2e9).model_dump_json().encode()
+
+
 def own_process(pid: int) -> Process:
     return Process(node="memory", pid=pid, started=0, host=ACTORS.name)
 
@@ -156,6 +177,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "process_of", own_process)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
+    for owner, name in KEEPING_NOTHING:
+        monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
     monkeypatch.setattr(Claims, "take", forgetting(Claims.take))
     for module in (claims, status):
         monkeypatch.setattr(module, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
@@ -253,6 +276,31 @@ def preempted(points: Sequence[int], first: str) -> Choose:
         return going if going in able else able[0]
 
     return choose
+
+
+@pytest.mark.parametrize("ended", [0, 1, pytest.param(2, marks=pytest.mark.heavy)])
+def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
+    """Of three processes, after claims of processes that have ended."""
+    left = {f"_claims/x/{number + 1:06d}.json": of_the_dead(number) for number in range(ended)}
+    inside: list[str] = []
+
+    def hold() -> None:
+        with Claims(ACTORS.store, "x").held():
+            assert not inside
+            inside.append(ACTORS.name)
+            ACTORS.store.size("work")
+            inside.clear()
+
+    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
+        inside.clear()
+        memory = Memory(left)
+        turns = Turns(memory, lambda able: choose(turns, able))
+        with contextlib.suppress(Visited):
+            outcomes = turns.run(dict.fromkeys(("first", "second", "third"), hold))
+            assert set(outcomes.values()) == {None}, outcomes
+            assert not memory.objects
+
+    assert [*explore(run)][-1] > 30
 
 
 def turns_of(memory: Memory, source: Rows) -> int:
