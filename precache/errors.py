@@ -10,7 +10,8 @@
     │       ├── NewerFormatError    one that a newer release wrote
     │       └── GoneError           a version that was removed meanwhile
     ├── BuildError              a job that failed or ended incomplete: exit status 1
-    │   └── CrashError          a task whose worker process died each time
+    │   ├── CrashError          a task whose worker process died each time
+    │   └── HangError           a sample that takes longer than it may
     ├── StorageError            reading or writing bytes failed (disk full, permission, …)
     │   └── FetchError          one raw sample could not be fetched
     ├── SampleError             one sample cannot be turned into a row; it becomes a hole
@@ -21,6 +22,9 @@ and nothing secret of a URL, wherever its parts come from.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from precache.messages import printable, without_secrets
 
@@ -66,6 +70,20 @@ class BuildError(PrecacheError):
 
 class CrashError(BuildError):
     """A task whose worker process died each time it was tried."""
+
+
+class HangError(BuildError):
+    """A sample takes longer than it may; its process can do nothing more with samples.
+
+    Attributes
+    ----------
+    late
+        Key -> why; of several, one hangs, and the others may only wait for it.
+    """
+
+    def __init__(self, *parts: object, late: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(*parts)
+        self.late = dict(late)
 
 
 class StorageError(PrecacheError):

@@ -127,7 +127,9 @@ def build(
     max_sample_bytes
         A larger file becomes a hole without being fetched; in bytes or as ``"2GB"``.
     sample_timeout
-        Seconds that fetching or decoding a sample may take; one that takes longer becomes a hole.
+        Seconds that fetching or decoding a sample may take. One that takes longer becomes a hole;
+        with the address ``serial`` it ends the build, and where it keeps the interpreter's lock,
+        this process.
 
     Raises
     ------

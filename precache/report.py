@@ -89,6 +89,8 @@ def print_build(result: BuildResult) -> None:
         say(f"hole: {key}: {reason}")
     if len(result.holes) > SHOWN:
         say(f"… and {len(result.holes) - SHOWN} more holes")
+    if result.holes:
+        say("what failed is tried again with --retry-failed, as after a limit was raised")
 
 
 def print_job(found: JobStatus) -> None:

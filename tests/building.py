@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from multiprocessing.process import BaseProcess
@@ -294,22 +295,99 @@ def hold(array: np.ndarray, folder: str = "", store: str = "", after: int = 0) -
     return array
 
 
-def hoard(array: np.ndarray, nbytes: int = 0) -> np.ndarray:
-    """The array as it is; over one of 33 x 33, takes so much memory, or by default all there is.
+MARKED = ("cat/0000.jpg", "eel/0023.jpg")
+"""Keys of `marked_photos`: one among those that are measured first, one that is not."""
 
-    Not where SPARING is set.
+
+def marked_photos(folder: Path) -> Path:
+    """40 photos, of which two make the functions of `marked_recipe` go wrong."""
+    write_jpegs(folder, 40)
+    for name in MARKED:
+        write(folder / name, encoded(cut(1, (33, 33)), quality=90))
+    return folder
+
+
+def marked_recipe(function: str, **params: Any) -> str:
+    """A recipe, in TOML, with a function of this module that goes wrong at marked photos."""
+    given = ", ".join(f"{name} = {json.dumps(value)}" for name, value in params.items())
+    return f"""
+        [[fields.image.ops]]
+        op = "decode"
+
+        [[fields.image.ops]]
+        op = "function"
+        function = "tests.building:{function}"
+        version = "1"
+        params = {{ {given} }}
+
+        [[fields.image.ops]]
+        op = "resize"
+        size = [48, 48]
     """
+
+
+def build_marked(
+    photos: Path, recipe: str, *options: object, prefix: Sequence[str] = (), **variables: str
+) -> Any:
+    """Result of ``precache build`` on a local Ray, by a recipe in TOML."""
+    (photos.parent / "recipe.toml").write_text(recipe)
+    line = command(
+        *("build", photos, photos.with_name("store"), "--pipeline", photos.parent / "recipe.toml"),
+        *("--cpus", "1", "--shard-samples", "20", "--json", *options),
+    )
+    ran = subprocess.run(
+        [*prefix, *line], env=environment(**variables), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    return json.loads(ran.stdout)
+
+
+def assert_all_but_the_marked(photos: Path, store: Path, recipe: str) -> None:
+    """Rows as they are where the function does not go wrong, but for the two holes."""
+    harmless, pipeline = (
+        store.with_name("harmless"),
+        precache.Pipeline.from_dict(tomllib.loads(recipe)),
+    )
+    ask(build_here, photos, harmless, pipeline, {"shard_samples": 20}, {"HARMLESS": "1"})
+    assert sorted(key for key, _ in precache.open(store).holes.values()) == sorted(MARKED)
+    assert precache.verify(store).ok
+    assert remains(store) == []
+    found, expected = pixels(store), pixels(harmless)
+    assert found.keys() == expected.keys() - set(MARKED)
+    for key, row in found.items():
+        np.testing.assert_array_equal(row, expected[key])
+
+
+def _goes_wrong(array: np.ndarray) -> bool:
+    return array.shape[:2] == (33, 33) and "HARMLESS" not in os.environ
+
+
+def hoard(array: np.ndarray, nbytes: int = 0) -> np.ndarray:
+    """The array as it is; over a marked one takes so much memory, or by default all there is."""
     kept = []
-    while array.shape[:2] == (33, 33) and "SPARING" not in os.environ:
+    while _goes_wrong(array):
         kept.append(np.ones(nbytes or 64 << 20, np.uint8))
     return array
 
 
 def hang(array: np.ndarray) -> np.ndarray:
-    """The array as it is; over one of 33 x 33 it never ends, unless HASTY is set."""
-    while array.shape[:2] == (33, 33) and "HASTY" not in os.environ:
+    """The array as it is; over a marked one it never ends."""
+    while _goes_wrong(array):
         time.sleep(0.01)
     return array
+
+
+def hold_the_lock(array: np.ndarray) -> np.ndarray:
+    """The array as it is; over a marked one it keeps the interpreter's lock, and never ends."""
+    if _goes_wrong(array):
+        block()
+    return array
+
+
+def block() -> None:
+    """Keep the interpreter's lock for ever: the expression is matched in exponential time."""
+    re.match("(a+)+$", "a" * 64 + "b")
 
 
 def linger(array: np.ndarray, seconds: float = 0.0) -> np.ndarray:

@@ -33,7 +33,7 @@ PRECACHE = """
     version_commands cli __main__
 """
 WORKERS = """
-    time_limit usercode sources plan labels descent goal finishing lease standing made reuse
+    lookout time_limit usercode sources plan labels descent goal finishing lease standing made reuse
     spared segments decoding ops timing offered outputs shardrows shard_objects shard_task
     survey dispatch placement cluster sharing request listed work probe takeover commit repair
     tally nodeview progress metrics suspects parcel jobserver submission results account

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precache.errors import BuildError, CrashError
+from precache.errors import BuildError, CrashError, HangError
 from workers.dispatch import (
     FEWEST_SUBMITTED,
     MOST_ITEMS,
     SUBMITTED_PER_SLOT,
     TASK_SECONDS,
     Done,
+    Hung,
     Lost,
     Patience,
     dispatch,
@@ -32,12 +33,16 @@ class Work:
     number: int
     again: bool = False
     memory: int = 0
+    left_out: frozenset[str] = frozenset()
 
     def retried(self) -> Self:
         return replace(self, again=True)
 
+    def after(self, hang: HangError) -> Self:
+        return replace(self, left_out=self.left_out | hang.late.keys())
 
-End = tuple[float | None, Done | Lost]
+
+End = tuple[float | None, Done | Hung | Lost]
 """How long a copy runs, None where it never ends, and how it ends."""
 
 
@@ -45,7 +50,7 @@ End = tuple[float | None, Done | Lost]
 class Copy:
     items: Sequence[Work]
     left: float | None
-    end: Done | Lost
+    end: Done | Hung | Lost
 
 
 @dataclass
@@ -80,12 +85,12 @@ class Machines:
         self.most = max(self.most, len(self.copies))
         return len(self.tasks)
 
-    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
         running = dict(list(self.copies.items())[: self.free])
         least = min((c.left for c in running.values() if c.left is not None), default=seconds)
         step = min(least, seconds)
         self.now += step
-        ended: list[tuple[Hashable, Done | Lost]] = []
+        ended: list[tuple[Hashable, Done | Hung | Lost]] = []
         for number, copy in running.items():
             if copy.left is not None:
                 copy.left -= step
@@ -106,7 +111,7 @@ def together(fates: Sequence[End]) -> End:
         if left is None:
             return None, end
         took += left
-        if isinstance(end, Lost):
+        if isinstance(end, Hung | Lost):
             return took, end
         values += end.values
         if took >= 2 * TASK_SECONDS:
@@ -177,7 +182,7 @@ def test_nodes_come_and_go() -> None:
 
 
 def test_a_lost_copy_is_begun_again_and_told_so() -> None:
-    def fate(work: Work, before: int) -> tuple[float, Done | Lost]:
+    def fate(work: Work, before: int) -> tuple[float, Done | Hung | Lost]:
         return (1.0, Lost("gone", crashed=False)) if before < 2 else good(work, before)
 
     machines = Machines(fate)
@@ -186,7 +191,7 @@ def test_a_lost_copy_is_begun_again_and_told_so() -> None:
 
 
 def test_a_task_that_crashes_too_often_is_given_up() -> None:
-    def fate(work: Work, before: int) -> tuple[float, Done | Lost]:
+    def fate(work: Work, before: int) -> tuple[float, Done | Hung | Lost]:
         return (1.0, Lost("of a cramp", crashed=True)) if work.number == 1 else good(work, before)
 
     machines = Machines(fate)
@@ -311,6 +316,19 @@ def test_one_that_kills_its_worker_is_found_among_those_of_its_task() -> None:
     assert len(set(again)) <= MOST_ITEMS, "and may be found done"
 
 
+def test_an_item_that_hangs_begins_again_without_what_hung() -> None:
+    hang = HangError(late={"evil": "it hangs"})
+
+    def fate(work: Work, before: int) -> End:
+        if work.number != 400 or "evil" in work.left_out:
+            return done(0.01, work.number)
+        return 300.0, Hung(hang)
+
+    machines = Machines(fate)
+    outcomes = run(machines, 1000, None, shared=True)
+    assert sorted(outcomes) == [(n, n) for n in range(1000)]
+
+
 def test_what_a_lost_task_leaves_is_under_the_same_bound() -> None:
     def fate(work: Work, before: int) -> End:
         lost = 300 <= work.number < 500 and not before
@@ -335,7 +353,7 @@ def test_whatever_happens_every_item_ends_once(
 ) -> None:
     draw = random.Random(seed)
 
-    def fate(work: Work, before: int) -> tuple[float | None, Done | Lost]:
+    def fate(work: Work, before: int) -> tuple[float | None, Done | Hung | Lost]:
         machines.free = max(1, machines.free + draw.choice((-1, 0, 0, 1)))
         if draw.random() < bad:
             return draw.choice(

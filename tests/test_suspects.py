@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import subprocess
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -19,70 +15,29 @@ import precache
 from precache.layout import RowShape
 from precache.storage import open_folder
 from tests.building import (
+    MARKED,
     ask,
+    assert_all_but_the_marked,
     build_here,
-    command,
-    cut,
-    encoded,
-    environment,
-    remains,
-    write,
-    write_jpegs,
+    build_marked,
+    marked_photos,
+    marked_recipe,
 )
 from tests.cgroups import entering, group, limit_memory
 from workers.shard_task import BASE_MEMORY, LARGE_FILE, LARGE_MEMORY, Job, ShardTask
 from workers.sources import open_source
 from workers.suspects import Trial
 
-GREEDY = ("cat/0000.jpg", "eel/0023.jpg")
-"""Keys: one among those that are measured first, one that is not."""
-
-RECIPE = """
-[[fields.image.ops]]
-op = "decode"
-
-[[fields.image.ops]]
-op = "function"
-function = "tests.building:hoard"
-version = "1"
-params = {{ nbytes = {nbytes} }}
-
-[[fields.image.ops]]
-op = "resize"
-size = [48, 48]
-"""
+HOARDING = marked_recipe("hoard", nbytes=0)
 
 
 def recipe(nbytes: int) -> precache.Pipeline:
-    return precache.Pipeline.from_dict(tomllib.loads(RECIPE.format(nbytes=nbytes)))
+    return precache.Pipeline.from_dict(tomllib.loads(marked_recipe("hoard", nbytes=nbytes)))
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """40 photos, over two of which the recipe's function takes memory."""
-    write_jpegs(tmp_path / "in", 40)
-    for name in GREEDY:
-        write(tmp_path / "in" / name, encoded(cut(1, (33, 33)), quality=90))
-    return tmp_path / "in"
-
-
-def assert_all_else_is_there(photos: Path, store: Path, nbytes: int) -> None:
-    """Rows as they are where the function takes nothing, but for the two holes."""
-    sparing = store.with_name("sparing")
-    ask(build_here, photos, sparing, recipe(nbytes), {"shard_samples": 20}, {"SPARING": "1"})
-    made, whole = precache.open(store), precache.open(sparing)
-    assert list(made.keys) == list(whole.keys)
-    assert [key for key, valid in zip(made.keys, made.valid, strict=True) if not valid] == [
-        key for key in made.keys if key in GREEDY
-    ]
-    assert precache.verify(store).ok
-    assert remains(store) == []
-    rows = np.flatnonzero(made.valid)
-    found, expected = (precache.CachedDataset(each) for each in (store, sparing))
-    for row, key in enumerate(made.keys[row] for row in rows):
-        np.testing.assert_array_equal(
-            found[row]["image"], expected[list(whole.keys).index(key)]["image"]
-        )
+    return marked_photos(tmp_path / "in")
 
 
 # --- memory that is refused ---------------------------------------------------------------------
@@ -91,12 +46,12 @@ def assert_all_else_is_there(photos: Path, store: Path, nbytes: int) -> None:
 def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> None:
     store, far_too_much = photos.with_name("store"), 1 << 60
     result = ask(build_here, photos, store, recipe(far_too_much), {"shard_samples": 20})
-    assert sorted(key for key, _ in result.holes) == sorted(GREEDY)
+    assert sorted(key for key, _ in result.holes) == sorted(MARKED)
     for _, why in result.holes:
         assert re.fullmatch(
             r"decoding it, of 1\.\d+ KB, takes more memory than its process gets", why
         )
-    assert_all_else_is_there(photos, store, far_too_much)
+    assert_all_but_the_marked(photos, store, marked_recipe("hoard", nbytes=far_too_much))
 
 
 def weigh(photos: Path, nbytes: int, keys: Sequence[str]) -> bool:
@@ -106,7 +61,7 @@ def weigh(photos: Path, nbytes: int, keys: Sequence[str]) -> bool:
 
 
 def test_it_is_told_whether_a_sample_asks_for_more_than_it_is_given(photos: Path) -> None:
-    assert ask(weigh, photos, 0, GREEDY[:1])
+    assert ask(weigh, photos, 0, MARKED[:1])
     assert not ask(weigh, photos, 0, ["dog/0001.jpg", "eel/0002.jpg"])
 
 
@@ -124,21 +79,6 @@ def test_a_task_with_a_large_file_asks_for_more_memory(photos: Path) -> None:
 # --- processes that are killed ------------------------------------------------------------------
 
 
-def build(photos: Path, variables: dict[str, str], *prefix: str) -> Any:
-    """What ``precache build`` tells, and what it says."""
-    (photos.parent / "recipe.toml").write_text(RECIPE.format(nbytes=0))
-    line = command(
-        *("build", photos, photos.with_name("store"), "--pipeline", photos.parent / "recipe.toml"),
-        *("--cpus", "1", "--shard-samples", "20", "--json"),
-    )
-    ran = subprocess.run(
-        [*prefix, *line], env=environment(**variables), capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "Traceback" not in ran.stderr
-    return json.loads(ran.stdout)
-
-
 @pytest.mark.heavy
 def test_a_sample_for_which_the_kernel_kills_its_worker_is_a_hole(photos: Path) -> None:
     with contextlib.ExitStack() as stack:
@@ -147,12 +87,12 @@ def test_a_sample_for_which_the_kernel_kills_its_worker_is_a_hole(photos: Path) 
             limit_memory(folder, 2 << 30)
         except OSError as error:
             pytest.skip(f"no group of processes with a limit can be made here: {error}")
-        result = build(photos, {}, *entering(folder))
-    assert sorted(key for key, _ in result["holes"]) == sorted(GREEDY)
+        result = build_marked(photos, HOARDING, prefix=entering(folder))
+    assert sorted(key for key, _ in result["holes"]) == sorted(MARKED)
     for _, why in result["holes"]:
         assert why.startswith("decoding it kills the worker: its worker died 2 times: its process ")
         assert why.endswith("; it asks for more than 1.07 GB of memory")
-    assert_all_else_is_there(photos, photos.with_name("store"), 0)
+    assert_all_but_the_marked(photos, photos.with_name("store"), HOARDING)
 
 
 @pytest.mark.heavy
@@ -165,8 +105,8 @@ def test_a_sample_for_which_ray_kills_its_worker_is_a_hole(photos: Path) -> None
         "RAY_memory_usage_threshold": f"{threshold:.3f}",
         "RAY_memory_monitor_refresh_ms": "50",
     }
-    result = build(photos, variables)
-    assert sorted(key for key, _ in result["holes"]) == sorted(GREEDY)
+    result = build_marked(photos, HOARDING, **variables)
+    assert sorted(key for key, _ in result["holes"]) == sorted(MARKED)
     for _, why in result["holes"]:
         assert "it ran out of memory" in why
-    assert_all_else_is_there(photos, photos.with_name("store"), 0)
+    assert_all_but_the_marked(photos, photos.with_name("store"), HOARDING)

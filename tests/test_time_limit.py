@@ -3,58 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import pickle
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 import precache
-from precache.errors import FetchError, UsageError
+from precache.errors import FetchError, HangError, UsageError
 from tests.building import (
+    MARKED,
     REPOSITORY,
     ask,
+    assert_all_but_the_marked,
+    block,
     build_here,
+    build_marked,
+    cli,
     cut,
     encoded,
     environment,
-    remains,
+    gone,
+    marked_photos,
+    marked_recipe,
+    pixels,
+    poll,
+    running,
     write,
-    write_jpegs,
 )
 from workers import time_limit
-from workers.cluster import executor
+from workers.cluster import REPORT, executor
 from workers.doctor import Question, examine
-from workers.shard_task import fetch_ahead
+from workers.lookout import _is_stopped
+from workers.shard_task import SampleTask, fetch_ahead
 from workers.sources import MOST_SAMPLE_BYTES, Fetched, FolderSource, Sample, open_source
-from workers.time_limit import DECODING, FETCHING, notes, run_in_time
+from workers.time_limit import DECODING, FETCHING, Notes, notes, run_in_time
 
-HANGING = ("cat/0000.jpg", "eel/0023.jpg")
-"""Keys: one among those that are measured first, one that is not."""
-
-RECIPE = """
-[[fields.image.ops]]
-op = "decode"
-
-[[fields.image.ops]]
-op = "function"
-function = "tests.building:hang"
-version = "1"
-
-[[fields.image.ops]]
-op = "resize"
-size = [48, 48]
-"""
-SLOW = precache.Pipeline.from_dict(tomllib.loads(RECIPE))
+SLOW = precache.Pipeline.from_dict(tomllib.loads(marked_recipe("hang")))
 PLAIN = precache.Pipeline.image(resize=(48, 48))
 
 
@@ -65,33 +64,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """40 photos, over two of which the recipe's function never ends."""
-    write_jpegs(tmp_path / "in", 40)
-    for name in HANGING:
-        write(tmp_path / "in" / name, encoded(cut(1, (33, 33)), quality=90))
-    return tmp_path / "in"
-
-
-# --- time ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Work:
-    """Takes samples one after another; at some it waits for `released`."""
-
-    hanging: Sequence[str]
-    released: threading.Event
-    done: list[list[str]]
-
-    def __call__(self, late: Mapping[str, str]) -> Mapping[str, str]:
-        done: list[str] = []
-        self.done.append(done)
-        for key in "abc":
-            notes().begin(DECODING, key)
-            if key in self.hanging and key not in late:
-                self.released.wait()
-            done.append(key)
-        return late
+    return marked_photos(tmp_path / "in")
 
 
 @pytest.fixture
@@ -101,160 +74,291 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-@pytest.mark.parametrize("hanging", ["", "a", "bc", "abc"])
-def test_what_takes_too_long_is_left_out(hanging: str, released: threading.Event) -> None:
-    work = Work(hanging, released, [])
-    late = run_in_time(work, 0.1)
-    assert late == dict.fromkeys(hanging, f"{DECODING} 0.1 s (--sample-timeout)")
-    assert len(work.done) == len(hanging) + 1
-    assert time_limit.has_stuck_thread() is bool(hanging)
+# --- what hangs, and what waits for it ----------------------------------------------------------
+
+
+def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
+    """Take three samples, one after another; at one, wait."""
+    for each in "abc":
+        notes().begin(DECODING, each)
+        if each == key:
+            released.wait()
+        done.append(each)
+
+
+@pytest.mark.parametrize("key", ["a", "c"])
+def test_work_that_hangs_at_a_sample_is_given_up(key: str, released: threading.Event) -> None:
+    with pytest.raises(HangError, match=f"^{key}: {DECODING} 0.1 s .*--address local") as caught:
+        run_in_time(lambda: hang_at(key, released, []), 0.1)
+    assert caught.value.late == {key: f"{DECODING} 0.1 s (--sample-timeout)"}
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.late, str(again)) == (caught.value.late, str(caught.value))
 
 
 def test_what_was_given_up_ends_at_its_next_sample(released: threading.Event) -> None:
-    work = Work("b", released, [])
-    run_in_time(work, 0.1)
-    assert time_limit.has_stuck_thread()
+    before, done = set(threading.enumerate()), list[str]()
+    with pytest.raises(HangError):
+        run_in_time(lambda: hang_at("b", released, done), 0.1)
     released.set()
-    for thread in time_limit._stuck:
+    for thread in set(threading.enumerate()) - before:
         thread.join(10)
-    assert work.done == [["a", "b"], ["a", "b", "c"]]
-    assert not time_limit.has_stuck_thread()
+    assert done == ["a", "b"]
 
 
 def test_an_error_is_that_of_the_work() -> None:
-    def fail(late: Mapping[str, str]) -> None:
+    def fail() -> None:
         raise FetchError("no luck")
 
     with pytest.raises(FetchError, match="no luck"):
         run_in_time(fail, 1.0)
 
 
-@dataclass(frozen=True)
-class Slow:
-    """A source that gives several samples at a time, or never answers."""
+def test_time_for_which_the_process_was_stopped_does_not_count(
+    released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count(0, 10_000)
 
-    hanging: str
-    released: threading.Event
+    def monotonic() -> int:
+        if (now := next(looks)) == 40_000:
+            released.set()
+        return now
+
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=monotonic))
+    done: list[str] = []
+    run_in_time(lambda: hang_at("b", released, done), 1.0)
+    assert done == ["a", "b", "c"]
+
+
+def test_what_may_wait_for_a_late_sample_is_suspected_too_and_what_is_read_is_not(
+    released: threading.Event,
+) -> None:
+    kept, begun = Notes(1.0), threading.Barrier(2)
+
+    def stay(key: str, foreign: bool) -> None:
+        with kept.kept():
+            kept.begin(DECODING, key, foreign=foreign)
+            begun.wait()
+            released.wait()
+
+    for kept.clock, key, foreign in [(0, "late", True), (5, "waits", True), (5, "read", False)]:
+        threading.Thread(target=stay, args=[key, foreign], daemon=True).start()
+        begun.wait()
+    kept.clock = 0.9
+    assert not kept.late()
+    kept.clock = 5.1
+    assert kept.late().keys() == {"late", "waits"}
+
+
+@dataclass
+class Recorded:
+    """A source that keeps what was fetched together."""
+
+    fetched: list[list[str]]
     fetch_threads: int = 2
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
-        notes().begin(FETCHING, *keys)
-        if self.hanging in keys:
-            self.released.wait()
+        self.fetched.append(list(keys))
         return [Sample({0: key}) for key in keys]
 
 
-def test_of_samples_that_are_fetched_together_the_one_that_hangs_is_found(
-    released: threading.Event,
-) -> None:
-    source: Any = Slow("k17", released)
-    keys = [f"k{number:02}" for number in range(40)]
+def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
+    task: Any = Turn("free", ["a", "b", "c"])
+    both = dict.fromkeys("ab", f"{FETCHING} 1 s (--sample-timeout)")
+    task = task.after(HangError(late=both))
+    assert (task.alone, task.barred) == ({"a", "b"}, {})
+    source: Any = Recorded([])
+    with contextlib.closing(
+        fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone)
+    ) as samples:
+        for key in "ab":
+            assert next(samples)[0] == key
+            assert source.fetched[-1] == [key]
+        assert [key for key, _ in samples] == ["c", "d"]
+    assert source.fetched == [["a"], ["b"], ["c", "d"]]
 
-    def work(late: Mapping[str, str]) -> list[tuple[str, Fetched]]:
-        with contextlib.closing(fetch_ahead(source, keys, [1] * 40, late)) as samples:
-            return list(samples)
-
-    fetched = run_in_time(work, 0.1)
-    assert [key for key, _ in fetched] == keys
-    why = {key: str(each) for key, each in fetched if not isinstance(each, Sample)}
-    assert why == {"k17": f"{FETCHING} 0.1 s (--sample-timeout)"}
-
-
-def test_samples_that_take_too_long_are_holes(photos: Path) -> None:
-    store, plain = photos.with_name("store"), photos.with_name("plain")
-    options = {"shard_samples": 20}
-    result = ask(build_here, photos, store, SLOW, {**options, "sample_timeout": 0.5})
-    assert sorted(key for key, _ in result.holes) == sorted(HANGING)
-    assert {why for _, why in result.holes} == {f"{DECODING} 0.5 s (--sample-timeout)"}
-    ask(build_here, photos, plain, SLOW, options, {"HASTY": "1"})
-    assert remains(store) == []
-    assert precache.verify(store).ok
-    found, whole = precache.CachedDataset(store), precache.CachedDataset(plain)
-    for place, row in enumerate(np.flatnonzero(precache.open(store).valid)):
-        np.testing.assert_array_equal(found[place]["image"], whole[row]["image"])
+    task = task.after(HangError(late={"b": both["b"]}))
+    assert task.barred == {"b": both["b"]}
+    source.fetched.clear()
+    fetched = dict(fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone))
+    assert source.fetched == [["a"], ["c", "d"]]
+    assert str(fetched["b"]) == both["b"]
 
 
-def test_a_plan_and_the_doctor_end_though_samples_hang(photos: Path) -> None:
-    plan = precache.plan(photos, photos.with_name("store"), SLOW, sample_timeout=0.3)
-    assert plan.samples == 40
-    told = examine(Question(str(photos), SLOW, samples=40, seconds=3.0))
-    assert {key for key, _ in told.failures} <= set(HANGING)
-    assert {why for _, why in told.failures} == {f"{DECODING} 3 s (--sample-timeout)"}
+# --- in a process that is not a worker ----------------------------------------------------------
 
 
-class Held:
-    """A data set of which one item never comes."""
+class Locked:
+    """A data set with a lock of its own, of which one item never comes."""
 
     released = threading.Event()
 
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
     def __len__(self) -> int:
-        return 24
+        return 40
 
     def __getitem__(self, index: int) -> np.ndarray:
-        if index == 7:
-            self.released.wait()
-        return np.full((4, 4, 3), index, np.uint8)
+        with self.lock:
+            if index == 23:
+                self.hang()
+            return np.full((8, 8, 3), index, np.uint8)
+
+    def hang(self) -> None:
+        self.released.wait()
 
 
-def test_an_item_of_a_dataset_that_never_comes_is_a_hole(tmp_path: Path) -> None:
-    source = "python:tests.test_time_limit:Held"
-    options = {"address": "serial", "sample_timeout": 0.3, "keep_order": True}
-    try:
-        result = precache.build(source, tmp_path / "store", precache.Pipeline.image(), **options)
-    finally:
-        Held.released.set()
-    assert list(result.holes) == [("7", f"{FETCHING} 0.3 s (--sample-timeout)")]
+class Holding(Locked):
+    """The same, where the interpreter's lock is held."""
+
+    def hang(self) -> None:
+        block()
 
 
-# --- workers ------------------------------------------------------------------------------------
+def test_a_serial_build_ends_with_an_error_that_names_the_sample(
+    photos: Path, tmp_path: Path
+) -> None:
+    options = {"address": "serial", "sample_timeout": 0.5, "shard_samples": 20}
+    error = ask(build_here, photos, tmp_path / "store", SLOW, options)
+    assert isinstance(error, HangError)
+    assert str(error).startswith(f"{MARKED[0]}: {DECODING} 0.5 s (--sample-timeout). Only the end")
+    source = "python:tests.test_time_limit:Locked"
+    with pytest.raises(HangError, match=rf"^23: {FETCHING} 0.5 s \(--sample-timeout\)\. Only"):
+        precache.build(source, tmp_path / "other", precache.Pipeline.image(), **options)
+    Locked.released.set()
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A task that hangs, or not, and tells its process."""
-
-    hangs: bool
-    job: None = None
-    memory: int = 0
-
-    def retried(self) -> Self:
-        return self
-
-    def run(self) -> int:
-        def work(late: Mapping[str, str]) -> int:
-            notes().begin(DECODING, "a")
-            while self.hangs and not late:
-                sum(range(10_000))
-            return os.getpid()
-
-        return run_in_time(work, 0.5)
+def test_a_plan_and_the_doctor_name_a_sample_that_hangs(photos: Path) -> None:
+    with pytest.raises(HangError, match=f"^{MARKED[0]}: {DECODING} 0.3 s"):
+        precache.plan(photos, photos.with_name("store"), SLOW, sample_timeout=0.3)
+    with pytest.raises(HangError, match=f"{DECODING} 3 s"):
+        examine(Question(str(photos), SLOW, samples=40, seconds=3.0))
 
 
-def test_a_worker_in_which_something_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the workers
-    with executor("local", cpus=1) as run:
-        [(_, first)] = run(Turn.run, [Turn(hangs=True)])
-        psutil.Process(first).wait(30)
-        [(_, second)] = run(Turn.run, [Turn(hangs=False)])
-        [(_, third)] = run(Turn.run, [Turn(hangs=False)])
-    assert first != second == third
-
-
-HOLDING = """
-import re, sys
+BLOCKED = """
+from tests.building import block
 from workers import time_limit
-time_limit.expendable, time_limit.HELD_SECONDS = True, 0.5
-time_limit.run_in_time(lambda late: re.match(r"(a+)+$", "a" * 50 + "b"), 0.5)
+time_limit.GRACE_SECONDS = 0.0
+
+def work():
+    time_limit.notes().begin(time_limit.FETCHING, "not this one", foreign=False)
+    time_limit.notes().begin(time_limit.DECODING, "evil\\x1b[2J.jpg")
+    block()
+
+with time_limit.lookout_kept():
+    time_limit.run_in_time(work, 0.5)
 """
 
 
-def test_a_worker_that_never_lets_go_of_the_lock_ends() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", HOLDING], cwd=REPOSITORY, env=environment(), timeout=60, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 1
-    assert "Timeout" in ran.stderr
+def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named() -> None:
+    line = [sys.executable, "-c", BLOCKED]
+    ran = subprocess.run(line, cwd=REPOSITORY, env=environment(), timeout=60, check=False,
+        capture_output=True, text=True)  # fmt: skip
+    assert ran.returncode == -signal.SIGKILL
+    assert ran.stderr.startswith(
+        "\nprecache: evil\\u001b[2J.jpg: decoding it took longer than 0.5 s"
+    )
+    assert "not this one" not in ran.stderr
+
+
+def test_the_lookout_ends_with_its_process() -> None:
+    script = "from workers.time_limit import Lookout; print(Lookout()._process.pid); input()"
+    with running([sys.executable, "-c", script], environment(), REPOSITORY) as process:
+        assert process.stdout is not None
+        lookout = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+        poll(lambda: gone(lookout), "the lookout has ended")
+
+
+def test_a_process_that_is_stopped_is_not_taken_for_one_that_hangs() -> None:
+    with running(["sleep", "99"], environment()) as process:
+        assert not _is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        poll(lambda: _is_stopped(process.pid), "it is stopped")
+        process.send_signal(signal.SIGCONT)
+        poll(lambda: not _is_stopped(process.pid), "it goes on")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("source", ["photos", "python:tests.test_time_limit:Holding"])
+def test_a_serial_build_in_which_the_lock_is_held_ends_and_names_the_sample(
+    photos: Path, source: str
+) -> None:
+    recipe = write(photos.parent / "recipe.toml", marked_recipe("hold_the_lock").encode())
+    given: list[object] = [photos, "--pipeline", recipe] if source == "photos" else [source]
+    ran = cli("build", *given, photos.with_name("store"), "--address", "serial",
+        "--sample-timeout", 1, cwd=REPOSITORY)  # fmt: skip
+    assert ran.returncode == -signal.SIGKILL
+    why = f"{MARKED[0]}: {DECODING} 1 s" if source == "photos" else f"23: {FETCHING} 1 s"
+    assert f"\nprecache: {why} (--sample-timeout). Only the end of its process" in ran.stderr
+
+
+# --- in workers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turn(SampleTask):
+    """Samples of which one hangs, or none; gives its process, and what was left out."""
+
+    how: str
+    keys: Sequence[str]
+    job: None = None
+    memory: int = 0
+
+    def run(self) -> tuple[int, Mapping[str, str]]:
+        return run_in_time(self._run, 0.5)
+
+    def _run(self) -> tuple[int, Mapping[str, str]]:
+        for key in self.keys:
+            notes().begin(DECODING, key)
+            if key == "evil" and key not in self.barred:
+                while self.how == "free":
+                    sum(range(10_000))
+                block()
+        return os.getpid(), self.barred
+
+
+def test_a_worker_in_which_a_sample_hangs_is_replaced_and_the_sample_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # for the workers
+    with executor("local", cpus=1) as run:
+        last = 0
+        for how in ("free", "held"):
+            [(_, (first, _))] = run(Turn.run, [Turn(how, ["a"])])
+            [(_, (second, left_out))] = run(Turn.run, [Turn(how, ["a", "evil", "b"])])
+            assert left_out == {"evil": f"{DECODING} 0.5 s (--sample-timeout)"}
+            assert first != second
+            assert last in (0, first)
+            last = second
+    assert not list(Path(tempfile.gettempdir()).glob(f"{REPORT}*"))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("function", ["hang", "hold_the_lock"])
+def test_photos_that_hang_are_holes_and_all_others_have_their_pixels(
+    photos: Path, function: str
+) -> None:
+    recipe = marked_recipe(function)
+    result = build_marked(photos, recipe, "--sample-timeout", 1)
+    assert dict(result["holes"]) == dict.fromkeys(MARKED, f"{DECODING} 1 s (--sample-timeout)")
+    assert_all_but_the_marked(photos, photos.with_name("store"), recipe)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["Locked", "Holding"])
+def test_an_item_that_hangs_in_the_lock_of_its_dataset_is_the_only_hole(
+    tmp_path: Path, kind: str
+) -> None:
+    source, store = f"python:tests.test_time_limit:{kind}", tmp_path / "store"
+    ran = cli("build", source, store, "--cpus", 2, "--sample-timeout", 1, "--shard-samples", 20,
+        "--keep-order", "--json", cwd=REPOSITORY)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["holes"] == [["23", f"{FETCHING} 1 s (--sample-timeout)"]]
+    rows = pixels(store)
+    assert {key: (row.min(), row.max()) for key, row in rows.items()} == {
+        str(index): (index, index) for index in range(40) if index != 23
+    }
 
 
 # --- bytes --------------------------------------------------------------------------------------
@@ -339,3 +443,13 @@ def test_the_command_line_takes_both_limits(photos: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     holes = dict(json.loads(ran.stdout)["holes"])
     assert holes["cat/0000.jpg"] == "has 1.1 TB, over the limit of 1 MB (--max-sample-bytes)"
+
+
+def test_after_a_limit_was_raised_the_way_to_use_it_is_said(photos: Path) -> None:
+    make_sparse(photos / "cat/0000.jpg", 1 << 40)
+    write(photos / "eel/0023.jpg", encoded(cut(1), quality=90) + bytes(100_000))
+    where = [photos, photos.with_name("store"), "--address", "serial", "--max-sample-bytes"]
+    assert "--retry-failed" in cli("build", *where, "100kB").stdout
+    assert "--retry-failed" in cli("build", *where, "1MB").stdout
+    result = json.loads(cli("build", *where, "1MB", "--retry-failed", "--json").stdout)
+    assert (result["mended"], [key for key, _ in result["holes"]]) == (1, ["cat/0000.jpg"])

@@ -195,10 +195,11 @@ class _Build:
 
         self.progress.phase("Measuring a few samples")
         task = probe_task(self._job(), recipe.table)
-        [(_, probe)] = run(run_probe, [task])
+        [(asked, probe)] = run(run_probe, [task])
+        self.barred |= asked.barred
         if isinstance(probe, CrashError):
             self._bar_killers(run, [task])
-            [(_, probe)] = run(run_probe, [task.without(self.barred)])
+            [(_, probe)] = run(run_probe, [replace(task, barred=self.barred)])
         if isinstance(probe, SampleError):
             raise SourceError(f"{shown(self.request.source)}: {probe}") from None
         if isinstance(probe, PrecacheError):
@@ -380,6 +381,7 @@ class _Build:
             accept = self.request.accept_missing and attempt == ATTEMPTS
             tasks = (task_of(shard, accept) for shard in todo)
             for task, outcome in run(make_shard, tasks, None, len(todo)):
+                self.barred |= task.barred  # of what hung
                 if isinstance(outcome, FetchError | CrashError):
                     errors[task.shard] = outcome
                     crashed += [task] * isinstance(outcome, CrashError)
@@ -430,10 +432,10 @@ class _Build:
             accept_missing,
             {name: lost[name, shard] for name in names} if lost else {},
             self._offer(goal, shard, origin),
-            {key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
             frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
             lease,
             self.store,
+            barred={key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
             may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import pickle
@@ -12,7 +13,6 @@ import socket
 import stat
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import BuildError, PrecacheError, UsageError
+from precache.errors import BuildError, HangError, PrecacheError, UsageError
 from precache.liveness import Process, has_ended, process_of
 from precache.report import size
-from workers import time_limit
-from workers.dispatch import TASK_SECONDS, Done, Item, Lost, Outcome, Patience, dispatch
+from workers.dispatch import TASK_SECONDS, Done, Hung, Item, Lost, Outcome, Patience, dispatch
+from workers.lookout import explain, write_report
 from workers.placement import Placement
+from workers.time_limit import Lookout, lookout_kept
 from workers.timing import NODE
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ that it is of."""
 LONGEST_FOLDER = 38
 """Bytes, as the path of a socket has at most 107, and 69 come behind."""
 
-LEAVING_SECONDS = 1.0
-"""For a worker to hand over a result before it ends, as something goes on in it that should not."""
+REPORT = "precache-hang-"
+"""How the name of a file begins, in the folder for temporary files, on what ended a worker."""
 
 OWN = Placement(memory=0, nice=0)
 """On a Ray of our own: its memory monitor ends what takes too much of the machine's."""
@@ -105,7 +106,8 @@ def executor(
     """
     check_address(address)
     if address == "serial":
-        yield run_serial
+        with lookout_kept():
+            yield run_serial
     elif address == "local":
         with own_folder() as folder, _quiet_environment(folder), _connected(None, cpus, folder):
             yield functools.partial(_run_on_ray, OWN, notice)
@@ -315,7 +317,8 @@ class _Ray:
         self._notice = notice
         self._remotes: dict[tuple[Callable[[Any], Any], int, int], Any] = {}
         self._memory = 0
-        self._under_way: dict[Any, None] = {}
+        self._under_way: dict[Any, tuple[str, float]] = {}
+        """Copy -> the name of the report on what hangs in it, and when that is to be expected."""
         self._slots, self._looked = 0, float("-inf")
         self._waiting_since = time.monotonic()
 
@@ -341,8 +344,11 @@ class _Ray:
         remote = self._remotes.get(which) or self._remotes.setdefault(
             which, self._remote_of(function, job, self._memory)
         )
-        reference: Hashable = remote.remote(pickle.dumps([replace(i, job=None) for i in items]))
-        self._under_way[reference] = None
+        report = f"{REPORT}{os.urandom(16).hex()}"
+        given_items = [replace(item, job=None) for item in items]
+        reference: Hashable = remote.remote(pickle.dumps((given_items, report)))
+        seconds = getattr(job, "sample_seconds", 0.0)
+        self._under_way[reference] = report, time.monotonic() + seconds
         return reference
 
     def _remote_of(self, function: Callable[[Any], Any], job: Any, memory: int) -> Any:
@@ -352,14 +358,18 @@ class _Ray:
         """
         placement, nice = self._placement, self._placement.nice
 
-        def on_worker(items: bytes) -> bytes:
+        def on_worker(items_and_report: bytes) -> bytes:
             began, seconds, values = time.monotonic(), 0.0, []
-            for item in pickle.loads(items):
-                if seconds < 2 * TASK_SECONDS:
-                    values.append(_on_worker(function, replace(item, job=job), nice))
-                    seconds = time.monotonic() - began
-            if time_limit.has_stuck_thread():
-                threading.Timer(LEAVING_SECONDS, os._exit, [0]).start()
+            items, name = pickle.loads(items_and_report)
+            report = Path(tempfile.gettempdir()) / name
+            with _lookout().on_duty(str(report)):
+                for item in items:
+                    if seconds < 2 * TASK_SECONDS:
+                        values.append(_on_worker(function, replace(item, job=job), nice))
+                        seconds = time.monotonic() - began
+                    if isinstance(values[-1], HangError):
+                        write_report(str(report), values[-1].late)
+                        os._exit(1)
             return pickle.dumps((values, seconds))
 
         made: Any = self._ray.remote(on_worker)
@@ -372,21 +382,19 @@ class _Ray:
             label_selector=dict(placement.labels) or None,
         )
 
-    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
         references = list(self._under_way)
         ready, _ = self._ray.wait(references, num_returns=1, timeout=seconds)
         if ready and len(references) > MANY:
             ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
-        for reference in ready:
-            del self._under_way[reference]
-        return [(reference, self._end(reference)) for reference in ready]
+        return [(each, self._end(each, *self._under_way.pop(each))) for each in ready]
 
     def cancel(self, copy: Any) -> None:
         if copy in self._under_way:
             del self._under_way[copy]
             self._ray.cancel(copy, force=True)
 
-    def _end(self, reference: Any) -> Done | Lost:
+    def _end(self, reference: Any, report: str, may_hang: float) -> Done | Hung | Lost:
         errors = self._ray.exceptions
         try:
             return Done(*pickle.loads(self._ray.get(reference, timeout=RESULT_SECONDS)))
@@ -395,6 +403,10 @@ class _Ray:
         except errors.OutOfMemoryError:
             return Lost("it ran out of memory", crashed=True)
         except errors.WorkerCrashedError:
+            if time.monotonic() >= may_hang:
+                reports = on_every_node(self._placement, _take_report, report).values()
+                if late := next(filter(None, reports), None):
+                    return Hung(HangError(explain(late), late=late))
             return Lost("its process ended by itself, or was killed", crashed=True)
         except (errors.RuntimeEnvSetupError, errors.TaskUnschedulableError) as error:
             return Done([BuildError(f"a task cannot be run: {error}")], 0.0)
@@ -452,6 +464,23 @@ def node_cpus() -> dict[str, int]:
     return dict(found)
 
 
+@functools.cache
+def _lookout() -> Lookout:
+    """One for the process of a worker, with which it ends."""
+    return Lookout()
+
+
+def _take_report(name: str) -> dict[str, str]:
+    """Key -> why, of the samples at work in a process of this node that had to be ended."""
+    path = Path(tempfile.gettempdir()) / name
+    try:
+        late: dict[str, str] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    path.unlink()
+    return late
+
+
 def _on_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     """Errors of ours come back as values, so that only a lost worker counts as lost."""
     import ray
@@ -460,7 +489,6 @@ def _on_worker(function: Callable[[Any], Any], item: Any, nice: int) -> Any:
     os.environ.setdefault(NODE, here)
     if nice:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
-    time_limit.expendable = True
     try:
         return function(item)
     except PrecacheError as error:

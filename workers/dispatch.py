@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from precache.errors import BuildError, CrashError, PrecacheError
+from precache.errors import BuildError, CrashError, HangError, PrecacheError
 
 Outcome = tuple[Any, Any]
 """An item, and what its task returned, which may be a `PrecacheError`."""
@@ -51,6 +51,9 @@ class Item(Protocol):
     def retried(self) -> Self:
         """The same, for a copy that may find the work done."""
 
+    def after(self, hang: HangError) -> Self:
+        """The same, without the sample that hangs, or with those tried one by one that may."""
+
 
 @dataclass(frozen=True)
 class Done:
@@ -70,6 +73,13 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Hung:
+    """A copy whose process had to be ended, as a sample of one of its items hangs."""
+
+    error: HangError
+
+
+@dataclass(frozen=True)
 class Lost:
     """A copy that ended without one; `crashed` where its process died, and not its node."""
 
@@ -86,7 +96,7 @@ class Engine(Protocol):
     def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
         """Begin one, of one job's items; what it returns names the copy."""
 
-    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Lost]]:
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
         """Copies that ended, at least one unless the time runs out."""
 
     def cancel(self, copy: Hashable) -> None:
@@ -193,16 +203,20 @@ class _Run:
             if task is None:
                 continue
             age = self.clock() - task.since.pop(copy)
+            values: Sequence[Any] = []
+            left = task.items
             if isinstance(end, Lost):
                 error = self._bear(task, end)
-                values: Sequence[Any] = [] if error is None else [error]
+                values = [] if error is None else [error]
+            elif isinstance(end, Hung):
+                left = [item.after(end.error) for item in task.items]
             else:
                 values = end.values
                 self.took.append(age)
                 self.fitting = TASK_SECONDS * len(values) / max(end.seconds, 1e-6)
-            if values:
+            if values or isinstance(end, Hung):
                 self.cancel(list(task.since))
-                self.waiting.extend(replace(task, items=task.items[len(values) :]).alone())
+                self.waiting.extend(replace(task, items=left[len(values) :]).alone())
                 yield from zip(task.items, values, strict=False)
 
     def cancel(self, copies: list[Hashable]) -> None:

@@ -26,6 +26,7 @@ from workers.shard_task import Job
 from workers.sourceprobe import probe_source
 from workers.sources import Listing, Source, open_source
 from workers.stagetimes import Codec, Passed, codec_for, take_through
+from workers.time_limit import lookout_kept
 from workers.trials import Read, build_cpu, read_codec, rows_to_read
 from workers.usercode import require_permission
 
@@ -79,7 +80,8 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
         lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
     )
     listing_seconds = time.monotonic() - started
-    found = _measure(question, source, listing, tick)
+    with lookout_kept():
+        found = _measure(question, source, listing, tick)
     host = replace(found.host, load=load)
     found = replace(found, listing_seconds=listing_seconds, host=host)
     cores = question.cores or host.cores

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 
 from precache.errors import SampleError
 from precache.operations import HorizontalFlip, Op, RandomResizedCrop, ToDType
 from precache.pipeline import Field
-from workers.shard_task import BASE_MEMORY, Job
+from workers.shard_task import BASE_MEMORY, Job, SampleTask
 from workers.stagetimes import Passed, take_through
 
 SECONDS = 5.0
@@ -84,16 +84,13 @@ class FieldCosts:
 
 
 @dataclass(frozen=True)
-class OpsTask:
+class OpsTask(SampleTask):
     """Samples by which the ops of every field are to be timed; of a pipeline as it is declared."""
 
     job: Job
     keys: Sequence[str]
     sizes: Sequence[int]
     memory: int = field(default=BASE_MEMORY, kw_only=True)
-
-    def retried(self) -> Self:
-        return self
 
 
 def time_ops(task: OpsTask) -> tuple[FieldCosts, ...]:
@@ -107,7 +104,9 @@ def _time_fields(task: OpsTask) -> Iterator[FieldCosts]:
             alone = task.job.pipeline.model_copy(update={"fields": {name: each}})
             job = replace(task.job, pipeline=alone)
             try:
-                passed = take_through(job, task.keys, task.sizes, (), SECONDS, lambda done: None)
+                passed = take_through(
+                    job, task.keys, task.sizes, (), SECONDS, lambda done: None, task.barred
+                )
             except SampleError:
                 continue
             yield weigh(name, each, passed)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from precache.operations import DTYPES
 from precache.pipeline import ImageCodec, Pipeline
 from precache.rowtable import RowTable
 from workers.plan import sample_for_probe
-from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of
+from workers.shard_task import BASE_MEMORY, Job, SampleTask, fetch_ahead, one_thread, recipes_of
 from workers.sources import Sample
 from workers.time_limit import DECODING, notes, run_in_time
 from workers.work import Measured
@@ -24,21 +23,13 @@ PROBE_SAMPLES = 24
 
 
 @dataclass(frozen=True)
-class ProbeTask:
+class ProbeTask(SampleTask):
     """A few samples to learn row shapes and compressed sizes from."""
 
     job: Job
     keys: Sequence[str]
     sizes: Sequence[int]
     memory: int = BASE_MEMORY
-
-    def retried(self) -> Self:
-        return self
-
-    def without(self, barred: Collection[str]) -> ProbeTask:
-        """The same, but for samples that must not be decoded."""
-        both = [each for each in zip(self.keys, self.sizes, strict=True) if each[0] not in barred]
-        return replace(self, keys=[key for key, _ in both], sizes=[size for _, size in both])
 
 
 def probe_task(job: Job, table: RowTable) -> ProbeTask:
@@ -55,23 +46,25 @@ def run_probe(task: ProbeTask) -> Measured:
     SampleError
         None of them decodes.
     """
-    return run_in_time(lambda late: _probe(task, late), task.job.sample_seconds)
+    return run_in_time(lambda: _probe(task), task.job.sample_seconds)
 
 
-def _probe(task: ProbeTask, late: Mapping[str, str]) -> Measured:
+def _probe(task: ProbeTask) -> Measured:
     recipes = recipes_of(task.job)
     shapes: dict[str, RowShape] = {}
     stored = np.zeros(0)
     reasons = []
     at = notes()
     with one_thread():
-        for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes, late):
+        for key, sample in fetch_ahead(
+            task.job.source, task.keys, task.sizes, task.barred, task.alone
+        ):
             at.begin(DECODING, key)
             try:
                 if not isinstance(sample, Sample):
                     raise sample
-                if key in late:
-                    raise SampleError(late[key])
+                if key in task.barred:
+                    raise SampleError(task.barred[key])
                 rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
             except Exception as error:  # the build itself will say which samples are holes
                 reasons.append(f"{key}: {error}")

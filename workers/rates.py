@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from workers.offered import OfferedRows
 from workers.ops import FieldRecipe
 from workers.outputs import FieldOutput
 from workers.reuse import Offer
-from workers.shard_task import BASE_MEMORY, Job, fetch_ahead, one_thread, recipes_of
+from workers.shard_task import BASE_MEMORY, Job, SampleTask, fetch_ahead, one_thread, recipes_of
 from workers.shardrows import field_output, open_offered
 from workers.sources import Sample
 from workers.time_limit import DECODING, notes, run_in_time
@@ -28,7 +27,7 @@ INDEX_ENTRY = 16
 
 
 @dataclass(frozen=True)
-class RatesTask:
+class RatesTask(SampleTask):
     """Rows to be timed.
 
     Attributes
@@ -50,9 +49,6 @@ class RatesTask:
     places: Sequence[int] = ()
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
-    def retried(self) -> Self:
-        return self
-
 
 class _Clock:
     def __init__(self) -> None:
@@ -68,13 +64,13 @@ class _Clock:
 
 def measure_rates(task: RatesTask) -> Rates:
     """Make the rows, in memory alone."""
-    return run_in_time(lambda late: _measure(task, late), task.job.sample_seconds)
+    return run_in_time(lambda: _measure(task), task.job.sample_seconds)
 
 
-def _measure(task: RatesTask, late: Mapping[str, str]) -> Rates:
+def _measure(task: RatesTask) -> Rates:
     recipes = recipes_of(task.job)
     with one_thread():
-        samples, fetch, nbytes, failed = _fetch(task, late)
+        samples, fetch, nbytes, failed = _fetch(task)
         if samples:
             _warm(recipes, *samples[0])
         computed = _compute(task, recipes, samples, failed)
@@ -92,18 +88,16 @@ def _measure(task: RatesTask, late: Mapping[str, str]) -> Rates:
     )
 
 
-def _fetch(
-    task: RatesTask, late: Mapping[str, str]
-) -> tuple[list[tuple[str, Sample]], Cost, float, dict[str, str]]:
+def _fetch(task: RatesTask) -> tuple[list[tuple[str, Sample]], Cost, float, dict[str, str]]:
     """Samples, what each cost, its bytes, and those that cannot be fetched."""
     clock, timing = _Clock(), Timing()
     found: list[tuple[str, Sample]] = []
     failed = {}
-    for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes, late):
+    for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes, task.barred, task.alone):
         if not isinstance(sample, Sample):
             failed[key] = str(sample)
-        elif key in late:
-            failed[key] = late[key]
+        elif key in task.barred:
+            failed[key] = task.barred[key]
         else:
             found.append((key, sample))
     cost = clock.lap().over(max(1, len(task.keys)))

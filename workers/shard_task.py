@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Self
 
-from precache.errors import BuildError, FetchError, SampleError
+from precache.errors import BuildError, FetchError, HangError, SampleError
 from precache.folder import Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
@@ -57,8 +58,33 @@ class Job:
     """That fetching or decoding a sample may take."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleTask:
+    """What tasks on samples have in common.
+
+    Attributes
+    ----------
+    barred
+        Key -> why, of samples that must not be decoded: they become holes. Those that took too long
+        to fetch are not fetched again.
+    alone
+        Samples that may hang: while one is fetched or decoded, nothing else is.
+    """
+
+    barred: Mapping[str, str] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()
+
+    def retried(self) -> Self:
+        return self
+
+    def after(self, hang: HangError) -> Self:
+        if len(hang.late) > 1 and not hang.late.keys() <= self.alone:
+            return replace(self, alone=self.alone | hang.late.keys())
+        return replace(self, barred={**self.barred, **hang.late})
+
+
 @dataclass(frozen=True)
-class ShardTask:
+class ShardTask(SampleTask):
     """One shard to make: the samples of its rows, in order.
 
     Attributes
@@ -73,8 +99,6 @@ class ShardTask:
         The same shard of an earlier version.
     accept_missing
         Make a hole of a sample that cannot be fetched.
-    barred
-        Key -> why, of samples that must not be decoded: they become holes.
     removed
         Places of rows whose samples are no more.
     lease
@@ -97,7 +121,6 @@ class ShardTask:
     accept_missing: bool = False
     expected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     offer: Offer | None = None
-    barred: Mapping[str, str] = field(default_factory=dict)
     removed: frozenset[int] = frozenset()
     lease: str | None = None
     store: Folder | None = None
@@ -116,7 +139,7 @@ class ShardTask:
         large = LARGE_MEMORY * (max(self.sizes, default=0) > LARGE_FILE)
         return BASE_MEMORY + large + made + offered
 
-    def retried(self) -> ShardTask:
+    def retried(self) -> Self:
         return replace(self, again=True)
 
 
@@ -145,18 +168,17 @@ def fetch_ahead(
     keys: Sequence[str],
     sizes: Sequence[int],
     barred: Mapping[str, str] = MappingProxyType({}),
+    alone: Collection[str] = (),
 ) -> Generator[tuple[str, Fetched], None, None]:
     """Samples in order, the next ones being fetched while the caller works.
 
     Parameters
     ----------
-    barred
-        Key -> why, of samples that must not be decoded. Those that took too long to fetch are not
-        fetched again.
+    barred, alone
+        As in `SampleTask`.
     """
     kept = notes()
     hung = {key for key, why in barred.items() if why.startswith(FETCHING)}
-    alone = kept.alone | hung
 
     def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Fetched]]:
         names, expected = zip(*run, strict=True)
@@ -165,8 +187,13 @@ def fetch_ahead(
         with kept.kept():
             return list(zip(names, source.fetch(names, expected), strict=True))
 
+    several = _runs(keys, sizes, hung.union(alone))
     threads = source.fetch_threads
-    runs = prefetch(fetch_run, _runs(keys, sizes, alone), threads, threads + 1, abandon=True)
+    runs = (
+        (fetch_run(run) for run in several)
+        if alone
+        else prefetch(fetch_run, several, threads, threads + 1, abandon=True)
+    )
     with contextlib.closing(runs):
         for run in runs:
             yield from run
@@ -212,10 +239,12 @@ def run_shard(task: ShardTask) -> Receipt:
         An object could not be written.
     BuildError
         The build has ended meanwhile.
+    HangError
+        A sample takes too long; nothing was put.
     """
 
-    def work(late: Mapping[str, str]) -> Receipt:
-        part = replace(task, barred={**task.barred, **late})
+    def work() -> Receipt:
+        part = task
         while True:
             try:
                 return _run_shard(part)
@@ -335,7 +364,9 @@ def _receipt(
 
 def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Fetched, None, None]:
     keys, sizes = [task.keys[at] for at in wanted], [task.sizes[at] for at in wanted]
-    with contextlib.closing(fetch_ahead(task.job.source, keys, sizes, task.barred)) as samples:
+    with contextlib.closing(
+        fetch_ahead(task.job.source, keys, sizes, task.barred, task.alone)
+    ) as samples:
         yield from (fetched for _, fetched in samples)
 
 
@@ -365,35 +396,3 @@ def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
     shown = "; ".join(map(str, errors[:5]))
     more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
     return FetchError(f"shard {shard}: {len(errors)} samples could not be fetched: {shown}{more}")
-
-
-def try_samples(job: Job, keys: Sequence[str], sizes: Sequence[int]) -> bool:
-    """Fetch and decode samples, and let what comes of it go: only their process is at stake.
-
-    Returns
-    -------
-    bool
-        Whether memory did not suffice for one of them.
-    """
-
-    def work(late: Mapping[str, str]) -> bool:
-        recipes, at, refused = recipes_of(job), notes(), False
-        with (
-            one_thread(),
-            contextlib.closing(fetch_ahead(job.source, keys, sizes, late)) as samples,
-        ):
-            for key, sample in samples:
-                if isinstance(sample, Sample) and key not in late:
-                    at.begin(DECODING, key)
-                    try:
-                        for recipe in recipes.values():
-                            recipe(sample, key)
-                    except MemoryError:
-                        refused = True
-                    except Exception:  # the build itself will say why it is a hole
-                        continue
-                    finally:
-                        at.end()
-        return refused
-
-    return run_in_time(work, job.sample_seconds)

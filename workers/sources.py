@@ -168,7 +168,7 @@ class FolderSource:
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         """As many at a time as the service likes; one by one where memory does not suffice."""
         wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
-        notes().begin(FETCHING, *keys)
+        notes().begin(FETCHING, *keys, foreign=False)
         try:
             some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
             read = dict(zip(wanted, self._read(some, expected), strict=True))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -178,6 +179,7 @@ def take_through(
     codecs: Sequence[str],
     seconds: float,
     tick: Callable[[int], None],
+    barred: Mapping[str, str] = MappingProxyType({}),
 ) -> Passed:
     """Time every stage of samples, one after another on this thread.
 
@@ -189,16 +191,20 @@ def take_through(
         After which no further sample is begun, once there are a few.
     tick
         Told how many are done.
+    barred
+        Key -> why, of samples that are not to be fetched.
 
     Raises
     ------
     SampleError
         None of them has a row.
+    HangError
+        A sample takes too long.
     """
     until = time.monotonic() + seconds
 
-    def work(late: Mapping[str, str]) -> Passed:
-        return _take_through(job, keys, sizes, codecs, until, tick, late)
+    def work() -> Passed:
+        return _take_through(job, keys, sizes, codecs, until, tick, barred)
 
     return run_in_time(work, job.sample_seconds)
 
@@ -210,7 +216,7 @@ def _take_through(
     codecs: Sequence[str],
     until: float,
     tick: Callable[[int], None],
-    late: Mapping[str, str],
+    barred: Mapping[str, str],
 ) -> Passed:
     taken: list[Taken] = []
     failures: list[tuple[str, str]] = []
@@ -220,8 +226,8 @@ def _take_through(
         for number, (key, size) in enumerate(zip(keys, sizes, strict=True)):
             if number >= LEAST and (time.monotonic() > until or held > HELD_BYTES):
                 break
-            if key in late:
-                failures.append((key, late[key]))
+            if key in barred:
+                failures.append((key, barred[key]))
                 continue
             try:
                 found = bench.take(key, size)

@@ -7,13 +7,14 @@ import resource
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from precache.errors import CrashError, PrecacheError
 from precache.report import size
 from workers.cluster import Run
 from workers.dispatch import Patience
-from workers.shard_task import BASE_MEMORY, Job, try_samples
+from workers.shard_task import BASE_MEMORY, Job, SampleTask, fetch_ahead, one_thread, recipes_of
+from workers.sources import Sample
+from workers.time_limit import DECODING, notes, run_in_time
 
 PARTS = 8
 """A run of samples that kills is split into so many, which are tried side by side."""
@@ -23,7 +24,7 @@ PATIENCE = Patience(crashes=2)
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(SampleTask):
     """Samples to be decoded for nothing but to see who survives it."""
 
     job: Job
@@ -31,16 +32,32 @@ class Trial:
     sizes: Sequence[int]
     memory: int = BASE_MEMORY
 
-    def retried(self) -> Self:
-        return self
-
-    def run(self) -> None:
-        try_samples(self.job, self.keys, self.sizes)
+    def run(self) -> bool:
+        """Whether memory did not suffice for one of them."""
+        return run_in_time(self._run, self.job.sample_seconds)
 
     def is_heavy(self) -> bool:
         """Whether decoding them asks for more than `memory`, of which they are given no more."""
         with limited_memory(self.memory):
-            return try_samples(self.job, self.keys, self.sizes)
+            return self.run()
+
+    def _run(self) -> bool:
+        recipes, at, refused = recipes_of(self.job), notes(), False
+        fetched = fetch_ahead(self.job.source, self.keys, self.sizes, self.barred, self.alone)
+        with one_thread(), contextlib.closing(fetched) as samples:
+            for key, sample in samples:
+                if isinstance(sample, Sample) and key not in self.barred:
+                    at.begin(DECODING, key)
+                    try:
+                        for recipe in recipes.values():
+                            recipe(sample, key)
+                    except MemoryError:
+                        refused = True
+                    except Exception:  # the build itself will say why it is a hole
+                        continue
+                    finally:
+                        at.end()
+        return refused
 
     def parts(self) -> list[Trial]:
         """The same samples in several trials, or in none where there is but one."""
