@@ -162,7 +162,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.account, "FinishedLog", Silent)
     monkeypatch.setattr(workers.commit, "PUTS", 1)
     for module in (workers.probe, workers.shard_task):  # on the actor's own thread
-        monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work({}))
+        monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
     monkeypatch.setattr(workers.commit, "_json", json_of_the_actor)
     monkeypatch.setattr(workers.shardrows, "encoder", encoder_of_the_actor)
     monkeypatch.setattr(workers.shard_objects, "OWN_SECONDS", 0.0)
