@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from precache import retries
+from precache.copies import create_copy
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
 from precache.folder import (
@@ -340,8 +341,9 @@ class RemoteFolder:
         same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
         if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
             there = origin._at(checked(source, origin))
-            if create and self.size(name) is not None:
-                return False
+            if create:
+                kind = EXTRAS.get(self.protocol)
+                return self._write(name, lambda path: create_copy(kind, self._fs, there, path))
             if there != self._at(name):  # S3 refuses to copy an object onto itself
                 self._replace(name, lambda path: self._fs.cp_file(there, path))
             return True

@@ -203,8 +203,8 @@ class Folder(Protocol):
         Parameters
         ----------
         create
-            Leave an object that exists as it is, and return False. A service that copies by itself
-            is asked first whether there is one: of two who copy at once, both may succeed.
+            Leave an object that exists as it is, and return False. Of several who create one object
+            one succeeds, or none: an answer may get lost, so that its request is made again.
         """
 
     def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:

@@ -153,9 +153,13 @@ class MemoryFolder:
         create: bool = False,
     ) -> bool:
         data = origin.read(source)
-        if create:
-            return self.create(name, [data])
-        self.put(name, [data])
+        if not create:
+            self.put(name, [data])
+            return True
+        self._turn("copy", self._at(name))
+        if self._at(name) in self._memory.objects:
+            return False
+        self._memory.set(self._at(name), data)
         return True
 
     def remove(self, name: str) -> None:

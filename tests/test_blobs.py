@@ -523,6 +523,35 @@ def test_a_copy_can_leave_alone_what_exists(folder: Folder, tmp_path: Path) -> N
     assert (folder.read("b"), disk.read("a"), disk.read("b")) == (b"old", b"new", b"another's")
 
 
+@pytest.mark.parametrize("protocol", SERVERS)
+def test_of_two_who_copy_to_one_name_at_once_one_succeeds(
+    protocol: str, request: pytest.FixtureRequest
+) -> None:
+    """Another's copy comes just before this one's first request that writes."""
+    server = request.getfixturevalue(SERVERS[protocol])
+    url = f"{protocol}://bucket/{next(_numbers)}"
+    proxy = FaultProxy(server.port)
+    here, other = (open_folder(url, server.options(port)) for port in (proxy.port, None))
+    here.put("a", [b"one"])
+    here.put("b", [b"another"])
+    copied: list[bool] = []
+
+    def before(method: str, path: str) -> None:
+        if method in ("PUT", "POST") and not copied:
+            copied.append(True)
+            copied.append(other.copy("c", other, "b", create=True))
+
+    proxy.before = before
+    try:
+        assert not here.copy("c", here, "a", create=True)
+    finally:
+        proxy.stop()
+        type(here._fs).clear_instance_cache()  # type: ignore[attr-defined]
+    assert copied == [True, True]
+    assert other.read("c") == b"another"
+    assert other.names() == ["a", "b", "c"]
+
+
 # --- the whole road -----------------------------------------------------------------------------
 
 
