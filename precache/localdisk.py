@@ -140,12 +140,13 @@ class LocalFolder:
         A link within would have one version's objects replaced, or removed, by way of another.
         """
         top = self.top or self.root
-        true, below = os.path.realpath(folder), folder.relative_to(top)
+        true, below = _followed(folder)[1], str(folder.relative_to(top))
+        if true != os.path.normpath(_true(str(top)) + below):
+            _true.cache_clear()  # it, or a folder above it, may just have been removed or replaced
+            true = os.path.realpath(folder)
         self._require_inside(true)
-        if true != os.path.normpath(_true(str(top)) + str(below)):
-            _true.cache_clear()  # `top`, or a folder above it, may have been replaced
-            if true != os.path.normpath(_true(str(top)) + str(below)):
-                raise OSError(errno.EXDEV, f"by way of a link it is {true}")
+        if true != os.path.normpath(_true(str(top)) + below):
+            raise OSError(errno.EXDEV, f"by way of a link it is {true}")
         return Path(true)
 
     # --- reading --------------------------------------------------------------------------------
@@ -398,7 +399,7 @@ def _true(folder: str) -> str:
     return true if true.endswith("/") else f"{true}/"
 
 
-def _followed(link: str) -> tuple[os.stat_result | None, str]:
+def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
     """What a link leads to, None where to nothing, and where that truly lies."""
     try:
         return localfiles.look(link)

@@ -190,17 +190,17 @@ def _take_and_rename(temporary: Path, target: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, each synced into its parent."""
-    if path.is_dir():
-        return
-    try:
-        path.mkdir()
-    except FileNotFoundError:
-        make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-    except FileExistsError:
-        if not path.is_dir():  # made by another process meanwhile
+    missing = []
+    while not path.is_dir():
+        missing.insert(0, path)
+        path = path.parent
+    for folder in missing:
+        try:
+            folder.mkdir(exist_ok=True)  # by another process meanwhile
+        except FileExistsError:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-    sync_folder(path.parent)
+    for folder in missing:  # after all are made, so that a journal is written once
+        sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -563,6 +563,22 @@ def remote_photos(s3: S3Server) -> str:
     return url
 
 
+def test_a_shard_takes_a_look_at_the_lease_and_two_objects(
+    s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    source, options = write_jpegs(tmp_path / "in", 13), s3.options(proxy.port)
+
+    def requests(rows: int) -> int:
+        """But those of the log of finished shards, which go by the clock."""
+        proxy.seen.clear()
+        store = f"s3://bucket/store-{next(_numbers)}"
+        build = {"address": "serial", "shard_samples": rows, "storage_options": options}
+        assert precache.build(source, store, RECIPE, **build).shards == -(-13 // rows)
+        return sum(count for (_, path), count in proxy.seen.items() if "/finished/" not in path)
+
+    assert requests(4) - requests(16) == 3 * (4 - 1)
+
+
 @pytest.mark.parametrize("address", ["serial", "local"])
 def test_from_bucket_to_bucket_to_training(
     address: str, remote_photos: str, s3: S3Server, tmp_path: Path

@@ -265,13 +265,13 @@ class _Build:
                 return None
             goal.folder.remove(ROOT)  # it is damaged
         goal.begin(refreshes=self.listed.refreshes)
-        left = remaining(goal, work.origin, recompute=self.request.recompute)
+        left = remaining(work, self.request.recompute)
         if others := lease.others():
             who = ", ".join(str(each.holder) for each in others.values())
             self.progress.say(f"Another build makes the same version ({who}): both go on")
         else:
             _remove_shards(goal, left.todo)
-        return replace(left, failed=work.failed)
+        return left
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
         goal, origin = work.goal, work.origin

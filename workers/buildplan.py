@@ -39,7 +39,7 @@ from workers.request import Request, check_request
 from workers.reuse import Origin, committed
 from workers.shardplan import FieldRows, ShardPlan, plan_shards
 from workers.sources import Source, open_source
-from workers.work import Measured, Work, find_work
+from workers.work import Measured, Work, find_work, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from workers.opcosts import FieldCosts
@@ -160,6 +160,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         goal = find_goal(store, listed.recipe, request.shard_samples)
         measure = trials.measure if timing else trials.measure_unless_declared
         work = find_work(request, store, listed, goal, measure)
+        work = work if work.committed else remaining(work, request.recompute)
         shards = list(plan_shards(work, source.content_decides))
         took = trials.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, took)
