@@ -36,6 +36,7 @@ from precache.folder import (
     is_name,
     pass_over,
     refused,
+    required,
 )
 from precache.listings import Entry, Page, Span, page_of, splits, stripped
 from precache.messages import shown
@@ -122,18 +123,15 @@ class RemoteFolder:
         return None if info["type"] == "directory" else int(info.get("size") or 0)
 
     def read(self, name: str) -> bytes:
-        [found] = self._parts([(name, 0, None)], [-1])
-        if isinstance(found, StorageError):
-            raise found
-        return found
+        return required(*self._parts([(name, 0, None)], [-1]))
 
     def get(self, name: str) -> bytes | None:
-        [found] = self._parts([(name, 0, None)], [-1])
-        if isinstance(found, StorageError):
-            if is_missing(found):
+        try:
+            return self.read(name)
+        except StorageError as error:
+            if is_missing(error):
                 return None
-            raise found
-        return found
+            raise
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
@@ -143,10 +141,7 @@ class RemoteFolder:
 
     def read_first(self, name: str, most: int) -> bytes:
         if self.protocol not in WEB:  # whose servers may send more than they are asked for
-            [data] = self._parts([(name, 0, most)], [-1])
-            if isinstance(data, StorageError):
-                raise data
-            return data
+            return required(*self._parts([(name, 0, most)], [-1]))
 
         def read(path: str) -> bytes:
             data = bytearray()

@@ -78,6 +78,13 @@ def refused(name: str, folder: object) -> StorageError:
     )
 
 
+def required(found: bytes | StorageError) -> bytes:
+    """Bytes that were read; raises the error that came in place of them."""
+    if isinstance(found, StorageError):
+        raise found
+    return found
+
+
 def is_missing(error: StorageError) -> bool:
     """Whether an object could not be read because there is none."""
     return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)

@@ -31,6 +31,7 @@ from precache.folder import (
     Range,
     checked,
     pass_over,
+    required,
 )
 
 Result = TypeVar("Result")
@@ -172,16 +173,20 @@ class LocalFolder:
 
     def read(self, name: str) -> bytes:
         """The whole object."""
-        return self._read(name)
+        return required(self._read(name, localfiles.read_whole))
 
-    def _read(self, name: str, most: int | None = None) -> bytes:
-        path = self.local(name)
-        with _translated(path, "read"):
-            descriptor, size = self._open(path)
-            try:
-                return localfiles.read_whole(descriptor, size, most)
-            finally:
-                os.close(descriptor)
+    def _read(self, name: str, read: Callable[[int, int], bytes]) -> bytes | StorageError:
+        """What is read of an object, by its descriptor and its size."""
+        try:
+            path = self.local(name)
+            with _translated(path, "read"):
+                descriptor, size = self._open(path)
+                try:
+                    return read(descriptor, size)
+                finally:
+                    os.close(descriptor)
+        except StorageError as error:
+            return error
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -192,37 +197,20 @@ class LocalFolder:
             raise
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        found: list[bytes | StorageError] = []
-        for name, size in zip(names, sizes, strict=True):
-            try:
-                found.append(self._read(name, None if size < 0 else size + 1))
-            except StorageError as error:
-                found.append(error)
-        return found
+        mosts = [None if size < 0 else size + 1 for size in sizes]
+        return [
+            self._read(name, functools.partial(localfiles.read_whole, most=most))
+            for name, most in zip(names, mosts, strict=True)
+        ]
 
     def read_first(self, name: str, most: int) -> bytes:
-        [data] = self.read_ranges([(name, 0, most)])
-        if isinstance(data, StorageError):
-            raise data
-        return data
+        return required(*self.read_ranges([(name, 0, most)]))
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        found: list[bytes | StorageError] = []
-        for name, start, length in ranges:
-            try:
-                found.append(self._read_range(name, start, length))
-            except StorageError as error:
-                found.append(error)
-        return found
-
-    def _read_range(self, name: str, start: int, length: int) -> bytes:
-        path = self.local(name)
-        with _translated(path, "read"):
-            descriptor, _ = self._open(path)
-            try:
-                return os.pread(descriptor, length, start)
-            finally:
-                os.close(descriptor)
+        return [
+            self._read(name, functools.partial(_pread, start=start, length=length))
+            for name, start, length in ranges
+        ]
 
     # --- listing --------------------------------------------------------------------------------
 
@@ -405,6 +393,10 @@ def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
         return localfiles.look(link)
     except OSError:
         return None, os.path.realpath(link)
+
+
+def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
+    return os.pread(descriptor, length, start)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

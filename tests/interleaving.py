@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import StorageError
-from precache.folder import Buffer, FileInfo, Range
+from precache.folder import Buffer, FileInfo, Range, required
 
 ACTORS = threading.local()
 """Of the actor that a thread belongs to: `name`, `store` as it sees it, `turns`, `numbers`."""
@@ -88,10 +88,7 @@ class MemoryFolder:
         return None if data is None else len(data)
 
     def read(self, name: str) -> bytes:
-        [data] = self.read_many([name], [-1])
-        if isinstance(data, StorageError):
-            raise data
-        return data
+        return required(self._one(name))
 
     def get(self, name: str) -> bytes | None:
         self._turn("get", self._at(name))

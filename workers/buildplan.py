@@ -15,14 +15,11 @@ from precache.commits import read_commits
 from precache.errors import (
     DamageError,
     PrecacheError,
-    SampleError,
-    SourceError,
     StorageError,
     StoreError,
 )
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.messages import shown
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.storage import open_folder
@@ -211,15 +208,10 @@ class _Trials:
 
     def measure(self, recipe: Recipe) -> Measured:
         """Row shapes and stored bytes, from a few samples."""
-        from workers.probe import probe_task, run_probe
+        from workers.probe import measured, probe_task, run_probe
 
         [(_, found)] = self._run(run_probe, [probe_task(self._job, recipe.table)])
-        if isinstance(found, SampleError):
-            raise SourceError(f"{shown(self._request.source)}: {found}") from None
-        if isinstance(found, PrecacheError):
-            raise found
-        measured: Measured = found
-        return measured
+        return measured(found, self._request.source)
 
     def measure_unless_declared(self, recipe: Recipe) -> Measured:
         """Row shapes as the ops tell them, where they do; nothing of stored bytes then."""
