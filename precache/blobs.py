@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from precache import retries
+from precache.copies import create_copy
 from precache.errors import PrecacheError, StorageError
 from precache.filesystems import EXTRAS, WEB, file_system, reason_of
 from precache.folder import (
@@ -35,6 +36,7 @@ from precache.folder import (
     is_name,
     pass_over,
     refused,
+    required,
 )
 from precache.listings import Entry, Page, Span, page_of, splits, stripped
 from precache.messages import shown
@@ -121,18 +123,15 @@ class RemoteFolder:
         return None if info["type"] == "directory" else int(info.get("size") or 0)
 
     def read(self, name: str) -> bytes:
-        [found] = self._parts([(name, 0, None)], [-1])
-        if isinstance(found, StorageError):
-            raise found
-        return found
+        return required(*self._parts([(name, 0, None)], [-1]))
 
     def get(self, name: str) -> bytes | None:
-        [found] = self._parts([(name, 0, None)], [-1])
-        if isinstance(found, StorageError):
-            if is_missing(found):
+        try:
+            return self.read(name)
+        except StorageError as error:
+            if is_missing(error):
                 return None
-            raise found
-        return found
+            raise
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
@@ -142,10 +141,7 @@ class RemoteFolder:
 
     def read_first(self, name: str, most: int) -> bytes:
         if self.protocol not in WEB:  # whose servers may send more than they are asked for
-            [data] = self._parts([(name, 0, most)], [-1])
-            if isinstance(data, StorageError):
-                raise data
-            return data
+            return required(*self._parts([(name, 0, most)], [-1]))
 
         def read(path: str) -> bytes:
             data = bytearray()
@@ -340,8 +336,9 @@ class RemoteFolder:
         same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
         if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
             there = origin._at(checked(source, origin))
-            if create and self.size(name) is not None:
-                return False
+            if create:
+                kind = EXTRAS.get(self.protocol)
+                return self._write(name, lambda path: create_copy(kind, self._fs, there, path))
             if there != self._at(name):  # S3 refuses to copy an object onto itself
                 self._replace(name, lambda path: self._fs.cp_file(there, path))
             return True

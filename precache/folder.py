@@ -78,6 +78,13 @@ def refused(name: str, folder: object) -> StorageError:
     )
 
 
+def required(found: bytes | StorageError) -> bytes:
+    """Bytes that were read; raises the error that came in place of them."""
+    if isinstance(found, StorageError):
+        raise found
+    return found
+
+
 def is_missing(error: StorageError) -> bool:
     """Whether an object could not be read because there is none."""
     return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
@@ -203,8 +210,8 @@ class Folder(Protocol):
         Parameters
         ----------
         create
-            Leave an object that exists as it is, and return False. A service that copies by itself
-            is asked first whether there is one: of two who copy at once, both may succeed.
+            Leave an object that exists as it is, and return False. Of several who create one object
+            one succeeds, or none: an answer may get lost, so that its request is made again.
         """
 
     def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:

@@ -31,6 +31,7 @@ from precache.folder import (
     Range,
     checked,
     pass_over,
+    required,
 )
 
 Result = TypeVar("Result")
@@ -140,12 +141,13 @@ class LocalFolder:
         A link within would have one version's objects replaced, or removed, by way of another.
         """
         top = self.top or self.root
-        true, below = os.path.realpath(folder), folder.relative_to(top)
+        true, below = _followed(folder)[1], str(folder.relative_to(top))
+        if true != os.path.normpath(_true(str(top)) + below):
+            _true.cache_clear()  # it, or a folder above it, may just have been removed or replaced
+            true = os.path.realpath(folder)
         self._require_inside(true)
-        if true != os.path.normpath(_true(str(top)) + str(below)):
-            _true.cache_clear()  # `top`, or a folder above it, may have been replaced
-            if true != os.path.normpath(_true(str(top)) + str(below)):
-                raise OSError(errno.EXDEV, f"by way of a link it is {true}")
+        if true != os.path.normpath(_true(str(top)) + below):
+            raise OSError(errno.EXDEV, f"by way of a link it is {true}")
         return Path(true)
 
     # --- reading --------------------------------------------------------------------------------
@@ -171,16 +173,20 @@ class LocalFolder:
 
     def read(self, name: str) -> bytes:
         """The whole object."""
-        return self._read(name)
+        return required(self._read(name, localfiles.read_whole))
 
-    def _read(self, name: str, most: int | None = None) -> bytes:
-        path = self.local(name)
-        with _translated(path, "read"):
-            descriptor, size = self._open(path)
-            try:
-                return localfiles.read_whole(descriptor, size, most)
-            finally:
-                os.close(descriptor)
+    def _read(self, name: str, read: Callable[[int, int], bytes]) -> bytes | StorageError:
+        """What is read of an object, by its descriptor and its size."""
+        try:
+            path = self.local(name)
+            with _translated(path, "read"):
+                descriptor, size = self._open(path)
+                try:
+                    return read(descriptor, size)
+                finally:
+                    os.close(descriptor)
+        except StorageError as error:
+            return error
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -191,37 +197,20 @@ class LocalFolder:
             raise
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        found: list[bytes | StorageError] = []
-        for name, size in zip(names, sizes, strict=True):
-            try:
-                found.append(self._read(name, None if size < 0 else size + 1))
-            except StorageError as error:
-                found.append(error)
-        return found
+        mosts = [None if size < 0 else size + 1 for size in sizes]
+        return [
+            self._read(name, functools.partial(localfiles.read_whole, most=most))
+            for name, most in zip(names, mosts, strict=True)
+        ]
 
     def read_first(self, name: str, most: int) -> bytes:
-        [data] = self.read_ranges([(name, 0, most)])
-        if isinstance(data, StorageError):
-            raise data
-        return data
+        return required(*self.read_ranges([(name, 0, most)]))
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        found: list[bytes | StorageError] = []
-        for name, start, length in ranges:
-            try:
-                found.append(self._read_range(name, start, length))
-            except StorageError as error:
-                found.append(error)
-        return found
-
-    def _read_range(self, name: str, start: int, length: int) -> bytes:
-        path = self.local(name)
-        with _translated(path, "read"):
-            descriptor, _ = self._open(path)
-            try:
-                return os.pread(descriptor, length, start)
-            finally:
-                os.close(descriptor)
+        return [
+            self._read(name, functools.partial(_pread, start=start, length=length))
+            for name, start, length in ranges
+        ]
 
     # --- listing --------------------------------------------------------------------------------
 
@@ -398,12 +387,16 @@ def _true(folder: str) -> str:
     return true if true.endswith("/") else f"{true}/"
 
 
-def _followed(link: str) -> tuple[os.stat_result | None, str]:
+def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
     """What a link leads to, None where to nothing, and where that truly lies."""
     try:
         return localfiles.look(link)
     except OSError:
         return None, os.path.realpath(link)
+
+
+def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
+    return os.pread(descriptor, length, start)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -32,8 +32,10 @@ _KINDS = {
 }
 
 _AT_FDCWD = -100
-_NOREPLACE = 1
-"""Of ``linux/fcntl.h`` and ``linux/fs.h``."""
+"""Of ``linux/fcntl.h``."""
+
+NOREPLACE, EXCHANGE = 1, 2
+"""Flags of `rename`, of ``linux/fs.h``."""
 
 _NO_SUCH_WAY = frozenset(
     (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL,
@@ -159,7 +161,7 @@ def publish(temporary: Path, target: Path) -> bool:
     nothing; where it has none either, by taking the name with an empty file, which the whole one
     then replaces. Killed between these two, it leaves the empty one.
     """
-    ways = (os.link, _rename_new, _take_and_rename)
+    ways = (os.link, rename, _take_and_rename)
     for way in ways:
         try:
             way(temporary, target)
@@ -173,12 +175,12 @@ def publish(temporary: Path, target: Path) -> bool:
     raise AssertionError("unreachable")
 
 
-def _rename_new(temporary: Path, target: Path) -> None:
-    """Rename without replacing: Linux's ``renameat2``."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
+def rename(source: Path, target: Path, flag: int = NOREPLACE) -> None:
+    """Rename without replacing, or exchange two names: Linux's ``renameat2``."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if rename(_AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(target), _NOREPLACE):
+    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -190,17 +192,17 @@ def _take_and_rename(temporary: Path, target: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, each synced into its parent."""
-    if path.is_dir():
-        return
-    try:
-        path.mkdir()
-    except FileNotFoundError:
-        make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-    except FileExistsError:
-        if not path.is_dir():  # made by another process meanwhile
+    missing: list[Path] = []
+    while not path.is_dir():
+        missing.insert(0, path)
+        path = path.parent
+    for folder in missing:
+        try:
+            folder.mkdir(exist_ok=True)  # by another process meanwhile
+        except FileExistsError:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-    sync_folder(path.parent)
+    for folder in missing:  # after all are made, so that a journal is written once
+        sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:

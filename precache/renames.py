@@ -6,17 +6,14 @@ A link is never followed: what is moved or removed is the link.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from precache import localfiles
 from precache.errors import StorageError
 from precache.folder import Folder
-
-_EXCHANGE = 2
-"""RENAME_EXCHANGE. Source: rename(2)."""
 
 _UNABLE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOENT)
 
@@ -61,17 +58,14 @@ def move(store: Folder, name: str, to: str) -> bool:
 
 def exchange(store: Folder, one: str, other: str) -> bool:
     """Exchange two folders at once; False where the file system cannot, or where one is gone."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
     first, second = _paths(store, one, other)
-    at = ctypes.c_int(-100)  # AT_FDCWD
     with _translated(first, second):
-        if rename(at, os.fsencode(first), at, os.fsencode(second), ctypes.c_uint(_EXCHANGE)):
-            number = ctypes.get_errno()
-            if number in _UNABLE:
+        try:
+            localfiles.rename(first, second, localfiles.EXCHANGE)
+        except OSError as error:
+            if error.errno in _UNABLE:
                 return False
-            raise OSError(number, os.strerror(number))
+            raise
         _sync(first.parent, second.parent)
     return True
 
@@ -101,9 +95,5 @@ def _translated(source: Path, target: Path) -> Iterator[None]:
 
 def _sync(*folders: Path) -> None:
     for folder in set(folders):
-        with contextlib.suppress(OSError):  # some file systems cannot, others remove it meanwhile
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with contextlib.suppress(OSError):  # others remove it meanwhile
+            localfiles.sync_folder(folder)

@@ -139,9 +139,10 @@ def remove_left_scratch(version: Folder) -> None:
         remove_scratch(version)
 
 
-def read_leases(version: Folder) -> dict[str, Claimed]:
+def read_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
     """The leases of builds that write to a version, by name; unreadable ones are left out."""
     names = [f"{LEASES}/{name}" for name in version.names(LEASES) if name.endswith(".json")]
+    names = [name for name in names if name != but]
     leases = {}
     for name, data in zip(names, version.read_many(names, [-1] * len(names)), strict=True):
         if isinstance(data, bytes):
@@ -156,11 +157,12 @@ def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
     Where that is given, it is a lease that was renewed a moment ago: ages are differences to it, by
     the store's own times, since clocks of machines may be wrong.
     """
-    leases = read_leases(version)
-    others = {n: each for n, each in leases.items() if n != but and not has_ended(each.holder)}
-    if others and but in leases:
-        times = {f"{LEASES}/{file.name}": file.mtime_ns / 1e9 for file in _leases(version)}
-        ages = {name: times.get(but, 0.0) - times.get(name, 0.0) for name in others}
+    leases = read_leases(version, but)
+    others = {n: each for n, each in leases.items() if not has_ended(each.holder)}
+    files = _leases(version) if others and but is not None else []
+    times = {f"{LEASES}/{file.name}": file.mtime_ns / 1e9 for file in files}
+    if but in times:
+        ages = {name: times[but] - times.get(name, 0.0) for name in others}
     else:
         ages = {name: abs(time.time() - each.time) for name, each in others.items()}
     return {name: each for name, each in others.items() if ages[name] < ALIVE_SECONDS}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from precache.errors import StorageError
-from precache.folder import Buffer, FileInfo, Range
+from precache.folder import Buffer, FileInfo, Range, required
 
 Found = TypeVar("Found")
 P = ParamSpec("P")
@@ -98,10 +98,7 @@ class MemoryFolder:
         return self._found(None if data is None else len(data))
 
     def read(self, name: str) -> bytes:
-        [data] = self.read_many([name], [-1])
-        if isinstance(data, StorageError):
-            raise data
-        return data
+        return required(self._one(name))
 
     def get(self, name: str) -> bytes | None:
         self._turn("get", self._at(name))
@@ -167,9 +164,13 @@ class MemoryFolder:
         create: bool = False,
     ) -> bool:
         data = origin.read(source)
-        if create:
-            return self.create(name, [data])
-        self.put(name, [data])
+        if not create:
+            self.put(name, [data])
+            return True
+        self._turn("copy", self._at(name))
+        if self._at(name) in self._memory.objects:
+            return False
+        self._memory.set(self._at(name), data)
         return True
 
     def remove(self, name: str) -> None:

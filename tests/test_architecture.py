@@ -19,8 +19,8 @@ ROOT = Path(precache.__file__).parents[1]
 PRECACHE = """
     variants messages errors liveness states declared operations pipeline attributes layout
     kernels ownfolder imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls
-    folder ahead localfiles localdisk retries filesystems s3reads listings blobs storage locks
-    diskcache metadata rowtable receipts smallarrays commits documents version contents store
+    folder ahead localfiles localdisk retries filesystems s3reads listings copies blobs storage
+    locks diskcache metadata rowtable receipts smallarrays commits documents version contents store
     inspection renames status claims finished growing places inventory garbage difference
     shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed columns
     nvcomp terminal report usage gathering registered stream transforms ranks rankstore outputs

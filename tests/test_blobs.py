@@ -523,6 +523,35 @@ def test_a_copy_can_leave_alone_what_exists(folder: Folder, tmp_path: Path) -> N
     assert (folder.read("b"), disk.read("a"), disk.read("b")) == (b"old", b"new", b"another's")
 
 
+@pytest.mark.parametrize("protocol", SERVERS)
+def test_of_two_who_copy_to_one_name_at_once_one_succeeds(
+    protocol: str, request: pytest.FixtureRequest
+) -> None:
+    """Another's copy comes just before this one's first request that writes."""
+    server = request.getfixturevalue(SERVERS[protocol])
+    url = f"{protocol}://bucket/{next(_numbers)}"
+    proxy = FaultProxy(server.port)
+    here, other = (open_folder(url, server.options(port)) for port in (proxy.port, None))
+    here.put("a", [b"one"])
+    here.put("b", [b"another"])
+    copied: list[bool] = []
+
+    def before(method: str, path: str) -> None:
+        if method in ("PUT", "POST") and not copied:
+            copied.append(True)
+            copied.append(other.copy("c", other, "b", create=True))
+
+    proxy.before = before
+    try:
+        assert not here.copy("c", here, "a", create=True)
+    finally:
+        proxy.stop()
+        type(here._fs).clear_instance_cache()  # type: ignore[attr-defined]
+    assert copied == [True, True]
+    assert other.read("c") == b"another"
+    assert other.names() == ["a", "b", "c"]
+
+
 # --- the whole road -----------------------------------------------------------------------------
 
 
@@ -532,6 +561,22 @@ def remote_photos(s3: S3Server) -> str:
     url = f"s3://bucket/photos-{next(_numbers)}"
     put_photos(open_folder(url, s3.options()))
     return url
+
+
+def test_a_shard_takes_a_look_at_the_lease_and_two_objects(
+    s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    source, options = write_jpegs(tmp_path / "in", 13), s3.options(proxy.port)
+
+    def requests(rows: int) -> int:
+        """But those of the log of finished shards, which go by the clock."""
+        proxy.seen.clear()
+        store = f"s3://bucket/store-{next(_numbers)}"
+        build = {"address": "serial", "shard_samples": rows, "storage_options": options}
+        assert precache.build(source, store, RECIPE, **build).shards == -(-13 // rows)
+        return sum(count for (_, path), count in proxy.seen.items() if "/finished/" not in path)
+
+    assert requests(4) - requests(16) == 3 * (4 - 1)
 
 
 @pytest.mark.parametrize("address", ["serial", "local"])

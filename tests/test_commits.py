@@ -130,7 +130,7 @@ import errno, os
 from precache import localfiles
 def refuse(*arguments):
     raise OSError(errno.EPERM, "no links")
-os.link = localfiles._rename_new = refuse
+os.link = localfiles.rename = refuse
 """
     _race(without + COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
     log = read_commits(empty)

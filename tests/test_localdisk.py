@@ -265,7 +265,7 @@ def poorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if "link" in request.param:
         monkeypatch.setattr(os, "link", refuse)
     if "renameat2" in request.param:
-        monkeypatch.setattr(localfiles, "_rename_new", refuse)
+        monkeypatch.setattr(localfiles, "rename", refuse)
 
 
 @pytest.mark.usefixtures("poorer")

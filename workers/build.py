@@ -18,8 +18,6 @@ from precache.errors import (
     FetchError,
     GoneError,
     PrecacheError,
-    SampleError,
-    SourceError,
     StorageError,
     UsageError,
 )
@@ -191,7 +189,7 @@ class _Build:
         if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         load_zstd()
-        from workers.probe import probe_task, run_probe
+        from workers.probe import measured, probe_task, run_probe
 
         self.progress.phase("Measuring a few samples")
         task = probe_task(self._job(), recipe.table)
@@ -200,12 +198,7 @@ class _Build:
         if isinstance(probe, CrashError):
             self._bar_killers(run, [task])
             [(_, probe)] = run(run_probe, [replace(task, barred=self.barred)])
-        if isinstance(probe, SampleError):
-            raise SourceError(f"{shown(self.request.source)}: {probe}") from None
-        if isinstance(probe, PrecacheError):
-            raise probe
-        measured: Measured = probe
-        return measured
+        return measured(probe, self.request.source)
 
     def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
         from workers.suspects import Trial, find_killers
@@ -266,13 +259,13 @@ class _Build:
                 return None
             goal.folder.remove(ROOT)  # it is damaged
         goal.begin(refreshes=self.listed.refreshes)
-        left = remaining(goal, work.origin, recompute=self.request.recompute)
+        left = remaining(work, self.request.recompute)
         if others := lease.others():
             who = ", ".join(str(each.holder) for each in others.values())
             self.progress.say(f"Another build makes the same version ({who}): both go on")
         else:
             _remove_shards(goal, left.todo)
-        return replace(left, failed=work.failed)
+        return left
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
         goal, origin = work.goal, work.origin

@@ -15,14 +15,11 @@ from precache.commits import read_commits
 from precache.errors import (
     DamageError,
     PrecacheError,
-    SampleError,
-    SourceError,
     StorageError,
     StoreError,
 )
 from precache.folder import Folder
 from precache.layout import RowShape
-from precache.messages import shown
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.storage import open_folder
@@ -39,7 +36,7 @@ from workers.request import Request, check_request
 from workers.reuse import Origin, committed
 from workers.shardplan import FieldRows, ShardPlan, plan_shards
 from workers.sources import Source, open_source
-from workers.work import Measured, Work, find_work
+from workers.work import Measured, Work, find_work, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from workers.opcosts import FieldCosts
@@ -160,6 +157,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         goal = find_goal(store, listed.recipe, request.shard_samples)
         measure = trials.measure if timing else trials.measure_unless_declared
         work = find_work(request, store, listed, goal, measure)
+        work = work if work.committed else remaining(work, request.recompute)
         shards = list(plan_shards(work, source.content_decides))
         took = trials.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, took)
@@ -210,15 +208,10 @@ class _Trials:
 
     def measure(self, recipe: Recipe) -> Measured:
         """Row shapes and stored bytes, from a few samples."""
-        from workers.probe import probe_task, run_probe
+        from workers.probe import measured, probe_task, run_probe
 
         [(_, found)] = self._run(run_probe, [probe_task(self._job, recipe.table)])
-        if isinstance(found, SampleError):
-            raise SourceError(f"{shown(self._request.source)}: {found}") from None
-        if isinstance(found, PrecacheError):
-            raise found
-        measured: Measured = found
-        return measured
+        return measured(found, self._request.source)
 
     def measure_unless_declared(self, recipe: Recipe) -> Measured:
         """Row shapes as the ops tell them, where they do; nothing of stored bytes then."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from precache.smallarrays import file_array, small_array, string_array
 from precache.status import remove_left_scratch
 from precache.version import HOLES, ROW_TABLE, statistics_of
 from workers.goal import SCRATCH, Goal
-from workers.plan import ops_digest
+from workers.plan import installed_version, ops_digest, shards_to_do
 
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
@@ -103,13 +102,7 @@ def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:
 
 def _require_whole(goal: Goal, receipts: Mapping[int, Receipt]) -> None:
     """Raise `BuildError` where an object is gone since its receipt came."""
-    sizes = goal.sizes()
-    lost = [
-        shard
-        for shard, receipt in receipts.items()
-        if any(sizes[name, shard] != each.size for name, each in receipt.objects.items())
-    ]
-    if lost:
+    if lost := shards_to_do(goal.shards, receipts, goal.sizes()):
         raise BuildError(
             f"{len(lost)} of {goal.shards} shards of {goal.folder} were removed while the others "
             "were made; run the same command again to make them"
@@ -230,7 +223,7 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the libraries that metadata records; `zstd` is the one that encodes images."""
-    found = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    found = {name: installed_version(name) for name in LIBRARIES}
     return found | {"zstd": load_zstd().zstd_version}
 
 

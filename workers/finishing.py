@@ -80,18 +80,14 @@ class FinishedLog:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         try:
-            while True:
-                for entry in read_entries(self._version, self._entries):
-                    self._entries += 1
-                    self._logged.update(each.shard for each in entry)
-                waiting = [each for each in waiting if each.shard not in self._logged]
-                if not waiting:
-                    return
+            while waiting := [each for each in waiting if each.shard not in self._logged]:
                 name, data = entry_name(self._entries), to_entry(waiting)
                 if self._version.create(name, [data], scratch=SCRATCH):
-                    self._entries += 1
-                    self._logged.update(each.shard for each in waiting)
-                    waiting = []
+                    entries = [waiting]
+                else:
+                    entries = read_entries(self._version, self._entries)
+                self._entries += len(entries)
+                self._logged.update(each.shard for entry in entries for each in entry)
         finally:
             with self._lock:
                 self._waiting = waiting + self._waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping
@@ -34,6 +35,10 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
     return listing.take(Permutation(len(listing), "rows", ROW_ORDER_SEED)(np.arange(len(listing))))
 
 
+installed_version = functools.cache(importlib.metadata.version)
+"""Library -> the version that is installed; to read it takes milliseconds."""
+
+
 def deciding_versions(
     pipeline: Pipeline, known: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
@@ -51,8 +56,7 @@ def deciding_versions(
     if any(isinstance(op, Resize | RandomResizedCrop) for op in ops):
         libraries.append("torch")
     versions = {
-        name: (known.get(name) or importlib.metadata.version(name)).split("+")[0]
-        for name in libraries
+        name: (known.get(name) or installed_version(name)).split("+")[0] for name in libraries
     }
     declared = {op.function: op.version for op in pipeline.functions}
     given = {name: version for name, version in declared.items() if version}

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from precache.codecs import encoder
-from precache.errors import PipelineError, SampleError
+from precache.errors import PipelineError, PrecacheError, SampleError, SourceError
 from precache.layout import RowShape, rows_per_chunk
+from precache.messages import shown
 from precache.operations import DTYPES
 from precache.pipeline import ImageCodec, Pipeline
 from precache.rowtable import RowTable
@@ -47,6 +48,15 @@ def run_probe(task: ProbeTask) -> Measured:
         None of them decodes.
     """
     return run_in_time(lambda: _probe(task), task.job.sample_seconds)
+
+
+def measured(outcome: Measured | PrecacheError, source: str) -> Measured:
+    """What `run_probe` returned; raises the error that came in place of it."""
+    if isinstance(outcome, SampleError):
+        raise SourceError(f"{shown(source)}: {outcome}") from None
+    if isinstance(outcome, PrecacheError):
+        raise outcome
+    return outcome
 
 
 def _probe(task: ProbeTask) -> Measured:

@@ -17,7 +17,6 @@ def make_shard(task: ShardTask) -> Receipt:
 
     Where another task was first, its receipt is the shard's.
     """
-    require_lease(task)
     receipt = finished(task) if task.again else None
     if receipt is None and task.offer is not None:
         receipt = _link(task, task.offer)

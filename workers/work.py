@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,9 +43,9 @@ class Work:
     origin
         A version whose rows are taken over where the samples are the same.
     receipts
-        Of the shards that are there, of a version that is not committed.
+        Of the shards that are there, of a version that is not committed: none before `remaining`.
     todo
-        Shards to be made.
+        Shards to be made; of a version that is not committed, none before `remaining`.
     lost
         (field, shard) -> size and XXH3-64, where the version was committed: these objects are to
         be made again, as they were.
@@ -57,9 +57,9 @@ class Work:
     """
 
     goal: Goal
-    origin: Origin | None
-    receipts: Mapping[int, Receipt]
-    todo: Sequence[int]
+    origin: Origin | None = None
+    receipts: Mapping[int, Receipt] = field(default_factory=dict)
+    todo: Sequence[int] = ()
     lost: Mapping[tuple[str, int], tuple[int, int]] | None = None
     needed: int | None = None
     failed: Goal | None = None
@@ -109,7 +109,7 @@ def find_work(
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
         if is_committed(goal):
             return _losses(goal)
-    return replace(remaining(goal, origin, needed, request.recompute), failed=failed)
+    return Work(goal, origin, needed=needed, failed=failed)
 
 
 def is_tried_again(request: Request, goal: Goal) -> bool:
@@ -122,27 +122,25 @@ def failed_rows(goal: Goal) -> set[int]:
     return {row for row, (_, why) in open_own(goal.folder).holes.items() if why != REMOVED}
 
 
-def remaining(
-    goal: Goal, origin: Origin | None, needed: int | None = None, recompute: bool = False
-) -> Work:
-    """What there is to do for a version that is not committed.
+def remaining(work: Work, recompute: bool = False) -> Work:
+    """The same work, less the shards that are there; of a version that is not committed.
 
     Parameters
     ----------
     recompute
         Count no shard as done that has rows of an earlier version.
     """
-    receipts = read_receipts(goal)
+    goal, receipts = work.goal, read_receipts(work.goal)
     if recompute:
         receipts = {n: each for n, each in receipts.items() if not each.rows_reused}
     todo = shards_to_do(goal.shards, receipts, goal.sizes())
     there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
-    return Work(goal, origin, there, todo, None, needed)
+    return replace(work, receipts=there, todo=todo)
 
 
 def _losses(goal: Goal) -> Work:
     lost = lost_objects(goal)
-    return Work(goal, None, {}, sorted({shard for _, shard in lost}), lost)
+    return Work(goal, todo=sorted({shard for _, shard in lost}), lost=lost)
 
 
 def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
