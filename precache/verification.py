@@ -112,9 +112,15 @@ def verify(
 
 def verify_version(version: Version, tick: Tick) -> Verified:
     """As `verify`, of a version as `store.open_unchecked` gives it."""
-    flaws, unchecked = _inspect(version)
-    if flaws and version.is_gone():
+    with version.unless_gone():
+        verified = _verify(version, tick)
+    if verified.damage and version.is_gone():
         raise gone(version.path)
+    return verified
+
+
+def _verify(version: Version, tick: Tick) -> Verified:
+    flaws, unchecked = _inspect(version)
     damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
     for name in version.stored if ROOT not in damage else ():
@@ -253,8 +259,6 @@ def _check_object(
         data = _bytes(version, shard)
     except (OSError, StorageError) as error:
         missing = isinstance(error, StorageError) and is_missing(error)
-        if missing and version.is_gone():
-            raise gone(version.path) from None
         reason = "it is missing" if missing else str(error)
         return Damage(shard, reason, _keys(version, reader, number))
     if len(data) != size:
