@@ -30,7 +30,9 @@ from precache.folder import (
     LeaveOut,
     Range,
     checked,
+    most_bytes,
     pass_over,
+    too_large,
 )
 
 Result = TypeVar("Result")
@@ -57,6 +59,7 @@ def _translated(path: Path, doing: str) -> Iterator[None]:
             errno.EACCES: "; check its owner and mode",
             errno.EROFS: "; choose a folder that can be written",
             errno.EMFILE: "; raise `ulimit -n`",
+            errno.EISDIR: "; a folder is where a file belongs: remove it",
         }.get(error.errno or 0, "")
         reason = error.strerror or str(error)
         raise StorageError(f"cannot {doing} {path}: {reason}{hint}") from error
@@ -173,18 +176,20 @@ class LocalFolder:
         """The whole object."""
         return self._read(name)
 
-    def _read(self, name: str, most: int | None = None) -> bytes:
+    def _read(self, name: str, most: int | None = None, *, small: bool = False) -> bytes:
         path = self.local(name)
         with _translated(path, "read"):
             descriptor, size = self._open(path)
             try:
+                if small and size > most_bytes(name):
+                    raise OSError(errno.EFBIG, too_large(name, size))
                 return localfiles.read_whole(descriptor, size, most)
             finally:
                 os.close(descriptor)
 
     def get(self, name: str) -> bytes | None:
         try:
-            return self.read(name)
+            return self._read(name, small=True)
         except StorageError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NOT_THERE:
                 return None
@@ -194,7 +199,7 @@ class LocalFolder:
         found: list[bytes | StorageError] = []
         for name, size in zip(names, sizes, strict=True):
             try:
-                found.append(self._read(name, None if size < 0 else size + 1))
+                found.append(self._read(name, None if size < 0 else size + 1, small=size < 0))
             except StorageError as error:
                 found.append(error)
         return found

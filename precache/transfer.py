@@ -88,7 +88,7 @@ class _Shard:
     def read(self, source: Folder) -> bytes:
         """Its bytes; `DamageError` where they are others, however often they are read."""
         for _ in range(2):  # they may change on their way
-            data = source.read(self.name)
+            data = source.read_first(self.name, self.size + 1)
             if self.holds(data):
                 return data
         raise DamageError(
@@ -284,7 +284,7 @@ def _receive(version: Version) -> _Received:
     contents, problem = Contents.of(version.attributes), ""
     for _ in range(2):  # bytes may change on their way
         names = [ROOT, *contents.small]
-        objects = dict(zip(names, prefetch(version.folder.read, names, THREADS, 8), strict=True))
+        objects = dict(zip(names, prefetch(version.small_object, names, THREADS, 8), strict=True))
         objects |= _there(version.folder, contents.sums)
         root = objects.pop(ROOT)
         with tempfile.TemporaryDirectory(prefix="precache-pull-") as path:

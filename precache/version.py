@@ -329,7 +329,7 @@ class Version:
             raise StoreError(f"{self.path} was written by other software and has no keys")
         name, count = f"key/c/{number}", min(self.rows, KEYS_PER_CHUNK)
         with self._reading():
-            return decode_strings(self.folder.read(name), f"{self.path}/{name}", count)
+            return decode_strings(self.small_object(name), f"{self.path}/{name}", count)
 
     def read_checked(self, name: str) -> bytes:
         """The bytes of `ROW_TABLE` or `HOLES`.
@@ -340,7 +340,14 @@ class Version:
             They are not those that were written.
         """
         with self._reading():
-            return self.checked(name, self.folder.read(name))
+            return self.checked(name, self.small_object(name))
+
+    def small_object(self, name: str) -> bytes:
+        """The bytes of an object that is no shard."""
+        [data] = self.folder.read_many([name], [-1])
+        if isinstance(data, StorageError):
+            raise data
+        return data
 
     def checked(self, name: str, data: bytes) -> bytes:
         """The same bytes; a `DamageError` where they are not those that were written."""
@@ -417,7 +424,7 @@ class Version:
         """How a small array is laid out, by the length that the version has."""
         if name == "label":
             known = self.arrays.get(name)
-            return known[1] if known else label_layout(self.rows, self.folder.read("label/c/0"))
+            return known[1] if known else label_layout(self.rows, self.small_object("label/c/0"))
         if name == "valid":
             return small_layout((self.rows,), "bool", False)
         kind, _, array = name.partition("/")
