@@ -79,7 +79,7 @@ SMALL = (
 def test_a_small_object_of_a_terabyte_is_not_read(
     name: str, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read of it without the limit is little here, for the sake of who runs this."""
+    """The limits are lowered, so that little is read where they do not hold."""
     monkeypatch.setattr(folder, "MOST_DOCUMENT", 1 << 20)
     monkeypatch.setattr(folder, "MOST_SMALL", 1 << 20)
     store = tmp_path / "store"
