@@ -360,12 +360,15 @@ class Version:
     def lost_objects(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(array, shard) -> size and XXH3-64 of objects that are not there, or of another size."""
         lost = {}
-        for name in self.stored:
-            table, there = self.shard_table(name), self.folder.sizes(name)
-            tail = "/0" * len(self.arrays[name][1].row_shape)
-            for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
-                if there.get(f"{name}/c/{shard}{tail}") != nbytes:
-                    lost[name, shard] = (nbytes, digest)
+        with self.unless_gone():
+            for name in self.stored:
+                table, there = self.shard_table(name), self.folder.sizes(name)
+                tail = "/0" * len(self.arrays[name][1].row_shape)
+                for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
+                    if there.get(f"{name}/c/{shard}{tail}") != nbytes:
+                        lost[name, shard] = (nbytes, digest)
+        if lost and self.is_gone():
+            raise gone(self.path)
         return lost
 
     def is_gone(self) -> bool:
