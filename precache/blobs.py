@@ -34,9 +34,11 @@ from precache.folder import (
     checked,
     is_missing,
     is_name,
+    most_bytes,
     pass_over,
     refused,
     required,
+    too_large,
 )
 from precache.listings import Entry, Page, Span, page_of, splits, stripped
 from precache.messages import shown
@@ -45,6 +47,9 @@ from precache.s3reads import Part, reads_of
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
+
+DEEPEST = 64
+"""Folders in one another that a web server may list: its pages may list themselves, without end."""
 
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
@@ -127,7 +132,7 @@ class RemoteFolder:
 
     def get(self, name: str) -> bytes | None:
         try:
-            return self.read(name)
+            return required(*self.read_many([name], [-1]))
         except StorageError as error:
             if is_missing(error):
                 return None
@@ -136,8 +141,15 @@ class RemoteFolder:
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
         ends = [size + 1 if size > 0 else None for size in sizes]
+        if self.protocol not in WEB:  # some of whose servers compress what a range is then cut of
+            each = zip(names, sizes, ends, strict=True)
+            ends = [most_bytes(name) + 1 if size < 0 else end for name, size, end in each]
         parts = [(name, 0, end) for name, end in zip(names, ends, strict=True)]
-        return self._parts(parts, sizes)
+        found = self._parts(parts, sizes)
+        for number, (name, size, got) in enumerate(zip(names, sizes, found, strict=True)):
+            if size < 0 and isinstance(got, bytes) and len(got) > most_bytes(name):
+                found[number] = StorageError(f"cannot read {self._url(name)}: {too_large(name)}")
+        return found
 
     def read_first(self, name: str, most: int) -> bytes:
         if self.protocol not in WEB:  # whose servers may send more than they are asked for
@@ -174,6 +186,7 @@ class RemoteFolder:
             pause = 0.0
             again = []
             tried = self._cat([parts[n] for n in wanted], first=attempt.number == 0)
+            tried = [b"" if _is_empty(got) else got for got in tried]
             for number, got in zip(wanted, tried, strict=True):
                 error = got if isinstance(got, Exception) else None
                 short = error is None and len(got) < least[number]
@@ -311,6 +324,12 @@ class RemoteFolder:
                 continue
             name = span.prefix + each["name"]
             if folder and (is_name(name) or self.protocol not in WEB):
+                if self.protocol in WEB and name.count("/") >= DEEPEST:
+                    raise StorageError(
+                        f"cannot list {self._url('')}: it has more than {DEEPEST} folders in one "
+                        f"another, such as {name[:100]!r}, as where a page lists itself; give the "
+                        "folder that holds the files"
+                    )
                 found.more.append(Span(f"{name}/"))
             elif not is_name(name):
                 found.left_out.append(name)
@@ -515,6 +534,12 @@ def _warn_of_whole_objects(server: str) -> None:
         "pull the store",
         server,
     )
+
+
+def _is_empty(got: Any) -> bool:
+    """Whether a range from the first byte on is refused, as of an object without a byte."""
+    errors = retries.causes(got) if isinstance(got, Exception) else ()
+    return any(retries.status_of(each) == 416 for each in errors)
 
 
 def _size(info: Mapping[str, Any]) -> int:

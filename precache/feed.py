@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
 from precache.objects import MappedObjects, map_path
 from precache.ownfolder import ForeignFile
@@ -390,12 +390,12 @@ class ShardFeed:
         if isinstance(data, StorageError):
             if objects.version.folder.exists(name):
                 raise data
-            raise objects.missing(number, (), number * self._shards.rows_per_shard)
+            raise self._damage(objects, number, "it is missing")
         if len(data) != length:
             raise self._damage(objects, number, f"it ends at byte {start + len(data)}")
         return data
 
-    def _damage(self, objects: _CachedObjects, number: int, reason: str) -> DamageError:
+    def _damage(self, objects: _CachedObjects, number: int, reason: str) -> PrecacheError:
         return objects.damage(number, (), number * self._shards.rows_per_shard, reason)
 
     def stop(self) -> None:

@@ -57,12 +57,11 @@ def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
 def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
     import fsspec
 
-    try:
-        found = fsspec.get_filesystem_class(protocol)
-    except ValueError:
+    if protocol not in EXTRAS and protocol not in WEB and protocol != "memory":
         raise UsageError(
             f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
-        ) from None
+        )
+    found = fsspec.get_filesystem_class(protocol)
     if protocol in ("gs", "gcs") and not _on_google(options):
         # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
         from gcsfs.core import GCSFileSystem

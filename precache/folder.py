@@ -24,6 +24,10 @@ Range = tuple[str, int, int]
 LONGEST_NAME = 4095
 """Characters; no disk takes more (PATH_MAX of Linux), and no service."""
 
+MOST_DOCUMENT, MOST_SMALL = 256 << 20, 4 << 30
+"""Most bytes of a document in JSON, and of any other small object: one that is neither a shard nor
+a sample. The row table of fifty million rows has as many; beyond that, it is damaged or forged."""
+
 _NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*")
 
 LINK_OUT, NO_FILE, NO_NAME = "link_out", "no_file", "no_name"
@@ -83,6 +87,20 @@ def required(found: bytes | StorageError) -> bytes:
     if isinstance(found, StorageError):
         raise found
     return found
+
+
+def most_bytes(name: str) -> int:
+    """Bytes that are read at most of an object whose size nobody knows; see `MOST_DOCUMENT`."""
+    return MOST_DOCUMENT if name.endswith(".json") else MOST_SMALL
+
+
+def too_large(name: str, size: int | None = None) -> str:
+    """What is said of an object of more bytes than `most_bytes`."""
+    has = "it has" if size is None else f"it has {size:,} bytes,"
+    return (
+        f"{has} more than the {most_bytes(name):,} bytes that such an object has at most: it is "
+        "damaged or forged; remove it"
+    )
 
 
 def is_missing(error: StorageError) -> bool:
@@ -146,7 +164,7 @@ class Folder(Protocol):
         """The whole object."""
 
     def get(self, name: str) -> bytes | None:
-        """The whole object, or None where there is none."""
+        """A small object, or None where there is none."""
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         """Whole objects, in order, as many at a time as the service likes.
@@ -154,8 +172,8 @@ class Folder(Protocol):
         Parameters
         ----------
         sizes
-            What a listing said, -1 for unknown; an object that comes shorter is fetched again, and
-            of one that has grown one byte more than that is read.
+            What a listing said, -1 for a small object of unknown size; an object that comes shorter
+            is fetched again, and of one that has grown one byte more than that is read.
         """
 
     def read_first(self, name: str, most: int) -> bytes:

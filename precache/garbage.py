@@ -11,10 +11,11 @@ out of reach before its bytes go:
 
 Then the log is read once more. A build that makes the version current meanwhile looks, after its
 entry, whether the version is there (`commits.append_commit`); so one of the two sees the other,
-and a version that was current in that moment is put back. Whatever was under way when a process
-was killed is told by ``_gc``, and the next run ends it. A build that takes objects over from a
-version on its way out finds them gone and computes them; one that loses objects of its own notes
-it at its commit (`workers.commit`).
+and a version that was current in that moment is put back. Both are done under the claim to decide
+about the version: no other run removes what this one puts back. Whatever was under way when a
+process was killed is told by ``_gc``, and the next run ends it. A build that takes objects over
+from a version on its way out finds them gone and computes them; one that loses objects of its own
+notes it at its commit (`workers.commit`).
 
 Copies under way (``_pull``) go as builds do. What a process that was killed right after a commit
 left in ``_build`` is removed from versions that stay.
@@ -22,6 +23,7 @@ left in ``_build`` is removed from versions that stay.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -33,7 +35,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from precache.claims import Claims, remove_ended
+from precache.claims import Claims, deciding, remove_ended
 from precache.commits import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.errors import StoreError, UsageError
 from precache.finished import kept_name
@@ -54,8 +56,11 @@ from precache.renames import is_link, move, refuse_link, remove_if_empty
 from precache.status import DESCRIPTION, remove_left_scratch
 from precache.storage import StorageOptions, open_folder
 
-ALIVE_SECONDS = 900.0
-"""Since the last sign of life of a build, below which it is never touched: thirty heartbeats."""
+UNTOUCHED_SECONDS = 900.0
+"""Since the last change of what is being built or copied, below which `gc` never touches it.
+
+Longer than `status.ALIVE_SECONDS`, after which a build is taken to have ended: what is removed by
+mistake is lost."""
 
 _REMAINS = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 """Names below ``_gc`` on a local disk; in a bucket they are versions'."""
@@ -158,7 +163,8 @@ def gc(
     if not dry_run:
         done = []
         for each in removed:
-            spared = _remove(folder, each.place, clock)
+            with deciding(folder, each.version):
+                spared = _remove(folder, each.place, clock)
             if spared:
                 kept.append(Kept(each.version, spared))
             else:
@@ -248,7 +254,7 @@ def plan_gc(
         left = f"unfinished{' copy' * (name != place.version)}, left {ago(idle)}"
         if log and name == log[-1].version:
             kept.append(Kept(name, "current"))
-        elif idle < ALIVE_SECONDS:
+        elif idle < UNTOUCHED_SECONDS:
             kept.append(Kept(place.version, f"somebody was at work on it {ago(idle)}"))
         elif name in newest:
             kept.append(Kept(name, f"among the newest {keep}"))
@@ -262,7 +268,7 @@ def plan_gc(
             kept.append(Kept(place.version, left))
         else:
             going[name] = left if place.objects else "empty"
-        if name in complete and name not in going and place.scratch and idle >= ALIVE_SECONDS:
+        if name in complete and name not in going and place.scratch and idle >= UNTOUCHED_SECONDS:
             swept.append(name)
     links = [Kept(p.name, "a link, and no version: gc does not touch it") for p in places if p.link]
     return Plan(going, (*kept, *links), tuple(swept))
@@ -302,7 +308,7 @@ def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
     if place is None or place.link:
         return "somebody else removes it"
     committed = place.complete and name in reigns(log)
-    if place.idle_seconds(clock(), committed) < ALIVE_SECONDS:
+    if place.idle_seconds(clock(), committed) < UNTOUCHED_SECONDS:
         return "somebody is at work on it"
     if log and log[-1].version == name:
         return "current"
@@ -334,11 +340,13 @@ def _end_what_was_begun(store: Folder) -> None:
     for name in store.names(TRASH):
         left, version = f"{TRASH}/{name}", name.partition(".")[0]
         if local and _REMAINS.fullmatch(name):
-            _finish(store, left)
-        elif not local and VERSION.fullmatch(name):
-            record = store.get(left)
-            if record is not None and (not record or version_of(record) == version):
+            with deciding(store, version):
                 _finish(store, left)
+        elif not local and VERSION.fullmatch(name):
+            with deciding(store, version):
+                record = store.get(left)
+                if record is not None and (not record or version_of(record) == version):
+                    _finish(store, left)
 
 
 def _finish(store: Folder, left: str) -> bool:
@@ -364,6 +372,8 @@ def _finish(store: Folder, left: str) -> bool:
         return wanted
     if wanted:
         store.remove(f"{version}/{BUILD}")  # what a committer's temporary file left
+        with contextlib.suppress(OSError):
+            os.utime(path / ROOT)  # so that readers know it was away (`version.stamp_of`)
         if not move(store, left, version) and not store.exists(f"{version}/{ROOT}"):
             return True  # somebody makes it anew: a later run looks again
     _remove_all(store, left)

@@ -77,6 +77,11 @@ def inspect(version: Version, table: RowTable | None = None) -> list[Flaw]:
     table
         Its row table, where that is known: keys and labels are held against it. Its digest must be
         the one that the version has.
+
+    Raises
+    ------
+    GoneError
+        It was removed since it was opened.
     """
     return _Inspection(version, table).run()
 
@@ -107,12 +112,14 @@ class _Inspection:
         if self.version.folder.local("") is None:
             every = (*self.contents.small, *self.contents.sums)
             self.ahead.bring(name for name in every if not name.startswith("key/c/"))
-        with contextlib.suppress(_Flawed):
+        with self.version.unless_gone(), contextlib.suppress(_Flawed):
             self._root()
             self._recipe()
             for check in self._checks():
                 with contextlib.suppress(_Flawed):
                     check()
+        if self.flaws and self.version.is_gone():
+            raise gone(self.version.path)
         return [Flaw(name, reason) for name, reason in self.flaws.items()]
 
     def _checks(self) -> Iterator[Callable[[], object]]:
@@ -136,8 +143,6 @@ class _Inspection:
         [data] = self.ahead.read_many([name], [-1])
         if not isinstance(data, StorageError):
             return data
-        if is_missing(data) and self.version.is_gone():
-            raise gone(self.version.path)
         raise self._flaw(name, "it is missing" if is_missing(data) else str(data))
 
     def _small(self, array: str, layout: Array) -> np.ndarray:

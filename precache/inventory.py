@@ -18,9 +18,9 @@ from precache.pipeline import Pipeline, op_texts
 from precache.places import Place, look_around, real_nbytes
 from precache.status import BuildStatus, remove_left_scratch
 from precache.storage import StorageOptions, open_folder
-from precache.store import open_version, read_attributes, split_uri
+from precache.store import open_version, split_uri
 from precache.variants import variants_text
-from precache.version import Version, gone
+from precache.version import Version, read_attributes
 
 # --- results ------------------------------------------------------------------------------------
 
@@ -245,14 +245,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
 def _require_whole(version: Version) -> None:
     way_out = "run the precache build that made it once more, and it repairs it"
     flaws = inspect(version)
-    try:
-        lost = {} if flaws else version.lost_objects()
-    except StorageError:
-        if version.is_gone():
-            raise gone(version.path) from None
-        raise
-    if (flaws or lost) and version.is_gone():
-        raise gone(version.path)
+    lost = {} if flaws else version.lost_objects()
     for flaw in flaws:
         raise StoreError(
             f"version {version.id} is not whole: {flaw.name}: {flaw.reason}; {way_out}"

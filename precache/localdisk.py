@@ -30,8 +30,10 @@ from precache.folder import (
     LeaveOut,
     Range,
     checked,
+    most_bytes,
     pass_over,
     required,
+    too_large,
 )
 
 Result = TypeVar("Result")
@@ -58,6 +60,7 @@ def _translated(path: Path, doing: str) -> Iterator[None]:
             errno.EACCES: "; check its owner and mode",
             errno.EROFS: "; choose a folder that can be written",
             errno.EMFILE: "; raise `ulimit -n`",
+            errno.EISDIR: "; a folder is where a file belongs: remove it",
         }.get(error.errno or 0, "")
         reason = error.strerror or str(error)
         raise StorageError(f"cannot {doing} {path}: {reason}{hint}") from error
@@ -190,17 +193,16 @@ class LocalFolder:
 
     def get(self, name: str) -> bytes | None:
         try:
-            return self.read(name)
+            return required(*self.read_many([name], [-1]))
         except StorageError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NOT_THERE:
                 return None
             raise
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        mosts = [None if size < 0 else size + 1 for size in sizes]
         return [
-            self._read(name, functools.partial(localfiles.read_whole, most=most))
-            for name, most in zip(names, mosts, strict=True)
+            self._read(name, functools.partial(_read_small, name=name, expected=size))
+            for name, size in zip(names, sizes, strict=True)
         ]
 
     def read_first(self, name: str, most: int) -> bytes:
@@ -393,6 +395,13 @@ def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
         return localfiles.look(link)
     except OSError:
         return None, os.path.realpath(link)
+
+
+def _read_small(descriptor: int, size: int, name: str, expected: int) -> bytes:
+    """All of an object, or a byte more than is expected of it; -1 where its size is not known."""
+    if expected < 0 and size > most_bytes(name):
+        raise OSError(errno.EFBIG, too_large(name, size))
+    return localfiles.read_whole(descriptor, size, None if expected < 0 else expected + 1)
 
 
 def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:

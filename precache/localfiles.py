@@ -78,7 +78,7 @@ def require_regular(status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-    raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are read")
+    raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it")
 
 
 def look(path: str | os.PathLike[str]) -> tuple[os.stat_result, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from precache.errors import DamageError, StorageError, StoreError
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import is_missing
 from precache.layout import MISSING, decode_index
 from precache.version import Version, gone
@@ -181,14 +181,10 @@ class Objects(ABC):
             return np.frombuffer(bytes(stored), "<u8").reshape(chunks, 2)
         return decode_index(stored, chunks)
 
-    def missing(self, number: int, tail: tuple[int, ...], row: int) -> Exception:
-        """The error that says so of an object, or of the whole version."""
+    def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> PrecacheError:
+        """The error that says so of an object at a row, and what to do, or of the whole version."""
         if self.version.is_gone():
             return gone(self.version.path)
-        return self.damage(number, tail, row, "it is missing")
-
-    def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> DamageError:
-        """The error that says so of an object at a row, and what to do."""
         path = self.version.folder.path(self.name(number, tail))
         return DamageError(
             f"shard {path} is damaged at row {row} ({self.version.describe(row)}): {reason}; "
@@ -238,7 +234,7 @@ class MappedObjects(Objects):
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
-            raise self.missing(number, tail, row) from None
+            raise self.damage(number, tail, row, "it is missing") from None
         except OSError as error:
             raise StorageError(f"cannot map {self.path(number, tail)}: {error}") from None
         except StorageError as error:
@@ -246,7 +242,7 @@ class MappedObjects(Objects):
                 raise
             if self.expected is None and self.version.folder.exists():
                 return None
-            raise self.missing(number, tail, row) from None
+            raise self.damage(number, tail, row, "it is missing") from None
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
         return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))

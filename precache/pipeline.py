@@ -292,7 +292,11 @@ class Pipeline(Declared):
         return cls.from_dict(data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data with every default spelled out."""
+        """Plain data with every default spelled out.
+
+        It does not hold `Function.store`: a recipe that is made of it is the caller's own, whose
+        functions run without ``run_functions``.
+        """
         return self.model_dump(mode="json")
 
     @property

@@ -94,7 +94,7 @@ class RangedObjects(Objects):
         if isinstance(got, bytes):
             return got
         if not self.version.folder.exists(self.name(number, tail)):
-            raise self.missing(number, tail, row)
+            raise self.damage(number, tail, row, "it is missing")
         raise got
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:

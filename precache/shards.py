@@ -371,7 +371,7 @@ class ArrayReader:
         except DamageError as error:
             raise self._objects.damage(number, piece.object_tail, row, str(error)) from None
 
-    def damage(self, row: int, reason: str) -> DamageError:
+    def damage(self, row: int, reason: str) -> PrecacheError:
         """The error that says so of a row, and what to do."""
         number = row // self.array.object_shape[0]
         return self._objects.damage(number, self._pieces[0].object_tail, row, reason)

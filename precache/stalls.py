@@ -125,8 +125,9 @@ class StallReport:
         return {**dataclasses.asdict(self), "worst_rank": worst}
 
     def __str__(self) -> str:
+        name = printable(self.name)
         parts = [
-            f"{self.name}, step {self.step}: stalled {self.stall_ratio:.1%} of {self.steps} steps",
+            f"{name}, step {self.step}: stalled {self.stall_ratio:.1%} of {self.steps} steps",
             f"data {_times(self.data)}",
             f"iteration {_times(self.iteration)}",
             *self._slow_words(),

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from precache import metadata
 from precache.ahead import Ahead, Readable
-from precache.attributes import FORMAT, Attributes
+from precache.attributes import Attributes
 from precache.commits import BUILD, ROOT, Commit, read_commits
 from precache.documents import LABEL_DTYPES, difference, field_layout
-from precache.errors import GoneError, NewerFormatError, StorageError, StoreError
+from precache.errors import GoneError, StorageError, StoreError
 from precache.folder import Folder, is_missing
 from precache.messages import shown
 from precache.metadata import Array
 from precache.smallarrays import ROWS_PER_CHUNK, small_layout
 from precache.storage import StorageOptions, open_folder
 from precache.variants import number_of, variants_of
-from precache.version import MENDS, Version, gone, read_array_documents
+from precache.version import (
+    MENDS,
+    Version,
+    gone,
+    read_array_documents,
+    read_attributes,
+    stamp_of,
+)
 
 TRIES = 5
 """Times that the version to be opened may be removed meanwhile, and another be current."""
@@ -67,12 +73,9 @@ def open_version(
         try:
             return open_own(folder, document)
         except GoneError:
-            before = folder.name
-            if prefix is not None or document is not None:
+            if prefix is not None or folder is store:
                 raise
             folder, document = _find(store, base, prefix)
-            if folder.name == before:
-                raise
     return open_own(folder, document)
 
 
@@ -85,9 +88,13 @@ def open_unchecked(uri: str | os.PathLike[str], storage_options: StorageOptions 
 
 def unchecked(folder: Folder, document: bytes | None = None) -> Version:
     """As `open_own`, but only the version's own document is read."""
+    stamp = stamp_of(folder)
     attributes = read_attributes(document or _read_root(folder, folder), f"{folder}/{ROOT}")
-    arrays = {name: (name, layout) for name, layout in _layouts(folder, attributes).items()}
-    return Version(folder, attributes.version, attributes, arrays, attributes.rows)
+    version = Version(folder, attributes.version, attributes, {}, attributes.rows, stamp=stamp)
+    with version.unless_gone():
+        layouts = _layouts(folder, attributes)
+    version.arrays = {name: (name, layout) for name, layout in layouts.items()}
+    return version
 
 
 def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes | None]:
@@ -102,8 +109,8 @@ def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes |
     with ThreadPoolExecutor(1, "precache-open") as pool:  # far away the two are asked at once
         asked = pool.submit(read_commits, store, newest=newest) if _is_far(store) else None
         document = store.get(ROOT)
-    if document is not None:
-        return store, document
+    if document is not None:  # on a disk it is read again, once its time is known
+        return store, document if _is_far(store) else None
     log = asked.result() if asked else read_commits(store, newest=newest)
     return store.folder(_pick(log, store, base, prefix)), None
 
@@ -155,26 +162,34 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
     StoreError
         Its documents do not hold, or those of its arrays are not what its own says.
     """
-    ahead = Ahead(folder)
+    ahead, stamp = Ahead(folder), stamp_of(folder)
     if _is_far(folder):
         ahead.bring(_OF_EVERY if document else [ROOT, *_OF_EVERY])
     attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")
     if _is_far(folder):
         ahead.bring(part.format(name) for name in attributes.fields for part in _OF_A_FIELD)
+    version = Version(folder, attributes.version, attributes, {}, attributes.rows, ahead, stamp)
+    with version.unless_gone():
+        documents = _checked_documents(folder, ahead, attributes)
+    version.arrays = {name: (name, array) for name, array in documents.items()}
+    return version
+
+
+def _checked_documents(
+    folder: Folder, ahead: Readable, attributes: Attributes
+) -> dict[str, metadata.Array]:
+    """The layouts of a version's arrays, by their documents; they must be what its own asks for."""
     expected = _layouts(folder, attributes)
     try:
         documents = read_array_documents(ahead, [*expected, "label"])
     except StoreError as error:
-        if isinstance(error.__cause__, StorageError) and folder.size(ROOT) is None:
-            raise gone(str(folder)) from None
         raise StoreError(f"{error}; {MENDS}") from None
     expected["label"] = _label_layout(attributes, documents["label"])
     for name, layout in documents.items():
         wrong = difference(layout, expected[name])
         if wrong:
             raise StoreError(f"{folder.path(name)}/{ROOT} is damaged or forged: {wrong}; {MENDS}")
-    arrays = {name: (name, array) for name, array in documents.items()}
-    return Version(folder, attributes.version, attributes, arrays, attributes.rows, ahead)
+    return documents
 
 
 def _read_root(folder: Folder, ahead: Readable) -> bytes:
@@ -234,29 +249,6 @@ def _require_alike(folder: Folder, attributes: Attributes) -> None:
                 f"{folder}/{ROOT} is damaged or forged: {', '.join(arrays)} are no variants of one "
                 "field"
             )
-
-
-def read_attributes(data: bytes, where: str) -> Attributes:
-    """`attributes.precache` of a version's `zarr.json`.
-
-    Raises
-    ------
-    StoreError
-        The group is not of this software, is of a newer format, or is damaged.
-    """
-    attributes = metadata.parse_json(data, where).get("attributes")
-    own = attributes.get("precache") if isinstance(attributes, dict) else None
-    if not isinstance(own, dict):
-        raise StoreError(
-            f"{where} is of a Zarr group that precache did not write; "
-            "name its arrays, for example fields={'image': 'path/in/group'}"
-        )
-    if own.get("format") not in range(1, FORMAT + 1):
-        raise NewerFormatError(
-            f"{where} has store format {own.get('format')}, and this release of precache reads "
-            f"formats up to {FORMAT}; update precache"
-        )
-    return Attributes.read(json.dumps(own).encode(), where)
 
 
 def _open_foreign(folder: Folder, fields: Mapping[str, str]) -> Version:

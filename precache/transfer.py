@@ -27,7 +27,14 @@ import xxhash
 from precache.claims import Claims, deciding
 from precache.commits import BUILD, ROOT, Commit, append_commit, require_create_only
 from precache.contents import Contents
-from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
+from precache.errors import (
+    DamageError,
+    GoneError,
+    PrecacheError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
 from precache.folder import Folder, is_missing
 from precache.inspection import inspect
 from precache.localdisk import LocalFolder
@@ -81,7 +88,7 @@ class _Shard:
     def read(self, source: Folder) -> bytes:
         """Its bytes; `DamageError` where they are others, however often they are read."""
         for _ in range(2):  # they may change on their way
-            data = source.read(self.name)
+            data = source.read_first(self.name, self.size + 1)
             if self.holds(data):
                 return data
         raise DamageError(
@@ -163,17 +170,18 @@ def pull(
     if split_uri(to, storage_options)[1] is not None:
         raise UsageError(f"{shown(to)} names a version; give the store itself")
     store = open_folder(to, storage_options)
-    gone = ""
+    last = ""
     while True:
         version = open_version(uri, None, storage_options)
         if version.foreign:
             raise StoreError(f"{version.path} is not a version that precache wrote; copy it as is")
         try:
-            return _pull(version, store, tick)
-        except PrecacheError:
-            if version.id == gone or not version.is_gone():
+            with version.unless_gone():
+                return _pull(version, store, tick)
+        except GoneError:
+            if version.id == last:
                 raise
-            gone = version.id
+            last = version.id
         # Opened again, the store gives what is current now, or says that the version is gone.
 
 
@@ -276,7 +284,7 @@ def _receive(version: Version) -> _Received:
     contents, problem = Contents.of(version.attributes), ""
     for _ in range(2):  # bytes may change on their way
         names = [ROOT, *contents.small]
-        objects = dict(zip(names, prefetch(version.folder.read, names, THREADS, 8), strict=True))
+        objects = dict(zip(names, prefetch(version.small_object, names, THREADS, 8), strict=True))
         objects |= _there(version.folder, contents.sums)
         root = objects.pop(ROOT)
         with tempfile.TemporaryDirectory(prefix="precache-pull-") as path:

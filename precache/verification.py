@@ -112,9 +112,15 @@ def verify(
 
 def verify_version(version: Version, tick: Tick) -> Verified:
     """As `verify`, of a version as `store.open_unchecked` gives it."""
-    flaws, unchecked = _inspect(version)
-    if flaws and version.is_gone():
+    with version.unless_gone():
+        verified = _verify(version, tick)
+    if verified.damage and version.is_gone():
         raise gone(version.path)
+    return verified
+
+
+def _verify(version: Version, tick: Tick) -> Verified:
+    flaws, unchecked = _inspect(version)
     damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
     for name in version.stored if ROOT not in damage else ():
@@ -250,11 +256,9 @@ def _check_object(
     assert table is not None  # open_unchecked gave a version of ours
     size, checksum = table[number].tolist()
     try:
-        data = _bytes(version, shard)
+        data = _bytes(version, shard, size)
     except (OSError, StorageError) as error:
         missing = isinstance(error, StorageError) and is_missing(error)
-        if missing and version.is_gone():
-            raise gone(version.path) from None
         reason = "it is missing" if missing else str(error)
         return Damage(shard, reason, _keys(version, reader, number))
     if len(data) != size:
@@ -298,11 +302,11 @@ def _fits(version: Version, reader: ArrayReader, number: int, sums: np.ndarray) 
     return np.allclose(sums[number, 1:], [*total, *squares], rtol=1e-9)
 
 
-def _bytes(version: Version, shard: str) -> np.ndarray:
-    """A whole object, mapped where that is possible."""
+def _bytes(version: Version, shard: str, size: int) -> np.ndarray:
+    """A whole object, mapped where that is possible; of a longer one, a byte more than `size`."""
     descriptor = version.folder.open(shard)
     if descriptor is None:
-        return np.frombuffer(version.folder.read(shard), np.uint8)
+        return np.frombuffer(version.folder.read_first(shard, size + 1), np.uint8)
     try:
         return map_file(descriptor)
     finally:

@@ -1,10 +1,16 @@
-"""A version of a store: its metadata, and the small arrays of every row."""
+"""A version of a store: its metadata, and the small arrays of every row.
+
+An object that is missing or damaged may be of a version that was removed since it was opened, and
+perhaps built or pulled again. So every such error first checks whether the version is still the one
+that was opened (`Version.is_gone`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +22,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from precache import metadata
 from precache.ahead import Readable
-from precache.attributes import Attributes, FieldAttributes, refuse
+from precache.attributes import FORMAT, Attributes, FieldAttributes, refuse
 from precache.commits import ROOT
 from precache.documents import SUMS, label_layout
-from precache.errors import DamageError, GoneError, StorageError, StoreError, UsageError
+from precache.errors import (
+    DamageError,
+    GoneError,
+    NewerFormatError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
 from precache.folder import Folder, is_missing
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
@@ -101,6 +114,11 @@ class Version:
     arrays
         Name -> (path below the folder, array) of what a loader can read, labels included; of a
         field with variants, one for each.
+
+    Parameters
+    ----------
+    stamp
+        The `stamp_of` its folder before its document was read.
     """
 
     def __init__(
@@ -111,9 +129,11 @@ class Version:
         arrays: Mapping[str, tuple[str, metadata.Array]],
         rows: int,
         ahead: Readable | None = None,
+        stamp: int | None = None,
     ) -> None:
         self.folder = folder
         self._ahead = ahead or folder
+        self._stamp = stamp
         self.id = version_id
         self.path = str(folder)
         self.attributes = attributes
@@ -309,7 +329,7 @@ class Version:
             raise StoreError(f"{self.path} was written by other software and has no keys")
         name, count = f"key/c/{number}", min(self.rows, KEYS_PER_CHUNK)
         with self._reading():
-            return decode_strings(self.folder.read(name), f"{self.path}/{name}", count)
+            return decode_strings(self.small_object(name), f"{self.path}/{name}", count)
 
     def read_checked(self, name: str) -> bytes:
         """The bytes of `ROW_TABLE` or `HOLES`.
@@ -320,7 +340,14 @@ class Version:
             They are not those that were written.
         """
         with self._reading():
-            return self.checked(name, self.folder.read(name))
+            return self.checked(name, self.small_object(name))
+
+    def small_object(self, name: str) -> bytes:
+        """The bytes of an object that is no shard."""
+        [data] = self.folder.read_many([name], [-1])
+        if isinstance(data, StorageError):
+            raise data
+        return data
 
     def checked(self, name: str, data: bytes) -> bytes:
         """The same bytes; a `DamageError` where they are not those that were written."""
@@ -333,30 +360,44 @@ class Version:
     def lost_objects(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(array, shard) -> size and XXH3-64 of objects that are not there, or of another size."""
         lost = {}
-        for name in self.stored:
-            table, there = self.shard_table(name), self.folder.sizes(name)
-            tail = "/0" * len(self.arrays[name][1].row_shape)
-            for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
-                if there.get(f"{name}/c/{shard}{tail}") != nbytes:
-                    lost[name, shard] = (nbytes, digest)
+        with self.unless_gone():
+            for name in self.stored:
+                table, there = self.shard_table(name), self.folder.sizes(name)
+                tail = "/0" * len(self.arrays[name][1].row_shape)
+                for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
+                    if there.get(f"{name}/c/{shard}{tail}") != nbytes:
+                        lost[name, shard] = (nbytes, digest)
+        if lost and self.is_gone():
+            raise gone(self.path)
         return lost
 
     def is_gone(self) -> bool:
-        """Whether the version was removed: its group's document goes first."""
-        return not self.folder.exists("" if self.foreign else ROOT)
+        """Whether the version was removed since it was opened, made or pulled again or not."""
+        if self.attributes is None:
+            return not self.folder.exists()
+        return is_gone(self.folder, self._stamp, self.attributes)
+
+    @contextlib.contextmanager
+    def unless_gone(self) -> Iterator[None]:
+        """Raise a `GoneError` instead of what is raised within, where the version is gone."""
+        try:
+            yield
+        except (DamageError, StorageError, StoreError):
+            if self.is_gone():
+                raise gone(self.path) from None
+            raise
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except StorageError as error:
-            if is_missing(error) and self.is_gone():
-                raise gone(self.path) from None
-            if is_missing(error):
+        with self.unless_gone():
+            try:
+                yield
+            except StorageError as error:
+                if is_missing(error):
+                    raise DamageError(f"{error}; {MENDS}") from None
+                raise
+            except DamageError as error:
                 raise DamageError(f"{error}; {MENDS}") from None
-            raise
-        except DamageError as error:
-            raise DamageError(f"{error}; {MENDS}") from None
 
     def describe(self, row: int) -> str:
         """A row's key for an error text, or its number where keys cannot be read."""
@@ -386,7 +427,7 @@ class Version:
         """How a small array is laid out, by the length that the version has."""
         if name == "label":
             known = self.arrays.get(name)
-            return known[1] if known else label_layout(self.rows, self.folder.read("label/c/0"))
+            return known[1] if known else label_layout(self.rows, self.small_object("label/c/0"))
         if name == "valid":
             return small_layout((self.rows,), "bool", False)
         kind, _, array = name.partition("/")
@@ -452,6 +493,59 @@ def _are_close(known: Sequence[list[float] | None], given: Sequence[Any]) -> boo
         # Of the squares, as the deviation is the small difference of large ones.
         near &= np.abs((std - deviation) * (std + deviation)) <= 1e-9 * scale**2
     return bool(near.all() and (std >= 0).all())
+
+
+def read_attributes(data: bytes, where: str) -> Attributes:
+    """`attributes.precache` of a version's `zarr.json`.
+
+    Raises
+    ------
+    StoreError
+        The group is not of this software, is of a newer format, or is damaged.
+    """
+    attributes = metadata.parse_json(data, where).get("attributes")
+    own = attributes.get("precache") if isinstance(attributes, dict) else None
+    if not isinstance(own, dict):
+        raise StoreError(
+            f"{where} is of a Zarr group that precache did not write; "
+            "name its arrays, for example fields={'image': 'path/in/group'}"
+        )
+    if own.get("format") not in range(1, FORMAT + 1):
+        raise NewerFormatError(
+            f"{where} has store format {own.get('format')}, and this release of precache reads "
+            f"formats up to {FORMAT}; update precache"
+        )
+    return Attributes.read(json.dumps(own).encode(), where)
+
+
+def stamp_of(folder: Folder) -> int | None:
+    """Time of the last change of a version's document on a local disk, 0 of none; None elsewhere.
+
+    The document is written once, so a version that is made or pulled again has another. In a bucket
+    `Attributes.created` has to do: to ask for the time takes a request each time one is opened.
+    """
+    path = folder.local(ROOT)
+    try:
+        return None if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def is_gone(folder: Folder, stamp: int | None, attributes: Attributes) -> bool:
+    """Whether a version was removed since it was opened, made or pulled again or not.
+
+    Parameters
+    ----------
+    stamp
+        The `stamp_of` its folder before its document was read.
+    """
+    if stamp is not None:
+        return stamp_of(folder) != stamp
+    try:
+        document = folder.get(ROOT)
+        return document is None or read_attributes(document, "").created != attributes.created
+    except (StorageError, StoreError):  # it is there, and damaged or out of reach
+        return False
 
 
 def gone(where: str) -> GoneError:

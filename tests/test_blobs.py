@@ -20,6 +20,7 @@ from fsspec.spec import AbstractFileSystem
 
 import precache
 from precache import blobs, retries
+from precache import folder as limits
 from precache.blobs import RemoteFolder
 from precache.commits import require_create_only
 from precache.errors import (
@@ -96,6 +97,32 @@ def test_what_was_put_is_there(folder: Folder) -> None:
     assert folder.folder("a").read("b.bin") == b"12345"
     folder.put("a/b.bin", [b"again"])
     assert folder.read("a/b.bin") == b"again"
+
+
+def test_a_small_object_is_read_no_further_than_its_limit(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MOST_DOCUMENT", 1000)
+    folder.put("right.json", [b"1" * 1000])
+    folder.put("large.json", [b"1" * 5000])
+    folder.put("empty.json", [b""])
+    read, sizes = blobs.RemoteFolder._cat, list[int]()
+
+    def counted(own: Any, *arguments: Any, **options: Any) -> list[Any]:
+        found = read(own, *arguments, **options)
+        sizes.extend(len(each) for each in found if isinstance(each, bytes))
+        return found
+
+    monkeypatch.setattr(blobs.RemoteFolder, "_cat", counted)
+    names = ["right.json", "large.json", "empty.json"]
+    right, large, empty = folder.read_many(names, [-1, -1, -1])
+    assert (right, empty) == (b"1" * 1000, b"")
+    assert "large.json: it has more than the 1,000 bytes" in str(large)
+    with pytest.raises(StorageError, match=r"large\.json: it has more than the 1,000 bytes"):
+        folder.get("large.json")
+    assert folder.get("empty.json") == b""
+    assert max(sizes) == 1001
+    assert folder.read("large.json") == b"1" * 5000
 
 
 def test_what_is_not_there_is_said(folder: Folder) -> None:
@@ -276,7 +303,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
         open_folder(f"{protocol}://bucket").exists()
 
 
-@pytest.mark.parametrize("protocol", ["nowhere", "ftps"])
+@pytest.mark.parametrize("protocol", ["nowhere", "ftps", "ftp", "sftp", "zip", "data"])
 def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
     with pytest.raises(UsageError, match=rf"{protocol}:// is not supported; give a local path"):
         open_folder(f"{protocol}://bucket").exists()

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -23,12 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import precache
+from precache import claims, garbage
 from precache.cli import main
 from precache.commits import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
 from precache.errors import BuildError, StorageError, StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
-from precache.garbage import ALIVE_SECONDS, Collected, plan_gc, seconds_of
+from precache.garbage import UNTOUCHED_SECONDS, Collected, plan_gc, seconds_of
 from precache.localdisk import LocalFolder
 from precache.places import COPIES, TRASH, Place, StoredObject
 from precache.status import DESCRIPTION, read_status
@@ -129,7 +131,7 @@ def test_the_current_the_newest_the_young_and_the_living_stay(
         assert not commits or name != commits[-1].version
         assert name not in by_age[len(by_age) - keep :]
         told = idle[int(name, 16)]
-        assert told is None or told >= ALIVE_SECONDS
+        assert told is None or told >= UNTOUCHED_SECONDS
         if name in by_age:
             after = commits[last[name].number + 1].time
             assert NOW - after >= least
@@ -685,20 +687,17 @@ def test_a_version_that_is_gone_does_not_become_current(store: tuple[Path, list[
 def test_a_version_that_became_current_while_it_went_is_put_back(
     store: tuple[Path, list[str]],
 ) -> None:
-    path, (first, _, _) = store
-    before = contents(path / first)
-    process = start(collect_until, 2, path)  # after its way to _gc, before it is looked at again
-    assert end(process) == -signal.SIGKILL
-    [left] = (path / "_gc").iterdir()
-    version = left.name.partition(".")[0]
+    path, (version, _, _) = store
+    before = contents(path / version)
+    (path / TRASH).mkdir()
+    (path / version).rename(path / TRASH / f"{version}.{uuid.uuid4().hex}")  # and killed
     append_entry(open_folder(path), version)  # it leaves a temporary file's folder there
     assert (path / version).exists()
     precache.gc(path, keep=0, older_than="1d")
     assert precache.open(path).id == version
     assert precache.verify(path).ok
-    assert not (path / "_gc").exists()
-    if version == first:
-        assert contents(path / first) == before
+    assert not (path / TRASH).exists()
+    assert contents(path / version) == before
 
 
 def test_one_in_a_bucket_is_put_back_too(source: Path) -> None:
@@ -755,7 +754,7 @@ def test_killed_anywhere_and_run_again_the_end_is_the_same(
     right = tmp_path / "right"
     shutil.copytree(original, right)
     precache.gc(right, keep=1, older_than=0)
-    for change in itertools.chain(range(6), itertools.count(6, 17)):
+    for change in itertools.chain(range(12), itertools.count(12, 17)):
         path = tmp_path / f"killed-{change}"
         shutil.copytree(original, path)
         status = end(start(collect_until, change, path))
@@ -821,6 +820,30 @@ def test_two_at_once_remove_all(store: tuple[Path, list[str]]) -> None:
 
 
 # --- elsewhere ----------------------------------------------------------------------------------
+
+
+def test_one_run_does_not_remove_what_another_puts_back(
+    store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins when the first has moved a version away, which then becomes current."""
+    path, versions = store
+    at_its_end, finish = threading.Event(), garbage._finish
+    other = threading.Thread(target=lambda: (precache.gc(path, keep=3), at_its_end.set()))
+
+    def finish_later(folder: Folder, left: str) -> bool:
+        if not other.ident:
+            monkeypatch.setattr(claims.time, "sleep", lambda seconds: at_its_end.set())
+            other.start()
+            assert at_its_end.wait(60)
+            append_entry(folder, versions[0])
+        return finish(folder, left)
+
+    monkeypatch.setattr(garbage, "_finish", finish_later)
+    done = precache.gc(path, keep=2, older_than=0)
+    other.join()
+    assert "current" in why(done)[versions[0]]
+    assert precache.open(path).id == versions[0]
+    assert precache.verify(path).ok
 
 
 def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import precache
-from precache.errors import GoneError, StorageError, StoreError
+from precache.errors import DamageError, GoneError, StorageError, StoreError
 from precache.localdisk import LocalFolder
 from precache.storage import open_folder
 from precache.store import open_version
@@ -45,22 +46,32 @@ def store(built: Store, tmp_path: Path) -> Store:
 
 
 class Removal:
-    """Something that happens right before read number `at` of any folder, once."""
+    """Something that happens right before read number `at` of any folder, once; and right after."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, kind: type, act: Callable[[], None]
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: type,
+        act: Callable[[], None],
+        after: Callable[[], None] | None = None,
     ) -> None:
-        self.at, self._act = -1, act
+        self.at, self._act, self._after = -1, act, after
         self._reads = itertools.count()
-        for method in ("read", "read_many"):
+        looks = ("open", "names", "size", "sizes", "get") if after else ()
+        for method in ("read", "read_many", *looks):
             monkeypatch.setattr(kind, method, self._counted(getattr(kind, method)))
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(folder: Any, *arguments: Any) -> Any:
-            if next(self._reads) == self.at:
-                self.at = -1
-                self._act()
-            return method(folder, *arguments)
+            if next(self._reads) != self.at:
+                return method(folder, *arguments)
+            self.at = -1
+            self._act()
+            try:
+                return method(folder, *arguments)
+            finally:
+                if self._after:
+                    self._after()
 
         return read
 
@@ -138,6 +149,50 @@ def test_a_version_that_goes_is_said_to_be_gone(
             assert any(each in words for each in ("is gone", "was removed", "fits no version"))
             said += 1
     assert said > 0
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_version_that_goes_and_comes_back_is_no_damaged_one(
+    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed right before any look at it, and pulled again right after."""
+    path, other, _ = store
+    folder, away = path / other, tmp_path / "away"
+
+    def remove() -> None:
+        folder.rename(away)
+
+    def put_back() -> None:
+        shutil.copytree(away, folder, copy_function=shutil.copy)
+        shutil.rmtree(away)
+
+    removal = Removal(monkeypatch, LocalFolder, remove, put_back)
+    for at in range(reads_of(lambda: READS[name](path, other), removal)):
+        removal.arm(at)
+        try:
+            READS[name](path, other)
+        except (DamageError, StoreError) as error:  # or the log was read while it was away
+            words = str(error)
+            assert "is gone" in words or "fits no version" in words
+        assert precache.verify(f"{path}@{other}").ok
+
+
+def test_in_a_bucket_a_version_that_is_made_again_is_no_damaged_one(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    url, options = "s3://bucket/again.store", s3.options()
+    source = write_jpegs(tmp_path / "in", 8, (32, 24))
+    first, _ = build_two(source, url, shard_samples=4, storage_options=options)
+    version = precache.open(f"{url}@{first}", storage_options=options)
+    folder = open_folder(f"{url}/{first}", options)
+    document = json.loads(folder.read("zarr.json"))
+    document["attributes"]["precache"]["created"] = "2020-02-02T20:20:02Z"
+    folder.put("zarr.json", [json.dumps(document).encode()])
+    folder.remove("holes/c/0")
+    with pytest.raises(GoneError, match="is gone: it was removed"):
+        _ = version.holes
+    with pytest.raises(DamageError, match="run the same precache build command again"):
+        _ = precache.open(f"{url}@{first}", storage_options=options).holes
 
 
 def test_in_a_bucket_a_version_that_goes_is_said_to_be_gone(s3: S3Server, tmp_path: Path) -> None:

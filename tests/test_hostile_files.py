@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import precache
+from precache import folder
+from precache.errors import PrecacheError, StorageError
 from tests.building import write_jpegs
 
 RECIPE = precache.Pipeline.image(resize=16, crop=16)
@@ -63,6 +67,63 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jpegs(root / "in", 8)
     precache.build(root / "in", root / "out", RECIPE, address="serial", shard_samples=4)
     return root
+
+
+SMALL = (
+    "zarr.json", "image/zarr.json", "label/c/0", "valid/c/0", "key/c/0", "holes/c/0", "rows/c/0",
+    "shards/image/c/0/0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_object_of_a_terabyte_is_not_read(
+    name: str, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limits are lowered, so that little is read where they do not hold."""
+    monkeypatch.setattr(folder, "MOST_DOCUMENT", 1 << 20)
+    monkeypatch.setattr(folder, "MOST_SMALL", 1 << 20)
+    store = tmp_path / "store"
+    shutil.copytree(built / "out", store)
+    version = precache.open(store).id
+    os.truncate(store / version / name, (1 << 20) + 1)
+    what = rf"{name}.*it has 1,048,577 bytes, more than the 1,048,576 .*; remove it"
+    try:
+        found = " ".join(f"{d.shard}: {d.reason}" for d in precache.verify(store).damage)
+    except PrecacheError as error:
+        found = str(error)
+    assert re.search(what, found)
+
+
+def test_a_commit_of_a_terabyte_is_not_read(built: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built / "out", store)
+    [entry] = (store / "commits").iterdir()
+    os.truncate(entry, 900 << 30)
+    with pytest.raises(StorageError, match=r"000001.json: it has 966,367,641,600 bytes, more than"):
+        precache.open(store)
+
+
+@pytest.mark.parametrize("name", ["image/c/0/0/0/0", "zarr.json"])
+def test_a_folder_in_the_place_of_a_file_is_to_be_removed(
+    name: str, built: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built / "out", store)
+    path = store / precache.open(store).id / name
+    path.unlink()
+    (path / "in").mkdir(parents=True)
+    with pytest.raises(PrecacheError, match=f"{name}: .*folder is where a file .* remove it"):
+        precache.build(built / "in", store, RECIPE, address="serial", shard_samples=4)
+
+
+def test_a_fifo_in_the_place_of_a_file_is_to_be_removed(built: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(built / "out", store)
+    path = store / precache.open(store).id / "zarr.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(PrecacheError, match=r"zarr\.json: it is a FIFO.*; remove it"):
+        precache.build(built / "in", store, RECIPE, address="serial", shard_samples=4)
 
 
 def test_a_store_whose_files_are_none_hangs_nobody(

@@ -6,8 +6,10 @@ import os
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +23,7 @@ from precache import retries
 from precache.errors import StorageError
 from precache.storage import open_folder
 from tests.building import contents, cut, encoded, pixels, write
-from tests.servers import Certificate, FaultProxy, status, web_server
+from tests.servers import POLL, Certificate, FaultProxy, PatientServer, status, web_server
 
 RECIPE = precache.Pipeline.image(resize=64, crop=56)
 
@@ -59,6 +61,35 @@ def http(served: Path) -> Iterator[str]:
     """The same without TLS."""
     with web_server(served) as url:
         yield url
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+class _ListsItself(BaseHTTPRequestHandler):
+    """Every page has an image and a folder, whose page is the same."""
+
+    def do_GET(self) -> None:
+        folder = not self.path.endswith(".jpg")
+        page = b'<a href="a/">a/</a> <a href="x.jpg">x.jpg</a>' if folder else b"1"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if folder else "image/jpeg")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+def test_pages_that_list_themselves_have_an_end() -> None:
+    server = PatientServer(("127.0.0.1", 0), _ListsItself)
+    thread = threading.Thread(target=server.serve_forever, args=[POLL], daemon=True)
+    thread.start()
+    folder = open_folder(f"http://127.0.0.1:{server.server_address[1]}/photos/")
+    with pytest.raises(StorageError, match=r"cannot list http.*/photos: .* 64 folders .*a/a/a"):
+        list(folder.walk())
+    server.shutdown()
+    server.server_close()
+    thread.join()
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.errors import StoreError
-from precache.rowtable import RowTable
+from precache.rowtable import RowTable, kept_contents
 
 COLUMNS = ("sizes", "mtimes", "labels")
 I64 = st.integers(-1, 2**62)
@@ -139,3 +139,12 @@ def test_a_damaged_table_is_refused_or_still_a_table(data: st.DataObject) -> Non
     except StoreError:
         return
     assert len(table) == 2
+
+
+def test_a_few_bytes_are_not_read_as_ten_million_rows() -> None:
+    column = pa.DictionaryArray.from_arrays(np.zeros(10_000_000, np.int32), ["x" * 32])
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"content": column}), sink, store_schema=False)
+    assert len(sink.getvalue()) < 100_000
+    with pytest.raises(StoreError, match=r"rows/c/0 is no row table: .* cannot be 80000000 bytes"):
+        kept_contents(sink.getvalue(), "rows/c/0")

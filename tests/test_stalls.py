@@ -53,6 +53,12 @@ def test_the_line_tells_what_else_is_known() -> None:
     assert "worst of 3 ranks: rank 3" in str(dataclasses.replace(report, world_size=3))
 
 
+def test_the_name_of_a_meter_steers_no_terminal() -> None:
+    line = str(dataclasses.replace(REPORT, name="a\x1b[2J\n"))
+    assert line.isprintable()
+    assert line.startswith("a")
+
+
 def test_figures_are_numbers_and_leave_out_what_is_not_known() -> None:
     figures = REPORT.figures()
     assert figures["stall_ratio"] == 0.04

@@ -20,8 +20,7 @@ from precache.pipeline import Pipeline
 from precache.renames import is_link
 from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
-from precache.store import read_attributes
-from precache.version import ROW_TABLE
+from precache.version import ROW_TABLE, read_attributes
 
 SCRATCH = f"{BUILD}/tmp"
 

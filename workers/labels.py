@@ -28,7 +28,9 @@ from workers.plan import default_max_failures
 
 log = logging.getLogger(__name__)
 
-MOST_CLASSES = 10_000_000
+MOST_EMPTY_CLASSES = 100_000
+"""Highest class number in a file of labels, unless there are more samples: each number below it
+becomes a class with a name."""
 
 MOST_SHOWN = 60
 """Characters of a key or label in a message."""
@@ -172,6 +174,7 @@ def _are_numbers(lines: Sequence[_Line], names: set[str], where: str) -> bool:
 
 def _numbered(table: RowTable, given: dict[int, _Line], where: str) -> RowTable:
     labels = table.labels.tolist()
+    most = max(MOST_EMPTY_CLASSES, len(table))
     for row, line in given.items():
         digits = line.label.lstrip("0") or "0"
         if digits.startswith("-") and digits != "-1":
@@ -179,10 +182,11 @@ def _numbered(table: RowTable, given: dict[int, _Line], where: str) -> RowTable:
                 f"line {line.number} of {where} has class number {_short(line.label)}; they are "
                 "from 0 up, and -1 for none"
             )
-        if len(digits) > len(str(MOST_CLASSES)) or int(digits) > MOST_CLASSES:
+        if len(digits) > len(str(most)) or int(digits) > most:
             raise SourceError(
-                f"line {line.number} of {where} has class number {_short(line.label)}; the "
-                f"highest is {MOST_CLASSES}"
+                f"line {line.number} of {where} has class number {_short(line.label)}; with "
+                f"{len(table):,} samples the highest is {most:,}. Number the classes from 0 up "
+                "without gaps, or give names"
             )
         labels[row] = int(digits)
     kept = table.classes if len(given) < len(table) else ()

@@ -15,8 +15,8 @@ from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.receipts import ChannelSums, ShardObject
 from precache.rowtable import REMOVED, RowTable, kept_contents
-from precache.store import open_own, read_attributes, unchecked
-from precache.version import ROW_TABLE, Version
+from precache.store import open_own, unchecked
+from precache.version import ROW_TABLE, Version, read_attributes
 from workers.descent import changes, descend, same_identity
 from workers.goal import Goal
 from workers.made import Made, made_of
