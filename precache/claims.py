@@ -119,9 +119,11 @@ def remove_ended(store: Folder) -> None:
     for name in store.names(CLAIMS):
         if is_link(store, f"{CLAIMS}/{name}"):
             continue
-        if claim := Claims(store, name).take():
-            with claim:
-                pass  # its end removes those below it
+        claims = Claims(store, name)
+        claim = claims.take() if claims.numbers() else None
+        with claim or contextlib.nullcontext():
+            pass  # its end removes those below it
+        remove_if_empty(store, f"{CLAIMS}/{name}")
     remove_if_empty(store, CLAIMS)
 
 
@@ -150,7 +152,7 @@ class Claims:
 
     def take(self) -> Claim | None:
         """A claim to be entered; None where somebody else holds one, or gives one back."""
-        numbers = self._numbers()
+        numbers = self.numbers()
         passed = {name: self._store.get(name) for name in map(self._path, numbers)}
         if any(data is None or self._held(name, data) for name, data in passed.items()):
             return None
@@ -173,7 +175,7 @@ class Claims:
 
     def holder(self) -> Claimed | None:
         """Who holds one and lives, as far as is known."""
-        numbers = self._numbers()
+        numbers = self.numbers()
         name = self._path(max(numbers, default=0))
         data = self._store.get(name) if numbers else None
         return None if data is None else self._held(name, data)
@@ -181,7 +183,8 @@ class Claims:
     def _path(self, number: int) -> str:
         return f"{CLAIMS}/{self._name}/{number:06d}.json"
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Of all claims, in any order."""
         names = self._store.names(f"{CLAIMS}/{self._name}")
         return [int(name[:-5]) for name in names if _CLAIM.fullmatch(name)]
 

@@ -188,7 +188,7 @@ def test_a_group_of_others_with_a_folder_called_like_ours_stays(store: Path) -> 
 @pytest.mark.parametrize("name", [ROOT, "valid/c/0", "shards/image/c/0/0"])
 def test_a_document_of_a_terabyte_ends_in_words(name: str, store: Path) -> None:
     os.truncate(Path(precache.open(store).path) / name, 1 << 40)
-    with pytest.raises(StorageError, match="do not fit into memory"):
+    with pytest.raises(StorageError, match=r"more than the [0-9,]+ bytes that such an object has"):
         precache.open(store).valid, precache.Loader(store, batch_size=2)
 
 
@@ -250,10 +250,7 @@ def make():
 
 if __name__ == "__main__":
     recipe = precache.Pipeline.from_dict({"fields": {"image": {"codec": "zstd"}}})
-    result = precache.build(
-        "python:sleepy:make", sys.argv[1], recipe, address="serial", sample_timeout=1
-    )
-    print(result.failed)
+    precache.build("python:sleepy:make", sys.argv[1], recipe, address="serial", sample_timeout=1)
 """
 
 
@@ -263,7 +260,8 @@ def test_a_process_ends_though_a_fetch_hangs(tmp_path: Path) -> None:
     ran = subprocess.run(
         line, check=False, capture_output=True, text=True, timeout=60, env=environment()
     )
-    assert (ran.stdout.strip(), ran.returncode) == ("1", 0), ran.stderr
+    assert ran.returncode == 1
+    assert "HangError: 5: fetching it took longer than 1 s (--sample-timeout)" in ran.stderr
 
 
 def tiff(values: np.ndarray, **tags: int) -> bytes:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import json
+import math
 import random
 import time
 import uuid
@@ -22,8 +23,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from numcodecs import zstd
 
+import precache.commits
 import workers.account
 import workers.build
 import workers.commit
@@ -35,8 +38,9 @@ import workers.shardrows
 from precache import claims, garbage, status, transfer
 from precache.attributes import Claimed
 from precache.claims import Claim, Claims
-from precache.commits import BUILD, read_commits
+from precache.commits import BUILD, ROOT, read_commits
 from precache.errors import BuildError, FetchError, PrecacheError
+from precache.layout import RowShape
 from precache.liveness import Process
 from precache.pipeline import Field, Pipeline, ZstdCodec
 from precache.store import open_own
@@ -55,10 +59,15 @@ from tests.interleaving import (
 )
 from workers.account import Account
 from workers.build import _Build
+from workers.cluster import run_serial
+from workers.goal import Goal, Recipe
+from workers.listed import Listed
 from workers.progress import BuildProgress
 from workers.request import Request
+from workers.reuse import Placed
 from workers.sources import Fetched
 from workers.trials import HeldRows
+from workers.work import Work
 
 LEVELS = {"first": 1, "second": 19, "third": 5, "again": 1}
 """Of zstd, and of JSON's indentation, by actor: as of other releases of libraries."""
@@ -71,11 +80,12 @@ CACHED = [
 """In Python 3.11 these have a lock for all instances, which actors would wait for."""
 
 PIPELINE = Pipeline(fields={"image": Field(codec=ZstdCodec())})
+SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 
 
 KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
     (claims, "_remove_until"),
-    (Claims, "_numbers"),
+    (Claims, "numbers"),
     (workers.lease.BuildLease, "end"),
     (workers.lease.BuildLease, "others"),
     (workers.commit, "_write"),
@@ -389,22 +399,76 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
         require_whole(memory)
 
 
+def minimal(source: Rows) -> str:
+    """A build's calls from its lease on, of a version that is listed and measured."""
+    table = source.list(lambda count: None).table
+    goal = Goal.of(ACTORS.store, Recipe(PIPELINE, "f", table, table.digest), 4, SHAPES)
+    request = Request(source, "store", PIPELINE, address="serial")  # type: ignore[arg-type]
+    with BuildProgress(False) as progress:
+        account = Account(request, progress)
+        build = _Build(request, progress, account)
+        build.listed = Listed(goal.recipe, Placed(table), 0, {}, False, 0.0)
+        try:
+            return build._make(run_serial, Work(goal, None, {}, [0])).version
+        except Exception as error:
+            account.fail(error)
+            raise
+
+
+def few_objects(goal: Goal, facts: workers.commit.Facts) -> dict[str, bytes]:
+    return dict.fromkeys(("holes/c/0", "rows/c/0"), json_of_the_actor(list(facts.shards)))
+
+
+def require_minimal(memory: Memory, outcomes: Mapping[str, object]) -> None:
+    """One of the two committed; what its documents say of the other objects is so."""
+    for name, outcome in outcomes.items():
+        assert isinstance(outcome, str | BuildError), (name, repr(outcome))
+    [commit] = read_commits(MemoryFolder(memory))
+    version = MemoryFolder(memory).folder(commit.version)
+    attributes = json.loads(version.read(ROOT))["attributes"]["precache"]
+    assert attributes["fields"]["image"]["stored"] == len(version.read("image/c/0/0/0/0"))
+    for name, digest_ in attributes["digests"].items():
+        assert xxhash.xxh3_64_hexdigest(version.read(name)) == digest_
+    if all(isinstance(outcome, str) for outcome in outcomes.values()):
+        assert not version.sizes(BUILD)
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(3600)
-def test_two_builders_in_every_order_with_two_switches() -> None:
-    source = rows(1)
-    actors = {"first": partial(build, source), "second": partial(build, source)}
+def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what only reads, or looks for what others left before."""
+    monkeypatch.setattr(workers.commit, "small_objects", few_objects)
+    monkeypatch.setattr(workers.build, "require_create_only", lambda *given: None)
+    monkeypatch.setattr(precache.commits, "require_create_only", lambda *given: None)
+    monkeypatch.setattr(workers.build, "tidy_current", lambda *given: None)
+    monkeypatch.setattr(workers.build, "keep_followed", lambda *given: None)
+    monkeypatch.setattr(workers.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None)
+    monkeypatch.setattr(_Build, "_nothing_to_do", lambda build, goal: goal)
+    actors = dict.fromkeys(("first", "second"), partial(minimal, rows(1)))
+    every_order(actors, require_minimal)
 
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_two_builds_in_every_order_with_two_switches() -> None:
+    source = rows(1)
+    actors = dict.fromkeys(("first", "second"), partial(build, source))
+    every_order(actors, partial(check, source=source), switches=2)
+
+
+def every_order(
+    actors: Mapping[str, Callable[[], object]],
+    check: Callable[[Memory, Mapping[str, object]], None],
+    switches: float = math.inf,
+) -> None:
     def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
         memory = Memory()
         turns = Turns(memory, lambda able: choose(turns, able))
-        try:
+        with contextlib.suppress(Visited):
             outcomes = turns.run(actors)
-        except Visited:
-            return
-        check(memory, outcomes, source)
+            check(memory, outcomes)
 
-    for count in explore(run, switches=2):
-        if count % 500 == 0:
-            print(count, "runs")
-    print(count, "runs in all")
+    for count in explore(run, switches):
+        if count % 1000 == 0:
+            print(count, "runs", flush=True)
+    print(count, "runs in all", flush=True)
