@@ -5,6 +5,7 @@ Every request that fails for a passing reason is made again, with exponential ba
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -19,6 +20,8 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
+
+from fsspec import asyn
 
 from precache import retries
 from precache.copies import create_copy
@@ -140,39 +143,33 @@ class RemoteFolder:
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
         # With a range, no library asks for the size first; one byte more tells what has grown.
-        ends = [size + 1 if size > 0 else None for size in sizes]
-        if self.protocol not in WEB:  # some of whose servers compress what a range is then cut of
-            each = zip(names, sizes, ends, strict=True)
-            ends = [most_bytes(name) + 1 if size < 0 else end for name, size, end in each]
+        each = zip(names, sizes, strict=True)
+        ends = [(most_bytes(name) if size < 0 else size) + 1 for name, size in each]
         parts = [(name, 0, end) for name, end in zip(names, ends, strict=True)]
-        found = self._parts(parts, sizes)
+        found = self._parts(parts, sizes, stream=any(size < 0 for size in sizes))
         for number, (name, size, got) in enumerate(zip(names, sizes, found, strict=True)):
             if size < 0 and isinstance(got, bytes) and len(got) > most_bytes(name):
                 found[number] = StorageError(f"cannot read {self._url(name)}: {too_large(name)}")
         return found
 
     def read_first(self, name: str, most: int) -> bytes:
-        if self.protocol not in WEB:  # whose servers may send more than they are asked for
-            return required(*self._parts([(name, 0, most)], [-1]))
-
-        def read(path: str) -> bytes:
-            data = bytearray()
-            with self._fs.open(path, "rb", block_size=0) as file:
-                while len(data) < most and (piece := file.read(most - len(data))):
-                    data += piece
-            return bytes(data)
-
-        try:
-            return self._request(read, name, "read")
-        except FileNotFoundError as error:
-            raise self._error(error, name, "read") from None
+        return required(*self._parts([(name, 0, most)], [-1], stream=True))
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         parts = [(name, start, start + length) for name, start, length in ranges]
         return self._parts(parts, [length for _, _, length in ranges])
 
-    def _parts(self, parts: Sequence[Part], least: Sequence[int]) -> list[bytes | StorageError]:
-        """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again."""
+    def _parts(
+        self, parts: Sequence[Part], least: Sequence[int], *, stream: bool = False
+    ) -> list[bytes | StorageError]:
+        """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again.
+
+        Parameters
+        ----------
+        stream
+            All start at 0 and are of unknown size: the web is read on until the end of each, as
+            some servers compress what a range is then cut of, and others send more than that.
+        """
         found: dict[int, bytes | StorageError] = {}
         wanted = []
         for number, (name, _, _) in enumerate(parts):
@@ -185,7 +182,11 @@ class RemoteFolder:
                 break
             pause = 0.0
             again = []
-            tried = self._cat([parts[n] for n in wanted], first=attempt.number == 0)
+            if stream and self.protocol in WEB:
+                beginnings = [(name, end or 0) for name, _, end in map(parts.__getitem__, wanted)]
+                tried = asyn.sync(self._fs.loop, self._stream, beginnings)
+            else:
+                tried = self._cat([parts[n] for n in wanted], first=attempt.number == 0)
             tried = [b"" if _is_empty(got) else got for got in tried]
             for number, got in zip(wanted, tried, strict=True):
                 error = got if isinstance(got, Exception) else None
@@ -216,6 +217,22 @@ class RemoteFolder:
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
         return [self._part(*each) for each in zip(got, parts, strict=True)]
+
+    async def _stream(self, parts: Sequence[tuple[str, int]]) -> list[Any]:
+        """The first bytes of each, so many at most, or the exception that says why not."""
+
+        async def read(name: str, most: int) -> bytes:
+            data = bytearray()
+            file = await self._fs.open_async(self._at(name), size=most)  # else it asks for one
+            file.kwargs = self._fs.kwargs  # the user's, which it does not take over
+            try:
+                while len(data) < most and (piece := await file.read(most - len(data))):
+                    data += piece
+            finally:
+                await file.close()
+            return bytes(data)
+
+        return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
     def _part(self, got: Any, part: Part) -> Any:
         """What was asked for, also where a server knows no ranges and sends all."""

@@ -240,7 +240,7 @@ class LocalFolder:
         """Every object below the folder, in no particular order.
 
         Links are followed, except out of it and back to a folder they are in; one that leads
-        nowhere is a file of unknown size (-1).
+        nowhere is a file of unknown size (-1). What is removed meanwhile may be left out.
         """
         with _translated(self.root, "list"):
             root, true = localfiles.look(self.root)
@@ -250,13 +250,17 @@ class LocalFolder:
         while stack:
             prefix, true, above = stack.pop()
             path = self.root / prefix
-            with _translated(path, "list"), os.scandir(path) as entries:
+            gone = (FileNotFoundError, NotADirectoryError) if prefix else ()
+            with _translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
                 for entry in entries:
                     name = prefix + entry.name
-                    if entry.is_symlink():
-                        status, lies = _followed(entry.path)
-                    else:
-                        status, lies = entry.stat(), ""
+                    try:
+                        if entry.is_symlink():
+                            status, lies = _followed(entry.path)
+                        else:
+                            status, lies = entry.stat(), ""
+                    except FileNotFoundError:
+                        continue
                     if status is not None and stat.S_ISDIR(status.st_mode):
                         lies = lies or os.path.join(true, entry.name)  # noqa: PTH118 - as text
                         if self._leads_out(lies):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -21,6 +23,7 @@ import pytest
 import precache
 from precache import retries
 from precache.errors import StorageError
+from precache.folder import Folder
 from precache.storage import open_folder
 from tests.building import contents, cut, encoded, pixels, write
 from tests.servers import POLL, Certificate, FaultProxy, PatientServer, status, web_server
@@ -80,17 +83,49 @@ class _ListsItself(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_pages_that_list_themselves_have_an_end() -> None:
-    server = PatientServer(("127.0.0.1", 0), _ListsItself)
+class _Endless(BaseHTTPRequestHandler):
+    """Every file is compressed, and has no end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        zeros = zlib.compressobj(wbits=31)
+        with contextlib.suppress(OSError):  # until nobody reads on
+            while True:
+                self.wfile.write(zeros.compress(bytes(1 << 20)))
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Folder]:
+    """A folder of a server."""
+    server = PatientServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=[POLL], daemon=True)
     thread.start()
-    folder = open_folder(f"http://127.0.0.1:{server.server_address[1]}/photos/")
-    with pytest.raises(StorageError, match=r"cannot list http.*/photos: .* 64 folders .*a/a/a"):
-        list(folder.walk())
+    yield open_folder(f"http://127.0.0.1:{server.server_address[1]}/photos/")
     server.shutdown()
     server.server_close()
     thread.join()
     fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+def test_pages_that_list_themselves_have_an_end() -> None:
+    with (
+        serving(_ListsItself) as folder,
+        pytest.raises(StorageError, match=r"cannot list http.*/photos: .* 64 folders .*a/a/a"),
+    ):
+        list(folder.walk())
+
+
+def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache.folder.MOST_DOCUMENT", 1 << 20)
+    with serving(_Endless) as folder:
+        assert folder.read_first("a.json", 5) == bytes(5)
+        with pytest.raises(StorageError, match=r"a.json: it has more than the 1,048,576 bytes"):
+            folder.get("a.json")
 
 
 @pytest.fixture

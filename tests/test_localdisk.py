@@ -556,6 +556,24 @@ def test_a_link_to_the_root_lists_nothing_twice(folder: LocalFolder) -> None:
     assert set(_listed(folder)) == {"a.png"}
 
 
+def test_walking_leaves_out_what_is_removed_meanwhile(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b/c", "d"):
+        folder.put(name, [b"1"])
+    scandir = os.scandir
+
+    def removing(path: Path) -> contextlib.AbstractContextManager[list[os.DirEntry[str]]]:
+        monkeypatch.setattr(os, "scandir", scandir)
+        entries = contextlib.nullcontext([*scandir(path)])
+        folder.remove("d")
+        folder.remove("b")
+        return entries
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert [info.name for info in folder.walk()] == ["a"]
+
+
 def test_walking_what_is_not_there_is_an_error(folder: LocalFolder) -> None:
     with pytest.raises(StorageError, match=r"cannot list .*root"):
         list(folder.walk())
