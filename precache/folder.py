@@ -85,7 +85,10 @@ def refused(name: str, folder: object) -> StorageError:
 def required(found: bytes | StorageError) -> bytes:
     """Bytes that were read; raises the error that came in place of them."""
     if isinstance(found, StorageError):
-        raise found
+        try:
+            raise found
+        finally:
+            del found  # else it keeps itself alive, by this frame, and all its callers have
     return found
 
 

@@ -33,7 +33,7 @@ from precache.errors import (
     StoreError,
     UsageError,
 )
-from precache.folder import Folder, is_missing
+from precache.folder import Folder, is_missing, required
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small, small_layout
@@ -344,10 +344,7 @@ class Version:
 
     def small_object(self, name: str) -> bytes:
         """The bytes of an object that is no shard."""
-        [data] = self.folder.read_many([name], [-1])
-        if isinstance(data, StorageError):
-            raise data
-        return data
+        return required(*self.folder.read_many([name], [-1]))
 
     def checked(self, name: str, data: bytes) -> bytes:
         """The same bytes; a `DamageError` where they are not those that were written."""

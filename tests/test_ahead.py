@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("get", "names", "read_many"):
+    for name in ("names", "read_many"):
         monkeypatch.setattr(RemoteFolder, name, counted(name))
     return calls
 
@@ -50,7 +50,7 @@ def test_a_store_is_opened_in_four_round_trips(far: str, asked: list[str]) -> No
     with precache.Loader(far, 4, device="cpu") as loader:
         here, there = "MainThread", "precache-open"
         log = [f"names {there}", f"read_many {there}"]  # beside the look for a version right there
-        assert sorted(asked[:3]) == sorted([*log, f"get {here}"])
+        assert sorted(asked[:3]) == sorted([*log, f"read_many {here}"])
         assert asked[3:] == [f"read_many {here}"] * 2
         assert sum(len(batch["row"]) for batch in loader) == 21
 

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -554,6 +555,20 @@ def test_a_link_to_the_root_lists_nothing_twice(folder: LocalFolder) -> None:
     folder.put("a.png", [b"123"])
     folder.local("again").symlink_to(folder.root)
     assert set(_listed(folder)) == {"a.png"}
+
+
+class _Held:
+    """What a caller has."""
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_error_keeps_nothing_of_its_callers_alive(folder: LocalFolder) -> None:
+    def look() -> weakref.ref[_Held]:
+        held = _Held()
+        assert folder.get("missing") is None
+        return weakref.ref(held)
+
+    assert look()() is None
 
 
 def test_walking_leaves_out_what_is_removed_meanwhile(
