@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 DEEPEST = 64
 """Folders in one another that a web server may list: its pages may list themselves, without end."""
 
+STREAMS = 32
+"""Files of a web server that are read at a time, where their sizes are not known."""
+
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
 
@@ -187,7 +190,10 @@ class RemoteFolder:
                 tried = asyn.sync(self._fs.loop, self._stream, beginnings)
             else:
                 tried = self._cat([parts[n] for n in wanted], first=attempt.number == 0)
-            tried = [b"" if _is_empty(got) else got for got in tried]
+            tried = [
+                b"" if parts[n][1] == 0 and least[n] <= 0 and _is_empty(got) else got
+                for n, got in zip(wanted, tried, strict=True)
+            ]
             for number, got in zip(wanted, tried, strict=True):
                 error = got if isinstance(got, Exception) else None
                 short = error is None and len(got) < least[number]
@@ -221,15 +227,17 @@ class RemoteFolder:
     async def _stream(self, parts: Sequence[tuple[str, int]]) -> list[Any]:
         """The first bytes of each, so many at most, or the exception that says why not."""
 
+        fs, places = self._fs, asyncio.Semaphore(STREAMS)
+        session = await fs.set_session()
+
         async def read(name: str, most: int) -> bytes:
-            data = bytearray()
-            file = await self._fs.open_async(self._at(name), size=most)  # else it asks for one
-            file.kwargs = self._fs.kwargs  # the user's, which it does not take over
-            try:
-                while len(data) < most and (piece := await file.read(most - len(data))):
+            data, url = bytearray(), fs.encode_url(self._at(name))
+            async with places, session.get(url, **fs.kwargs) as answer:
+                if answer.status == 404:
+                    raise FileNotFoundError(str(url))
+                answer.raise_for_status()
+                while len(data) < most and (piece := await answer.content.read(most - len(data))):
                     data += piece
-            finally:
-                await file.close()
             return bytes(data)
 
         return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)

@@ -83,9 +83,9 @@ class Claim:
             _remove_until(self._store, self.name)
 
     def is_held(self) -> bool:
-        """Whether nobody took the next one, believing that this process had ended."""
-        folder, _, own = self.name.rpartition("/")
-        return max(filter(_CLAIM.fullmatch, self._store.names(folder)), default="") == own
+        """Whether nobody took a later one, believing that this process had ended."""
+        _, name, own = self.name.split("/")
+        return Claims(self._store, name).holder(above=int(own[:-5])) is None
 
     def give_to(self, process: Process, note: str) -> None:
         """Have another process hold it, which will enter one of the same name and note."""
@@ -120,10 +120,11 @@ def remove_ended(store: Folder) -> None:
         if is_link(store, f"{CLAIMS}/{name}"):
             continue
         claims = Claims(store, name)
-        claim = claims.take() if claims.numbers() else None
-        with claim or contextlib.nullcontext():
-            pass  # its end removes those below it
-        remove_if_empty(store, f"{CLAIMS}/{name}")
+        if not claims.numbers():
+            _remove_until(store, f"{CLAIMS}/{name}/")
+        elif claim := claims.take():
+            with claim:
+                pass  # its end removes those below it
     remove_if_empty(store, CLAIMS)
 
 
@@ -173,12 +174,13 @@ class Claims:
         with claim:
             yield claim
 
-    def holder(self) -> Claimed | None:
-        """Who holds one and lives, as far as is known."""
-        numbers = self.numbers()
-        name = self._path(max(numbers, default=0))
-        data = self._store.get(name) if numbers else None
-        return None if data is None else self._held(name, data)
+    def holder(self, above: int = 0) -> Claimed | None:
+        """Who holds one of a higher number and lives, as far as is known."""
+        for name in [self._path(number) for number in self.numbers() if number > above]:
+            data = self._store.get(name)
+            if data is not None and (found := self._held(name, data)):
+                return found
+        return None
 
     def _path(self, number: int) -> str:
         return f"{CLAIMS}/{self._name}/{number:06d}.json"

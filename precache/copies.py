@@ -7,6 +7,7 @@ honour ``If-None-Match`` there and at a put may ignore it at a copy.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,8 @@ def _create_on_s3(fs: Any, source: str, target: str) -> None:
         parts = {"Parts": [{"PartNumber": 1, "ETag": part["CopyPartResult"]["ETag"]}]}
         fs.call_s3("complete_multipart_upload", MultipartUpload=parts, IfNoneMatch="*", **upload)
     except BaseException:
-        fs.call_s3("abort_multipart_upload", **upload)
+        with contextlib.suppress(Exception):  # the service ends it by the bucket's own rules
+            fs.call_s3("abort_multipart_upload", **upload)
         raise
 
 

@@ -240,7 +240,8 @@ class LocalFolder:
         """Every object below the folder, in no particular order.
 
         Links are followed, except out of it and back to a folder they are in; one that leads
-        nowhere is a file of unknown size (-1). What is removed meanwhile may be left out.
+        nowhere is a file of unknown size (-1). A file that is removed meanwhile may be left out,
+        and a folder where nobody asks what is left out.
         """
         with _translated(self.root, "list"):
             root, true = localfiles.look(self.root)
@@ -250,7 +251,7 @@ class LocalFolder:
         while stack:
             prefix, true, above = stack.pop()
             path = self.root / prefix
-            gone = (FileNotFoundError, NotADirectoryError) if prefix else ()
+            gone = (FileNotFoundError,) if prefix and leave_out is pass_over else ()
             with _translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
                 for entry in entries:
                     name = prefix + entry.name
@@ -409,7 +410,12 @@ def _read_small(descriptor: int, size: int, name: str, expected: int) -> bytes:
 
 
 def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
-    return os.pread(descriptor, length, start)
+    """Up to so many bytes; a call reads 2 GiB at most (read(2))."""
+    data, end = b"", min(start + length, size)
+    while start < end and (piece := os.pread(descriptor, end - start, start)):
+        data = data + piece if data else piece
+        start += len(piece)
+    return data
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

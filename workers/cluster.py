@@ -368,7 +368,8 @@ class _Ray:
                         values.append(_on_worker(function, replace(item, job=job), nice))
                         seconds = time.monotonic() - began
                     if isinstance(values[-1], HangError):
-                        write_report(str(report), values[-1].late)
+                        with contextlib.suppress(OSError):  # then it is found as a killer is
+                            write_report(str(report), values[-1].late)
                         os._exit(1)
             return pickle.dumps((values, seconds))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from precache.errors import SampleError, SourceError, UsageError
+from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.layout import RowShape
 from precache.messages import shown
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
@@ -26,7 +26,6 @@ from workers.shard_task import Job
 from workers.sourceprobe import probe_source
 from workers.sources import Listing, Source, open_source
 from workers.stagetimes import Codec, Passed, codec_for, take_through
-from workers.time_limit import lookout_kept
 from workers.trials import Read, build_cpu, read_codec, rows_to_read
 from workers.usercode import require_permission
 
@@ -80,8 +79,7 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
         lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
     )
     listing_seconds = time.monotonic() - started
-    with lookout_kept():
-        found = _measure(question, source, listing, tick)
+    found = _measure(question, source, listing, tick)
     host = replace(found.host, load=load)
     found = replace(found, listing_seconds=listing_seconds, host=host)
     cores = question.cores or host.cores
@@ -143,10 +141,14 @@ def _stages(
     def tell(done: int) -> None:
         tick(f"stages, sample {done} of {len(keys)}")
 
-    try:
-        return take_through(job, keys, sizes, names, question.seconds * STAGES, tell)
-    except SampleError as error:
-        raise SourceError(f"{shown(question.source)}: {error}") from None
+    late: dict[str, str] = {}
+    while True:
+        try:
+            return take_through(job, keys, sizes, names, question.seconds * STAGES, tell, late)
+        except HangError as error:  # what works on it goes on beside; here no row is kept
+            late |= error.late
+        except SampleError as error:
+            raise SourceError(f"{shown(question.source)}: {error}") from None
 
 
 def _check(question: Question) -> None:

@@ -22,6 +22,9 @@ SLOTS, SLOT_BYTES = 8, 8 << 10
 """Of the shared memory: one for each thread that works on samples. It begins with the number of
 bytes that follow (16 bits, little-endian): a reason and keys, with NUL between them."""
 
+IDLE_SECONDS = 60.0
+"""Between two looks whether the process is there, while it has no limit."""
+
 WAY_OUT = (
     "Only the end of its process ends what hangs. Mend or remove the sample, or build on Ray "
     "(--address local), which replaces the process and leaves a hole"
@@ -46,7 +49,7 @@ def _watch(process: int, notes: int) -> None:
     limit, missed, report = 0.0, 0, ""
     late: dict[str, str] = {}
     while missed <= limit or not late:
-        if select.select([0], [], [], 1.0 if limit else None)[0]:
+        if select.select([0], [], [], 1.0 if limit else IDLE_SECONDS)[0]:
             beats = os.fsdecode(os.read(0, 1 << 16))
             if not beats:
                 return
@@ -54,7 +57,7 @@ def _watch(process: int, notes: int) -> None:
             limit, missed = float(seconds), 0
         elif os.getppid() != process:
             return
-        elif not _is_stopped(process):
+        elif limit and not _is_stopped(process):
             missed += 1
             late = _read(notes) if missed > limit else {}
     _end(process, late, report)
@@ -79,12 +82,14 @@ def _end(process: int, late: dict[str, str], report: str) -> None:
     import json
     import signal
 
-    if report:
-        write_report(report, late)
-    # In JSON, control characters in keys are escaped.
-    shown = {json.dumps(key)[1:-1]: why for key, why in late.items()}
-    os.write(2, f"\nprecache: {explain(shown)}\n".encode())
-    os.kill(process, signal.SIGKILL)
+    try:
+        if report:
+            write_report(report, late)
+        # In JSON, control characters in keys are escaped.
+        shown = {json.dumps(key)[1:-1]: why for key, why in late.items()}
+        os.write(2, f"\nprecache: {explain(shown)}\n".encode())
+    finally:
+        os.kill(process, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ class Lookout:
         os.ftruncate(notes, SLOTS * SLOT_BYTES)
         self._notes = mmap.mmap(notes, SLOTS * SLOT_BYTES)
         line = [sys.executable, "-I", "-S", lookout.__file__, str(os.getpid()), str(notes)]
-        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=[notes])
+        self._process = subprocess.Popen(  # in a group of its own: Ctrl-C is not for it
+            line, stdin=subprocess.PIPE, pass_fds=[notes], process_group=0
+        )
         os.close(notes)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin.fileno()
@@ -77,11 +79,12 @@ class Lookout:
         report
             File to be made where it ends the process: key -> why, of the samples at work.
         """
+        before = getattr(_here, "lookout", None)
         self._report, _here.lookout = report, self
         try:
             yield
         finally:
-            _here.lookout = None
+            _here.lookout = before
 
     def note(self, slot: int, *why_and_keys: str) -> None:
         """Keep why samples would be late, and their keys, in the slot of the thread at work."""
@@ -106,6 +109,9 @@ class Lookout:
 @contextlib.contextmanager
 def lookout_kept() -> Iterator[None]:
     """Have a process of its own watch what this thread calls `run_in_time` for."""
+    if not sys.executable:  # Python is embedded in another program
+        yield
+        return
     with contextlib.closing(Lookout()) as watcher, watcher.on_duty():
         yield
 
