@@ -28,6 +28,14 @@ from types import MappingProxyType
 
 from precache.messages import printable, without_secrets
 
+LONGEST = 10_000
+"""Characters of a message: some of it may come out of a stranger's document."""
+
+
+def _shortened(text: str) -> str:
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
+
 
 class PrecacheError(Exception):
     """Base of every error raised on purpose; `exit_status` is what the command line returns."""
@@ -35,7 +43,7 @@ class PrecacheError(Exception):
     exit_status = 1
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(printable(without_secrets(str(part))) for part in parts))
+        super().__init__(*(_shortened(printable(without_secrets(str(part)))) for part in parts))
 
 
 class UsageError(PrecacheError):

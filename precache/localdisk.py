@@ -23,6 +23,7 @@ from precache import localfiles
 from precache.errors import StorageError
 from precache.folder import (
     LINK_OUT,
+    LINK_TWICE,
     NO_FILE,
     Buffer,
     FileInfo,
@@ -239,21 +240,23 @@ class LocalFolder:
     def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
         """Every object below the folder, in no particular order.
 
-        Links are followed, except out of it and back to a folder they are in; one that leads
-        nowhere is a file of unknown size (-1). A file that is removed meanwhile may be left out,
-        and a folder where nobody asks what is left out.
+        Links are followed, except out of it, back to a folder they are in, and, below another link,
+        to a folder that a link led to before; one that leads nowhere is a file of unknown size
+        (-1). A file that is removed meanwhile may be left out, and a folder where nobody asks what
+        is left out.
         """
         with _translated(self.root, "list"):
             root, true = localfiles.look(self.root)
             self._require_inside(true)
         link_out = NO_FILE if self.top == ANYWHERE else LINK_OUT
-        stack = [("", true, frozenset({_identity(root)}))]
+        stack = [("", true, frozenset({_identity(root)}), False)]
+        linked: set[tuple[int, int]] = set()
         while stack:
-            prefix, true, above = stack.pop()
+            prefix, true, above, linked_to = stack.pop()
             path = self.root / prefix
             gone = (FileNotFoundError,) if prefix and leave_out is pass_over else ()
             with _translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
-                for entry in entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
                     name = prefix + entry.name
                     try:
                         if entry.is_symlink():
@@ -266,8 +269,15 @@ class LocalFolder:
                         lies = lies or os.path.join(true, entry.name)  # noqa: PTH118 - as text
                         if self._leads_out(lies):
                             leave_out(f"{name}/", link_out)
+                        elif linked_to and entry.is_symlink() and _identity(status) in linked:
+                            leave_out(f"{name}/", LINK_TWICE)
                         elif _identity(status) not in above:
-                            stack.append((f"{name}/", lies, above | {_identity(status)}))
+                            below_link = linked_to or entry.is_symlink()
+                            if entry.is_symlink():
+                                linked.add(_identity(status))
+                            stack.append(
+                                (f"{name}/", lies, above | {_identity(status)}, below_link)
+                            )
                     elif lies and self._leads_out(lies):
                         leave_out(name, link_out)
                     elif status is None:

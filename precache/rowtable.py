@@ -214,4 +214,5 @@ def _reading(where: str) -> Iterator[None]:
     except (
         pa.ArrowException, DamageError, MemoryError, OSError, KeyError, TypeError, ValueError
     ) as error:  # fmt: skip
-        raise StoreError(f"{where} is no row table: {error}") from None
+        reason = str(error) or "it does not fit into memory"
+        raise StoreError(f"{where} is no row table: {reason}") from None

@@ -36,7 +36,6 @@ from precache.errors import (
     UsageError,
 )
 from precache.folder import Folder, is_missing
-from precache.inspection import inspect
 from precache.localdisk import LocalFolder
 from precache.messages import shown
 from precache.places import COPIES, TRASH, look, pull_claim
@@ -45,6 +44,7 @@ from precache.renames import exchange, move, refuse_link, remove_if_empty
 from precache.status import is_alive, remove_left_scratch
 from precache.storage import StorageOptions, open_folder
 from precache.store import open_own, open_version, split_uri
+from precache.verification import inspected
 from precache.version import Version
 
 THREADS = 4
@@ -249,8 +249,8 @@ def _require_free(store: Folder, version: str) -> bool:
 
 
 def _check(version: Version) -> None:
-    """Raise where anything but a shard is missing or damaged."""
-    for flaw in inspect(version):
+    """Raise where anything but a shard is missing or damaged, as far as can be known here."""
+    for flaw in inspected(version)[0]:
         raise DamageError(f"{version.folder.path(flaw.name)} is damaged: {flaw.reason}")
 
 

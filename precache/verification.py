@@ -120,7 +120,7 @@ def verify_version(version: Version, tick: Tick) -> Verified:
 
 
 def _verify(version: Version, tick: Tick) -> Verified:
-    flaws, unchecked = _inspect(version)
+    flaws, unchecked = inspected(version)
     damage = {flaw.name: Damage(flaw.name, flaw.reason) for flaw in flaws}
     objects = nbytes = 0
     for name in version.stored if ROOT not in damage else ():
@@ -146,7 +146,7 @@ def _verify(version: Version, tick: Tick) -> Verified:
 # --- small objects ------------------------------------------------------------------------------
 
 
-def _inspect(version: Version) -> tuple[list[Flaw], list[str]]:
+def inspected(version: Version) -> tuple[list[Flaw], list[str]]:
     """What is wrong with the small objects, and what cannot be known of them."""
     unchecked: list[str] = []
     table = None

@@ -507,7 +507,7 @@ def read_attributes(data: bytes, where: str) -> Attributes:
             f"{where} is of a Zarr group that precache did not write; "
             "name its arrays, for example fields={'image': 'path/in/group'}"
         )
-    if own.get("format") not in range(1, FORMAT + 1):
+    if own.get("format", 1) not in range(1, FORMAT + 1):
         raise NewerFormatError(
             f"{where} has store format {own.get('format')}, and this release of precache reads "
             f"formats up to {FORMAT}; update precache"
@@ -549,7 +549,8 @@ def gone(where: str) -> GoneError:
     """The error that says so of a version."""
     return GoneError(
         f"the version at {where} is gone: it was removed while it was read; open the store's "
-        "current version"
+        f"current version, or, if this is the one and its {ROOT} was lost, run the same precache "
+        "build command again"
     )
 
 

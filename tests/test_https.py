@@ -23,7 +23,7 @@ import pytest
 import precache
 from precache import retries
 from precache.errors import StorageError
-from precache.folder import Folder
+from precache.folder import Folder, is_missing
 from precache.storage import open_folder
 from tests.building import contents, cut, encoded, pixels, write
 from tests.servers import POLL, Certificate, FaultProxy, PatientServer, status, web_server
@@ -118,6 +118,23 @@ def test_pages_that_list_themselves_have_an_end() -> None:
         pytest.raises(StorageError, match=r"cannot list http.*/photos: .* 64 folders .*a/a/a"),
     ):
         list(folder.walk())
+
+
+class _Nothing(_ListsItself):
+    """Nothing is there, which takes many words."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", str(4 << 20))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(bytes(4 << 20))
+
+
+def test_more_is_missing_than_there_are_connections() -> None:
+    with serving(_Nothing) as folder:
+        found = folder.read_many([f"{number}.json" for number in range(150)], [-1] * 150)
+    assert all(isinstance(each, StorageError) and is_missing(each) for each in found)
 
 
 def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

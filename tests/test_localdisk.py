@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import os
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from precache import localfiles
 from precache.errors import PrecacheError, StorageError
-from precache.folder import FileInfo
+from precache.folder import LINK_TWICE, FileInfo
 from precache.localdisk import ANYWHERE, LocalFolder
 from precache.storage import open_folder
 
@@ -557,6 +558,18 @@ def test_a_link_to_the_root_lists_nothing_twice(folder: LocalFolder) -> None:
     assert set(_listed(folder)) == {"a.png"}
 
 
+def test_folders_that_link_to_one_another_are_listed_once_by_each_link(folder: LocalFolder) -> None:
+    for one in range(12):
+        folder.put(f"{one:02d}/x", [b"1"])
+        for other in range(12):
+            (folder.root / f"{one:02d}" / f"to-{other:02d}").symlink_to(f"../{other:02d}")
+    left = collections.Counter[str]()
+    names = [info.name for info in folder.walk(lambda name, why: left.update([why]))]
+    assert len(names) == len(set(names)) <= 12 * 12 + 12
+    assert left[LINK_TWICE] > 100
+    assert sorted(names) == sorted(info.name for info in folder.walk())
+
+
 class _Held:
     """What a caller has."""
 
@@ -569,6 +582,16 @@ def test_an_error_keeps_nothing_of_its_callers_alive(folder: LocalFolder) -> Non
         return weakref.ref(held)
 
     assert look()() is None
+
+
+def test_a_range_is_read_whole_however_much_a_call_reads(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, start: pread(file, min(size, 3), start))
+    folder.put("a", [b"0123456789"])
+    assert folder.read_first("a", 1 << 62) == b"0123456789"
+    assert folder.read_ranges([("a", 2, 7), ("a", 8, 7), ("a", 11, 7)]) == [b"2345678", b"89", b""]
 
 
 def test_walking_leaves_out_what_is_removed_meanwhile(
