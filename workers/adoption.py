@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from precache.attributes import Attributes
-from precache.commits import ROOT, Code, read_commits
+from precache.commits import ROOT, Code, append_entry, read_commits
 from precache.errors import DamageError, PipelineError, StorageError, StoreError
 from precache.folder import Folder
 from precache.pipeline import Pipeline
@@ -52,6 +52,13 @@ def identified_rows(store: Folder, source: DatasetSource, table: RowTable) -> tu
     if name not in {each for each, _ in named} and _has_rows_of(store, name, old):
         known = old
     return replace(table, etags=[known] * len(table)), {name: (source.etag, known)}
+
+
+def note_code(store: Folder, version: str, code: Code) -> None:
+    """Say in the log what stands for the code that made a version, where that is current."""
+    newest = read_commits(store, newest=True) if code else []
+    if newest and newest[-1].version == version:
+        append_entry(store, version, None, code)
 
 
 def _named(store: Folder) -> dict[tuple[str, str], str]:
@@ -99,7 +106,8 @@ def _has_rows_of(store: Folder, name: str, etag: str) -> bool:
     """Whether the newest version that was made from a source, and from it alone, has this etag."""
     log = read_commits(store)
     for version in dict.fromkeys(entry.version for entry in reversed(log)):
-        if {entry.source for entry in log if entry.version == version} != {name}:
+        sources = {entry.source for entry in log if entry.version == version}
+        if sources - {None} != {name}:
             continue
         folder = store.folder(version)
         try:
