@@ -375,6 +375,36 @@ def test_the_digest_is_the_same_in_every_process(
     assert run_python(code).stdout.strip() == code_digest(name)
 
 
+SYNTAX = """
+import typing as t
+from dataclasses import dataclass, field
+K: int = 3
+@dataclass
+class A(t.Generic[t.TypeVar("T")]):
+    x: int = K
+    y: list = field(default_factory=list)
+    def m(self, q: "B" = None) -> "A":
+        def inner():
+            nonlocal q
+            return [i + K for i in range(3) if (z := i)], f"{self.x!r:>{K}} {q}", lambda *b, c=K: b
+        try:
+            pass
+        except* ValueError:
+            raise
+        match q:
+            case A(x=1) | [1, *_]:
+                return 1
+def f(x: A) -> t.Optional[A]:
+    global K
+    return A(x)
+"""
+
+
+def test_the_digest_is_the_same_over_releases_of_python(write: Write) -> None:
+    write({"own.py": SYNTAX})
+    assert code_digest("own:f") == "82ff299145827fd5b1df50f21571496a"
+
+
 # --- long-lived processes -----------------------------------------------------------------------
 
 LONG_LIVED = """

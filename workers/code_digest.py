@@ -114,6 +114,8 @@ def canonical(node: Any, docstrings: bool = False) -> str:
         fields = dict(ast.iter_fields(node))
         if not docstrings and isinstance(node, _DEFINITIONS):
             fields["body"] = fields["body"][ast.get_docstring(node) is not None :]
+        if not docstrings and isinstance(node, ast.JoinedStr):  # some releases add empty parts
+            fields["values"] = [each for each in node.values if getattr(each, "value", None) != ""]
         parts = [
             f"{name}={canonical(value, docstrings)}"
             for name, value in fields.items()
@@ -202,15 +204,18 @@ class _Statement:
         for chain in _chains(self.node):
             for number, (module, inside) in enumerate(sorted(found.get(chain[0], ()))):
                 targets[(str(number), *chain)] = module, (*inside, *chain[1:])
-        for number, each in enumerate(_dynamic_calls(self.node)):
+        for number, each in enumerate(self._dynamic_calls):
             if (name := _constant(each)) is not None:
                 targets[("import", str(number))] = name, ()
         return targets
 
     @functools.cached_property
     def unfollowed(self) -> list[str]:
-        calls = [each for each in _dynamic_calls(self.node) if _constant(each) is None]
-        return [ast.unparse(each)[:60] for each in calls]
+        return [ast.unparse(each)[:60] for each in self._dynamic_calls if _constant(each) is None]
+
+    @functools.cached_property
+    def _dynamic_calls(self) -> list[ast.Call]:
+        return list(_dynamic_calls(self.node))
 
 
 class _Module:
@@ -283,6 +288,8 @@ class _Tracer:
         self._uses: dict[str, set[str]] = {}
         self._left: list[tuple[str, str | None]] = []
         self._places: dict[str, ModuleSpec | None] = {}
+        self._packages: dict[str, str | None] = {}
+        self._modules: dict[str, _Module] = {}
         self._unfollowed: set[str] = set()
 
     def trace(self, module: str, attribute: str) -> Code:
@@ -326,7 +333,7 @@ class _Tracer:
         place = self._place(module)
         if place is None:
             return {f"{module}:{'.'.join(chain)}?"}
-        packages = _installed(place)
+        packages = self._packages[module]
         if packages is not None:
             self._entries[f"{module.partition('.')[0]}=="] = packages
             return {f"{module}:{'.'.join(chain)}"}
@@ -376,7 +383,8 @@ class _Tracer:
 
     def _place(self, module: str) -> ModuleSpec | None:
         if module not in self._places:
-            self._places[module] = find_module(module)
+            self._places[module] = place = find_module(module)
+            self._packages[module] = None if place is None else _installed(place)
         return self._places[module]
 
     def _path(self, place: ModuleSpec) -> Path:
@@ -386,10 +394,12 @@ class _Tracer:
         return path
 
     def _module(self, name: str) -> _Module:
-        place = self._place(name)
-        assert place is not None  # it was found before it was noted
-        path, is_package = self._path(place), place.submodule_search_locations is not None
-        return _parsed(name, path, is_package, self.stats[path])
+        if name not in self._modules:
+            place = self._place(name)
+            assert place is not None  # it was found before it was noted
+            path, is_package = self._path(place), place.submodule_search_locations is not None
+            self._modules[name] = _parsed(name, path, is_package, self.stats[path])
+        return self._modules[name]
 
     def _reach(self, user: str, module: str) -> None:
         self._uses.setdefault(module, set())
