@@ -170,7 +170,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.build, "source_to_keep", lambda source: None)
     monkeypatch.setattr(workers.build, "shown", str)
     monkeypatch.setattr(workers.account, "FinishedLog", Silent)
-    monkeypatch.setattr(workers.commit, "PUTS", 1)
+    monkeypatch.setattr(workers.commit, "prefetch", one_by_one)  # on the actor's own thread
     for module in (workers.probe, workers.shard_task):  # on the actor's own thread
         monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
     monkeypatch.setattr(workers.commit, "_json", json_of_the_actor)
