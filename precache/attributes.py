@@ -115,17 +115,20 @@ def refuse(error: ValidationError, where: str) -> StoreError:
 class CommitEntry(_Document):
     """A file of the commit log: the version made current, the one before, seconds since 1970.
 
-    `source` is what a build was given, where that has no credentials.
+    `source` is what a build was given, where that has no credentials. `code` is, by name of each
+    function and factory that the log had not named so, the digest of its code and what stands for
+    it in fingerprints and row tables: of versions of older releases, a hash of its module.
     """
 
     version: VersionId
     parent: VersionId | None = None
     time: Time
     source: str | None = None
+    code: dict[str, tuple[str, str]] | None = None
 
     def to_json(self) -> bytes:
-        """What `read` reads; without a source as releases wrote it that knew of none."""
-        left_out = {"source"} if self.source is None else None
+        """What `read` reads; without what is not known, as releases wrote it that knew of none."""
+        left_out = {name for name in ("source", "code") if getattr(self, name) is None}
         return self.model_dump_json(exclude=left_out).encode()
 
 

@@ -6,9 +6,10 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from precache.attributes import CommitEntry
 from precache.errors import StorageError
@@ -36,6 +37,7 @@ class Commit:
     parent: str | None
     time: float
     source: str | None = None
+    code: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 PROBES = 3
@@ -102,7 +104,7 @@ def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
 def _commit(data: bytes, where: str) -> Commit:
     entry = CommitEntry.read(data, where)
     number = int(where.rpartition("/")[2].removesuffix(".json"))
-    return Commit(number, entry.version, entry.parent, entry.time, entry.source)
+    return Commit(number, entry.version, entry.parent, entry.time, entry.source, entry.code or {})
 
 
 def source_to_keep(source: str) -> str | None:
@@ -114,29 +116,39 @@ def source_to_keep(source: str) -> str | None:
     return source if shown(source) == source else None
 
 
+Code = Mapping[str, tuple[str, str]]
+NO_CODE: Code = MappingProxyType({})
+
+
 def source_of(log: Sequence[Commit], version: str) -> str | None:
     """What a version was built from last, as far as the log tells."""
     told = (each.source for each in reversed(log) if each.version == version and each.source)
     return next(told, None)
 
 
-def append_entry(store: Folder, version: str, source: str | None = None) -> Commit:
+def append_entry(
+    store: Folder, version: str, source: str | None = None, code: Code = NO_CODE
+) -> Commit:
     """The next entry; of two committers one gets the number, the other the one after.
 
-    What is current already gets another one where it was built from elsewhere, which differs from
-    the last in that alone.
+    What is current already gets another one where it was built from elsewhere, or by code that the
+    log does not name, which differs from the last in that alone.
     """
     number = 0
     while True:
         log = read_commits(store)
         last = log[-1] if log else None
+        named = {item for each in log for item in each.code.items()}
+        new = {name: pair for name, pair in code.items() if (name, pair) not in named}
         if last is not None and last.version == version:
-            if source in (None, source_of(log, version)):
+            if source in (None, source_of(log, version)) and not new:
                 return last
             parent, began = last.parent, last.time
         else:
             parent, began = last.version if last else None, time.time()
-        entry = CommitEntry(version=version, parent=parent, time=began, source=source)
+        entry = CommitEntry(
+            version=version, parent=parent, time=began, source=source, code=new or None
+        )
         number = max(number, last.number if last else 0) + 1  # the one refused may be empty
         name, data = f"commits/{number:06d}.json", entry.to_json()
         scratch = f"{version}/{BUILD}/tmp"
@@ -148,16 +160,20 @@ def append_entry(store: Folder, version: str, source: str | None = None) -> Comm
                 raise
             return last  # a store that cannot be written to is current as it is
         if created:
-            return Commit(number, version, parent, began, source)
+            return Commit(number, version, parent, began, source, new)
 
 
-def append_commit(store: Folder, version: str, source: str | None = None) -> Commit:
+def append_commit(
+    store: Folder, version: str, source: str | None = None, code: Code = NO_CODE
+) -> Commit:
     """Make a version that is there current.
 
     Parameters
     ----------
     source
         What it was built from, as `source_to_keep` gives it.
+    code
+        What made it, as `CommitEntry` explains.
 
     A version may be removed until the log names it as current; whoever removes one looks at the
     log once more after taking its `zarr.json` away, so that one of the two sees the other.
@@ -167,7 +183,7 @@ def append_commit(store: Folder, version: str, source: str | None = None) -> Com
     StorageError
         The version was removed meanwhile; what was current before is so again.
     """
-    commit = append_entry(store, version, source)
+    commit = append_entry(store, version, source, code)
     if store.exists(f"{version}/{ROOT}"):
         return commit
     if commit.parent is not None and store.exists(f"{commit.parent}/{ROOT}"):

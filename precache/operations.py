@@ -133,8 +133,8 @@ class Function(Grown):
     Parameters
     ----------
     version
-        Changes whenever the function computes something else. Without it, a hash of the syntax
-        tree of the function's module stands in, in which comments do not count.
+        Changes whenever the function computes something else. Without it, a digest of the
+        function's code and of what it reaches stands in, in which comments do not count.
     dtype, shape
         Of the stored row, where the function changes them: (C, H, W) for images, though it sees
         and returns (H, W, C).
@@ -147,6 +147,9 @@ class Function(Grown):
     store
         Path of the version whose recipe names it: then it is run only if the user allows it. Empty
         where the user named it. It is no part of the recipe, and does not count in comparisons.
+    code
+        By what a store identifies its code, as found when a build was planned; no part of the
+        recipe either.
     """
 
     ADDED = ("random",)
@@ -159,10 +162,15 @@ class Function(Grown):
     shape: tuple[PositiveInt, ...] | None = None
     random: bool = False
     _store: str = PrivateAttr("")
+    _code: str = PrivateAttr("")
 
     @property
     def store(self) -> str:
         return self._store
+
+    @property
+    def code(self) -> str:
+        return self._code
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Function) and self.model_dump() == other.model_dump()

@@ -305,6 +305,22 @@ class Pipeline(Declared):
         ops = (op for field in self.fields.values() for op in field.ops)
         return [op for op in ops if isinstance(op, Function)]
 
+    def with_code(self, code: Mapping[str, str]) -> Pipeline:
+        """The same with `Function.code` of each function that is named."""
+
+        def known(op: Op) -> Op:
+            if not isinstance(op, Function) or op.function not in code:
+                return op
+            op = op.model_copy()
+            op._code = code[op.function]
+            return op
+
+        fields = {
+            name: each.model_copy(update={"ops": tuple(map(known, each.ops))})
+            for name, each in self.fields.items()
+        }
+        return self.model_copy(update={"fields": fields})
+
     def by_array(self) -> Pipeline:
         """The same with a field for each stored array: ``image.4`` is variant 4 of `image`."""
         fields = {

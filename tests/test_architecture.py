@@ -33,8 +33,9 @@ PRECACHE = """
     version_commands cli __main__
 """
 WORKERS = """
-    lookout time_limit usercode sources plan labels descent goal finishing lease standing made reuse
-    spared segments decoding ops timing offered outputs shardrows shard_objects shard_task
+    lookout time_limit code_digest usercode sources plan labels descent goal finishing lease
+    standing made reuse adoption spared segments decoding ops timing offered outputs shardrows
+    shard_objects shard_task
     survey dispatch placement cluster sharing request listed work probe takeover commit repair
     tally nodeview progress metrics suspects parcel jobserver submission results account
     buildreport reportpage build background told ensuring measured prognosis stagetimes

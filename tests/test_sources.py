@@ -37,9 +37,10 @@ from tests.building import (
     write,
     write_jpegs,
 )
+from workers.code_digest import code_digest
 from workers.labels import freeze_classes, override_labels, read_classes
 from workers.sources import Listing, Sample, Source, open_source
-from workers.usercode import load_object, module_hash
+from workers.usercode import load_object
 
 SMALL = precache.Pipeline.image(resize=16, crop=16)
 
@@ -815,7 +816,7 @@ def test_a_torch_dataset_is_split_like_any_other(
     )
 
 
-# --- hashes of modules --------------------------------------------------------------------------
+# --- digests of code ----------------------------------------------------------------------------
 
 CODE = '''
 def f(array, gain=2):
@@ -832,7 +833,8 @@ def f(array, gain=2):
         (CODE.replace("(array, gain=2)", "(\n    array,\n    gain=2,\n)"), True),
         (CODE.replace("gain=2", "gain=3"), False),
         (CODE.replace("*", "+"), False),
-        (CODE + "x = 1\n", False),
+        (CODE.replace("What it does", "What else"), True),
+        (CODE + "x = 1\n", True),
         (CODE.replace("2", "2.0"), False),
         (CODE.replace("2", "'2'"), False),
         (CODE.replace("2", "b'2'"), False),
@@ -841,29 +843,31 @@ def f(array, gain=2):
         (CODE.replace("return", "yield"), False),
     ],
 )
-def test_the_hash_of_a_module_is_of_what_it_does(
-    module: Callable[[str], str], code: str, same: bool
+def test_the_digest_of_a_function_is_of_what_it_does(
+    module: Callable[[str], str], tmp_path: Path, code: str, same: bool
 ) -> None:
-    first, second = module(CODE), module(code)
-    assert (module_hash(f"{first}:f") == module_hash(f"{second}:f")) is same
+    name = module(CODE)
+    before = code_digest(f"{name}:f")
+    (tmp_path / f"{name}.py").write_text(code)
+    assert (code_digest(f"{name}:f") == before) is same
 
 
 def test_hashing_does_not_run_the_module(module: Callable[[str], str]) -> None:
     name = module("raise RuntimeError('imported')")
-    assert len(module_hash(f"{name}:f")) == 32
+    assert len(code_digest(f"{name}:f")) == 32
     assert name not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["itertools:count", "nowhere_at_all:f", "a.b.c:f"])
 def test_modules_without_source_ask_for_a_version(name: str) -> None:
     with pytest.raises(PipelineError, match="declare a version"):
-        module_hash(name)
+        code_digest(name)
 
 
 def test_a_module_that_does_not_parse_is_named(module: Callable[[str], str]) -> None:
     name = module("def f(:")
     with pytest.raises(PipelineError, match=name):
-        module_hash(f"{name}:f")
+        code_digest(f"{name}:f")
 
 
 def test_a_source_that_cannot_be_searched_is_told_apart_from_a_missing_one(

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from precache.claims import deciding, remove_ended
-from precache.commits import ROOT, append_commit, require_create_only, source_to_keep
+from precache.commits import ROOT, Code, append_commit, require_create_only, source_to_keep
 from precache.errors import (
     BuildError,
     CrashError,
@@ -163,11 +163,17 @@ class _Build:
     def _nothing_to_do(self, goal: Goal) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
-        append_commit(self.store, goal.version, source_to_keep(self.request.source))
+        append_commit(
+            self.store, goal.version, source_to_keep(self.request.source), self.listed.code
+        )
         remove_left_scratch(goal.folder)
         remove_ended(self.store)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
+
+    def _made_by(self) -> tuple[str | None, Code]:
+        """Source and code, as the commit log has them."""
+        return source_to_keep(self.request.source), self.listed.code
 
     def _list(self) -> Listed:
         listed = self.given or list_rows(
@@ -181,6 +187,8 @@ class _Build:
         ignored += left_out_text(listed.left_out)
         place = shown(self.request.source)
         self.progress.say(f"{len(table):,} samples{classes} in {place}{ignored}")
+        for line in listed.unfollowed():
+            self.progress.say(line)
         self.timings["list"] = listed.seconds
         return listed
 
@@ -214,7 +222,8 @@ class _Build:
         path = request.import_path
         pipeline = listed.recipe.pipeline
         labels, pinned = listed.fetches_labels, listed.pinned
-        return Job(self.source, pipeline, path, listed.code, labels, pinned, request.sample_timeout)
+        digests = listed.digests
+        return Job(self.source, pipeline, path, digests, labels, pinned, request.sample_timeout)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()
@@ -291,7 +300,7 @@ class _Build:
             return self._nothing_mended(lease, goal, work.failed, made)
         self.progress.phase("Committing")
         keep_followed(self.store, goal, receipts)
-        commit(self.store, goal, receipts, source_to_keep(self.request.source))
+        commit(self.store, goal, receipts, *self._made_by())
         self._clean_up(lease, goal)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
@@ -311,7 +320,9 @@ class _Build:
             lease.end()  # of two that mended nothing, the second removes the version
             if goal.folder.size(ROOT) is None and not lease.others():
                 put_away(self.store, goal.version)
-        append_commit(self.store, before.version, source_to_keep(self.request.source))
+        append_commit(
+            self.store, before.version, source_to_keep(self.request.source), self.listed.code
+        )
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
         return replace(result, cpu_seconds=sum(receipt.cpu_seconds for receipt in made))
@@ -333,7 +344,9 @@ class _Build:
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
-        append_commit(self.store, goal.version, source_to_keep(self.request.source))
+        append_commit(
+            self.store, goal.version, source_to_keep(self.request.source), self.listed.code
+        )
         remove_left_scratch(goal.folder)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = committed_result(goal, self.listed.ignored)

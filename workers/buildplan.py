@@ -152,6 +152,8 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     )
     with BuildProgress(shown) as progress, contextlib.ExitStack() as stack:
         listed = list_rows(request, store, source, progress.listed)
+        for line in listed.unfollowed():
+            progress.say(line)
         progress.phase("Comparing")
         trials = _Trials(request, source, listed, progress, stack)
         goal = find_goal(store, listed.recipe, request.shard_samples)
@@ -201,7 +203,7 @@ class _Trials:
             self._source,
             listed.recipe.pipeline,
             request.import_path,
-            listed.code,
+            listed.digests,
             listed.fetches_labels,
             sample_seconds=request.sample_timeout,
         )

@@ -16,7 +16,7 @@ import xxhash
 from precache import metadata
 from precache.attributes import format_of
 from precache.claims import Claim, deciding
-from precache.commits import ROOT, append_commit, read_commits
+from precache.commits import NO_CODE, ROOT, Code, append_commit, read_commits
 from precache.documents import SUMS, field_document
 from precache.errors import BuildError, StorageError
 from precache.folder import Folder
@@ -38,7 +38,11 @@ LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 
 
 def commit(
-    store: Folder, goal: Goal, receipts: Mapping[int, Receipt], source: str | None = None
+    store: Folder,
+    goal: Goal,
+    receipts: Mapping[int, Receipt],
+    source: str | None = None,
+    code: Code = NO_CODE,
 ) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
@@ -48,8 +52,8 @@ def commit(
     ----------
     receipts
         Of every shard of the version, by number.
-    source
-        What it was made of, for the commit log.
+    source, code
+        What it was made of and by, for the commit log.
 
     Raises
     ------
@@ -59,7 +63,7 @@ def commit(
     with deciding(store, goal.version) as claim:
         if goal.folder.size(ROOT) is None:
             _write(goal, receipts, claim)
-    append_commit(store, goal.version, source)
+    append_commit(store, goal.version, source, code)
 
 
 def tidy_current(store: Folder) -> None:

@@ -256,6 +256,7 @@ def edited_functions(
     """
     named = {op.function for op in after.functions}
     used = {op.function for op in after.functions if not op.version}
+    before = before.with_code({op.function: op.code for op in after.functions if op.code})
     found: dict[str, None] = {}
     for name, field in before.fields.items():
         functions = [op.function for op in field.ops if isinstance(op, Function) and not op.version]

@@ -20,7 +20,7 @@ from precache.messages import shown
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
 from precache.storage import StorageOptions
 from workers.measured import CodecTimes, Host, Measured
-from workers.plan import function_hashes
+from workers.plan import function_digests
 from workers.prognosis import Prognosis, prognosis
 from workers.shard_task import Job
 from workers.sourceprobe import probe_source
@@ -97,7 +97,7 @@ def _measure(
         source,
         question.pipeline,
         question.import_path,
-        function_hashes(question.pipeline),
+        function_digests(question.pipeline),
         sample_seconds=question.seconds,
     )
     tick("reading files at several depths")

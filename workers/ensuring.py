@@ -29,6 +29,7 @@ from precache.store import open_own
 from precache.terminal import say
 from precache.version import Version
 from workers import sources
+from workers.adoption import note_code
 from workers.background import Background, begin_build, new_log
 from workers.build import run_build
 from workers.goal import Goal, Recipe, find_goal
@@ -152,6 +153,8 @@ class Wanted:
             return None
         if goal.folder.size(ROOT) is None or not is_whole(goal, self.listed is not None):
             return None
+        if self.listed is not None:
+            note_code(self.store, goal.version, self.listed.code)
         return open_own(goal.folder)
 
     def is_made(self) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from precache.commits import Code
 from precache.errors import PipelineError, SourceError
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
@@ -14,9 +15,11 @@ from precache.messages import shown
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from workers import sources
+from workers.adoption import identified, identified_rows
+from workers.code_digest import code_of
 from workers.goal import Recipe
 from workers.labels import freeze_classes, override_labels, read_classes
-from workers.plan import deciding_versions, function_hashes
+from workers.plan import deciding_versions
 from workers.request import Request
 from workers.reuse import Placed, committed, place_rows
 
@@ -30,7 +33,7 @@ class Listed:
     ignored, left_out
         Files that are not images by suffix; what else is no sample, counted by reason.
     code
-        Hashes of the modules of custom functions that declare no version, by function.
+        Of custom functions that declare no version, and of a factory, as `CommitEntry` explains.
     fetches_labels
         Whether labels are known only once samples are fetched.
     seconds
@@ -47,13 +50,27 @@ class Listed:
     recipe: Recipe
     placed: Placed
     ignored: int
-    code: Mapping[str, str]
+    code: Code
     fetches_labels: bool
     seconds: float
     pinned: bool = False
     barred: Mapping[str, str] = field(default_factory=dict)
     refreshes: str | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests that the code of functions must have, by function."""
+        return {name: digest for name, (digest, _) in self.code.items()}
+
+    def unfollowed(self) -> list[str]:
+        """By function or factory, a line about code of which edits are not noticed."""
+        codes = {name: code_of(name.removeprefix("python:")) for name in self.code}
+        return [
+            f"{name}: edits of what these reach are not noticed: {'; '.join(code.unfollowed)}"
+            for name, code in codes.items()
+            if code is not None and code.unfollowed
+        ]
 
 
 def list_rows(
@@ -68,11 +85,14 @@ def list_rows(
     """
     began = time.perf_counter()
     listing = source.list(tick)
-    table = _labelled(request, source, listing.table)
+    pipeline, code = identified(store, _numbered_on(request.pipeline, store))
+    table = listing.table
+    if isinstance(source, sources.DatasetSource):
+        table, made_by = identified_rows(store, source, table)
+        code |= made_by
+    table = _labelled(request, source, table)
     may_have = functools.partial(_may_have, request.shard_samples)
     placed = place_rows(store, table, request.keep_order, request.compact, may_have)
-    pipeline = _numbered_on(request.pipeline, store)
-    code = function_hashes(pipeline)
     fingerprint = pipeline.fingerprint(deciding_versions(pipeline))
     recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest)
     relabelled = request.labels is not None or request.classes is not None

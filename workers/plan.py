@@ -17,7 +17,7 @@ from precache.receipts import Receipt
 from precache.rowtable import RowTable
 from precache.sampler import Permutation
 from precache.variants import field_of
-from workers.usercode import module_hash
+from workers.code_digest import code_digest
 
 ROW_ORDER_SEED = 0
 
@@ -58,9 +58,9 @@ def deciding_versions(
     versions = {
         name: (known.get(name) or installed_version(name)).split("+")[0] for name in libraries
     }
-    declared = {op.function: op.version for op in pipeline.functions}
-    given = {name: version for name, version in declared.items() if version}
-    return versions | given | function_hashes(pipeline)
+    functions = {op.function: op.version or op.code for op in pipeline.functions}
+    found = {name: known or code_digest(name) for name, known in functions.items()}
+    return versions | found
 
 
 def ops_digest(
@@ -103,9 +103,9 @@ def shrink_to(field: Field) -> int | None:
             return None
 
 
-def function_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Hashes of the modules of custom functions that declare no version, by function."""
-    return {op.function: module_hash(op.function) for op in pipeline.functions if not op.version}
+def function_digests(pipeline: Pipeline) -> dict[str, str]:
+    """Digests of the code of custom functions that declare no version, by function."""
+    return {op.function: code_digest(op.function) for op in pipeline.functions if not op.version}
 
 
 def shards_to_do(

@@ -23,11 +23,12 @@ from precache.status import DESCRIPTION, live_leases
 from precache.storage import open_folder
 from precache.store import open_version
 from precache.version import ROW_TABLE, Version
+from workers.adoption import identified
 from workers.build import run_build
 from workers.cluster import is_joined
 from workers.goal import Recipe
 from workers.listed import Listed
-from workers.plan import deciding_versions, default_max_failures, function_hashes
+from workers.plan import deciding_versions, default_max_failures
 from workers.request import BuildResult, Request, check_request
 from workers.reuse import Placed
 from workers.sources import FolderSource, open_source
@@ -126,13 +127,15 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     folder, attributes = version.folder, version.attributes
     assert attributes is not None  # it has a pipeline
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
-    fingerprint = request.pipeline.fingerprint(deciding_versions(request.pipeline))
+    store = open_folder(request.store, request.storage_options)
+    pipeline, code = identified(store, request.pipeline)
+    fingerprint = pipeline.fingerprint(deciding_versions(pipeline))
     source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     return Listed(
-        Recipe(request.pipeline, fingerprint, table, attributes.rows_digest),
+        Recipe(pipeline, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),
         ignored=0,
-        code=function_hashes(request.pipeline),
+        code=code,
         fetches_labels=source.labels_with_samples and bool(np.all(table.labels < 0)),
         seconds=0.0,
         pinned=True,

@@ -29,8 +29,9 @@ from precache.folder import FileInfo, Folder, left_out_text
 from precache.report import size as in_units
 from precache.rowtable import RowTable
 from precache.storage import StorageOptions, open_folder
+from workers.code_digest import code_digest
 from workers.time_limit import FETCHING, notes
-from workers.usercode import load_object, module_hash
+from workers.usercode import load_object
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -261,7 +262,12 @@ class DatasetSource:
 
     Keys are indices. Its samples are tuples (input, label) or dicts with a `label`; `targets` and
     `classes`, as torchvision names them, are used where it has them. The source counts as changed
-    when the factory's module does.
+    when the factory's code, or what that reaches, does.
+
+    Attributes
+    ----------
+    code
+        Digest that the factory's code must have.
     """
 
     factory: str
@@ -269,6 +275,11 @@ class DatasetSource:
     labels_with_samples: bool = True
     content_decides: bool = False  # of an array or an image its plain bytes are hashed
     fetch_threads: int = 1  # a Dataset promises nothing about threads
+
+    @property
+    def etag(self) -> str:
+        """Identity of all samples: two factories of one module may give different ones."""
+        return xxhash.xxh3_128_hexdigest(f"{self.factory} {self.code}".encode())
 
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
         dataset = _dataset(self.factory, self.code)
@@ -281,8 +292,7 @@ class DatasetSource:
         unknown = np.full(count, -1, np.int64)
         classes = tuple(map(str, getattr(dataset, "classes", ())))
         keys = [str(i) for i in range(count)]
-        etag = self.code
-        return Listing(RowTable(keys, unknown, unknown, [etag] * count, labels, classes))
+        return Listing(RowTable(keys, unknown, unknown, [self.etag] * count, labels, classes))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         dataset = _dataset(self.factory, self.code)
@@ -389,6 +399,6 @@ def open_source(
     if source.startswith("python:"):
         factory = source.removeprefix("python:")
         load_object(factory)
-        return DatasetSource(factory, module_hash(factory))
+        return DatasetSource(factory, code_digest(factory))
     folder = open_folder(source, storage_options, follow_links=follow_links)
     return FolderSource(folder, most_bytes=most_bytes)

@@ -1,4 +1,4 @@
-"""Code of the user's own: loaded by name, and hashed to notice when it changes.
+"""Code of the user's own: loaded by name, and brought up to date when it changes.
 
 What comes out of a store is data. Functions and factories that a store names are neither looked
 for nor loaded unless the user allows it, for to look for ``package.module`` imports ``package``.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import importlib.util
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -23,9 +23,10 @@ import xxhash
 from precache.errors import PipelineError, PrecacheError, UsageError
 from precache.liveness import process_of
 from precache.pipeline import Pipeline
+from workers.code_digest import Code, canonical, code_of, find_module
 
 _loaded: dict[str, str] = {}
-"""Module -> hash of the code that this process runs."""
+"""Module -> `_tree_hash` of the code that this process runs."""
 
 
 def require_permission(pipeline: Pipeline, allowed: bool) -> None:
@@ -51,27 +52,28 @@ def refuse_stored_code(names: Sequence[str], store: str) -> NoReturn:
 
 
 def load_object(name: str, code: str = "") -> Any:
-    """The object that ``package.module:attribute`` names, by the code that its file holds.
+    """The object that ``package.module:attribute`` names, by the code that its files hold.
+
+    Modules that it reaches are executed again where their files, or modules that they use, changed.
 
     Parameters
     ----------
     code
-        What `module_hash` must be, where given.
+        What `code_digest` must be, where given.
 
     Raises
     ------
     PipelineError
-        It cannot be loaded, or its module is not that code any more.
+        It cannot be loaded, or its code is another.
     """
     module, _, attribute = name.partition(":")
     try:
-        present = module in sys.modules
-        loaded = importlib.import_module(module)
         found = code_of(name)
-        known = _loaded.get(module)
-        if known not in (None, found) or (known is None and present and _is_newer(module)):
-            _run_again(loaded)
-        _loaded[module] = found
+        with _lock:
+            present = set(sys.modules)
+            loaded = importlib.import_module(module)
+            if found is not None:
+                _bring_up_to_date(found, present)
         attained = getattr(loaded, attribute)
     except PrecacheError:
         raise
@@ -80,11 +82,37 @@ def load_object(name: str, code: str = "") -> Any:
             f"cannot load {name!r}: {error}; give package.module:name, importable from "
             f"{sys.path[0] or 'the current folder'}"
         ) from None
-    if code not in ("", found):
+    if found is not None and code not in ("", found.digest):
         raise PipelineError(
-            f"the module of {name!r} changed while the build ran; run the same command again"
+            f"the code of {name!r}, or a package that it uses, is not what it was when the build "
+            "began; run the same command again, with the same packages on all nodes"
         )
     return attained
+
+
+_lock = threading.RLock()
+
+
+def _bring_up_to_date(code: Code, present: Collection[str]) -> None:
+    """Execute modules again that changed since this process imported them, or that use such.
+
+    Parameters
+    ----------
+    present
+        Modules that had been imported before.
+    """
+    hashes = {name: tree_hash(name) for name in code.modules if name in sys.modules}
+    changed = {
+        name
+        for name, found in hashes.items()
+        if (found != _loaded[name] if name in _loaded else name in present and _is_newer(name))
+    }
+    while more := {n for n in hashes if code.modules[n] & changed} - changed:
+        changed |= more
+    for name in code.modules:
+        if name in changed and name in present and _source_of(name) is not None:
+            _run_again(sys.modules[name])
+    _loaded.update(hashes)
 
 
 def _is_newer(module: str) -> bool:
@@ -111,28 +139,9 @@ def _run_again(module: ModuleType) -> None:
     exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
 
 
-def module_hash(name: str) -> str:
-    """XXH3-128 (hex) of the syntax tree of the module of ``package.module:attribute``.
-
-    Comments and layout do not count; the same over the supported releases of Python.
-
-    Raises
-    ------
-    PipelineError
-        The module has no Python source, or one that does not parse.
-    """
-    found = code_of(name)
-    if not found:
-        raise PipelineError(
-            f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
-            "make its module importable, or declare a version"
-        )
-    return found
-
-
-def code_of(name: str) -> str:
-    """`module_hash`, empty for a module without Python source."""
-    path = _source_of(name.partition(":")[0])
+def tree_hash(module: str) -> str:
+    """XXH3-128 (hex) of a module's syntax tree; empty for a module without Python source."""
+    path = _source_of(module)
     if path is None:
         return ""
     status = path.stat()
@@ -140,12 +149,9 @@ def code_of(name: str) -> str:
 
 
 def _source_of(module: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    found = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
-    return Path(str(spec.origin)) if spec is not None and found else None
+    place = find_module(module)
+    found = place is not None and place.origin is not None and place.origin.endswith(".py")
+    return Path(str(place.origin)) if place is not None and found else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -154,18 +160,4 @@ def _hash_of(path: Path, mtime_ns: int, size: int) -> str:
         tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
         raise PipelineError(f"{path} does not parse: {error}") from None
-    return xxhash.xxh3_128_hexdigest(_canonical(tree).encode())
-
-
-def _canonical(node: Any) -> str:
-    """A dump without what releases of Python add or leave out: positions, empty fields."""
-    if isinstance(node, ast.AST):
-        parts = [
-            f"{name}={_canonical(value)}"
-            for name, value in ast.iter_fields(node)
-            if value is not None and value != [] and name not in ("ctx", "type_comment", "kind")
-        ]
-        return f"{type(node).__name__}({','.join(parts)})"
-    if isinstance(node, list):
-        return f"[{','.join(map(_canonical, node))}]"
-    return repr(node)
+    return xxhash.xxh3_128_hexdigest(canonical(tree, docstrings=True).encode())
