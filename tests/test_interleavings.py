@@ -288,7 +288,10 @@ def preempted(points: Sequence[int], first: str) -> Choose:
     return choose
 
 
-@pytest.mark.parametrize("ended", [0, 1, pytest.param(2, marks=pytest.mark.heavy)])
+HEAVY = pytest.mark.heavy
+
+
+@pytest.mark.parametrize("ended", [0, pytest.param(1, marks=HEAVY), pytest.param(2, marks=HEAVY)])
 def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
     """Of three processes, after claims of processes that have ended."""
     left = {f"_claims/x/{number + 1:06d}.json": of_the_dead(number) for number in range(ended)}
