@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from glob import has_magic
 from pathlib import Path
@@ -82,11 +82,14 @@ class RemoteFolder:
         Such as ``gs`` and ``bucket/photos``.
     options
         Of the file system, as its fsspec class takes them; never shown.
+    within
+        URL out of which a web server's redirects must not lead.
     """
 
     protocol: str
     root: str = field(repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    within: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         return self._url("")
@@ -106,7 +109,7 @@ class RemoteFolder:
 
     def folder(self, name: str) -> RemoteFolder:
         root = self._at(checked(name, self)) if name else self.root
-        return RemoteFolder(self.protocol, root, self.options)
+        return replace(self, root=root)
 
     def kind(self) -> str | None:
         try:
@@ -418,7 +421,7 @@ class RemoteFolder:
 
     @property
     def _fs(self) -> Any:
-        return file_system(self.protocol, self.options)
+        return file_system(self.protocol, self.options, self.within)
 
     @property
     def _is_azure(self) -> bool:
@@ -525,7 +528,9 @@ class RemoteFolder:
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
         reason = reason_of(error, self.options, self._root_url)
-        if isinstance(error, FileNotFoundError):
+        if type(error).__name__ == "TooManyRedirects":
+            reason = "the server redirects it without end"
+        elif isinstance(error, FileNotFoundError):
             reason = "there is no such object"
         elif retries.is_forbidden(error):
             reason = f"{reason}; check the credentials and what they may do"

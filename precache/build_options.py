@@ -181,7 +181,8 @@ def add_follow_links(to: Any) -> None:
     to.add_argument(
         "--follow-links",
         action="store_true",
-        help="follow links that lead out of a source on a local disk; default leave them out",
+        help="follow links on a local disk, and redirects of a web server, that lead out of the "
+        "source; default leave them out",
     )
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 from precache import retries
 from precache.errors import PrecacheError, UsageError
-from precache.messages import credentials_of
+from precache.messages import credentials_of, shown
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
@@ -22,6 +22,9 @@ EXTRAS = {
 WEB = frozenset(("http", "https"))
 """Read only; their names stand in listings and requests as in URLs, quoted."""
 
+MOST_PAGE = 64 << 20
+"""Bytes of a web page that lists files: of some 500,000 names."""
+
 _SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
 """Of a connection string or a shared access signature of Azure's: what may also stand alone."""
 
@@ -29,11 +32,17 @@ _ENVELOPE = re.compile(r"\n(?:RequestId|Time|ErrorCode|Content):.*", re.DOTALL)
 """What Azure's libraries put behind a reason: the answer once more, in XML."""
 
 
-def file_system(protocol: str, options: Mapping[str, Any]) -> Any:
-    """fsspec's own instance for these options, which it keeps, one for each process."""
+def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> Any:
+    """fsspec's own instance for these options, which it keeps, one for each process.
+
+    Parameters
+    ----------
+    within
+        URL: a web server's redirects are followed below it only; everywhere where it is empty.
+    """
     try:
         made = _class_of(protocol, options)
-        fs = made(**{"use_listings_cache": False, **_patient(protocol, options)})
+        fs = made(**{"use_listings_cache": False, **_patient(protocol, options, within)})
         if EXTRAS.get(protocol) == "azure":
             # adlfs lets nobody choose it, and Azure's own first pause is one of 15 seconds.
             fs.service_client._config.retry_policy.get_backoff_time = _pause_of_azure
@@ -70,11 +79,13 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
     return found
 
 
-def _patient(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
     """Options with which a library waits for a server as long as is right, and no longer."""
     if protocol in WEB:
-        own = {"timeout": retries.patience(), **options.get("client_kwargs", {})}
-        return {**options, "client_kwargs": own}
+        own = options.get("client_kwargs", {})
+        traces = [*own.get("trace_configs", []), *([_redirects_within(within)] if within else [])]
+        limits = {"timeout": retries.patience(), "response_class": _bounded_page()}
+        return {**options, "client_kwargs": {**limits, **own, "trace_configs": traces}}
     if EXTRAS.get(protocol) != "gcs":
         return {**options}
     # gcsfs has no time-out, and when it tries again by itself, it does not look at when the server
@@ -94,6 +105,54 @@ def _obedience() -> Any:
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(answered)
     return trace
+
+
+@functools.cache
+def _redirects_within(root: str) -> Any:
+    """Has a redirect fail that leads out of a URL; from http to https is no way out."""
+    import aiohttp
+    from yarl import URL
+
+    inside = URL(root)
+
+    async def redirected(session: Any, context: Any, found: Any) -> None:
+        headers = found.response.headers
+        to = found.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+        safer = inside.with_scheme("https").with_port(None) if inside.is_default_port() else inside
+        below = f"{to.path}/".startswith(f"{inside.path.rstrip('/')}/")
+        same = to.user is None and any(
+            (to.scheme, to.host, to.port) == (each.scheme, each.host, each.port)
+            for each in (inside, safer)
+        )
+        if not (same and below) or ".." in to.path.split("/"):
+            found.response.close()
+            where = to.with_user(None).with_query(None).with_fragment(None)
+            raise OSError(
+                f"the server redirects to {where}, which is not below {shown(root)}; give the "
+                "address where the files lie, or, of a source, --follow-links"
+            )
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(redirected)
+    return trace
+
+
+@functools.cache
+def _bounded_page() -> type:
+    """aiohttp's response, of which a page is read up to `MOST_PAGE`: one may have no end."""
+    from aiohttp import ClientResponse
+
+    class Bounded(ClientResponse):
+        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
+            page = bytearray()
+            async for piece in self.content.iter_any():
+                page += piece
+                if len(page) > MOST_PAGE:
+                    self.close()
+                    raise OSError(f"the page has more than {MOST_PAGE:,} bytes")
+            return page.decode(encoding or self.charset or "utf-8", errors)
+
+    return Bounded
 
 
 async def _pause_of_s3(response: tuple[Any, Any] | None = None, **others: Any) -> None:

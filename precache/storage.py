@@ -29,7 +29,7 @@ def open_folder(
     options
         Of the remote file system, as its fsspec class takes them; a local disk has none.
     follow_links
-        Follow links on a local disk that lead out of the folder.
+        Follow what leads out of the folder: links on a local disk, redirects of a web server.
 
     Raises
     ------
@@ -46,5 +46,8 @@ def open_folder(
             f"{shown(uri)} was given with credentials, which have no place in {protocol}:// URLs; "
             "give them as storage options, or as the library of this service finds them"
         )
-    whole = os.fspath(uri) if protocol in WEB else path
-    return RemoteFolder(protocol, whole.rstrip("/"), dict(options or {}))
+    if protocol in WEB:
+        whole = os.fspath(uri).rstrip("/")
+        within = "" if follow_links else whole
+        return RemoteFolder(protocol, whole, dict(options or {}), within)
+    return RemoteFolder(protocol, path.rstrip("/"), dict(options or {}))

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 import precache
-from precache import retries
+from precache import filesystems, retries
 from precache.errors import StorageError
-from precache.folder import Folder, is_missing
+from precache.folder import Folder, is_missing, required
 from precache.storage import open_folder
 from tests.building import contents, cut, encoded, pixels, write
 from tests.servers import POLL, Certificate, FaultProxy, PatientServer, status, web_server
@@ -135,6 +135,117 @@ def test_more_is_missing_than_there_are_connections() -> None:
     with serving(_Nothing) as folder:
         found = folder.read_many([f"{number}.json" for number in range(150)], [-1] * 150)
     assert all(isinstance(each, StorageError) and is_missing(each) for each in found)
+
+
+class _Redirects(_ListsItself):
+    """Files lie where `to` says, in answers with these headers and page."""
+
+    to: str
+    page = b"2"
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        leads = path.startswith("/photos/") and not path.startswith("/photos/below/")
+        self.send_response(302 if leads else 200)
+        if leads:
+            self.send_header("Location", self.to)
+        self.send_header("Content-Length", "0" if leads else "1")
+        self.end_headers()
+        if not leads and self.command == "GET":
+            self.wfile.write(self.page)
+
+    do_HEAD = do_GET
+
+
+@contextlib.contextmanager
+def redirecting(to: str, *, follow_links: bool = False) -> Iterator[Folder]:
+    """A folder of a server that redirects each of its files."""
+    with serving(type("Redirects", (_Redirects,), {"to": to})) as folder:
+        yield open_folder(str(folder), follow_links=follow_links)
+
+
+def reads_of(folder: Folder) -> Iterator[Callable[[], object]]:
+    """Every way to have a file of a folder, or to look at it."""
+    yield lambda: folder.read("a.jpg")
+    yield lambda: folder.get("a.jpg")
+    yield lambda: required(*folder.read_many(["a.jpg"], [-1]))
+    yield lambda: required(*folder.read_many(["a.jpg"], [1]))
+    yield lambda: folder.read_first("a.jpg", 10)
+    yield lambda: required(*folder.read_ranges([("a.jpg", 0, 1)]))
+    yield lambda: folder.size("a.jpg")
+    yield lambda: folder.names("a")
+    yield lambda: folder.folder("b").read("c.jpg")
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "http://localhost:9/photos/below/secret.jpg",
+        "//localhost:9/photos/below/secret.jpg",
+        "/secret.jpg",
+        "../secret.jpg",
+        "/photosecret/a.jpg",
+        "/photos/below/../../secret.jpg",
+        "/photos/below/%2e%2e/%2e%2e/secret.jpg",
+        "/photos/below/..%2f..%2fsecret.jpg",
+        "https://127.0.0.1:9/photos/below/secret.jpg",
+        "http://user@127.0.0.1:9/photos/below/secret.jpg",
+        "file:///photos/below/secret.jpg",
+    ],
+)
+def test_a_redirect_out_of_a_folder_is_not_followed(to: str) -> None:
+    with redirecting(to) as folder:
+        for read in reads_of(folder):
+            with pytest.raises(StorageError, match=r"cannot .* http"):
+                read()
+
+
+def test_a_redirect_out_of_a_folder_is_named_with_the_way_out() -> None:
+    with redirecting("/secret.jpg?password=hidden") as folder:
+        says = r"redirects to http://127.0.0.1:\d+/secret.jpg, .*not below .*--follow-links"
+        with pytest.raises(StorageError, match=says):
+            folder.read("a.jpg")
+
+
+def test_a_redirect_within_a_folder_is_followed() -> None:
+    with redirecting("/photos/below/a.jpg?version=2") as folder:
+        assert folder.read("a.jpg") == b"2"
+        assert folder.size("a.jpg") == 1
+        assert folder.folder("b").read("c.jpg") == b"2"
+
+
+def test_redirects_out_of_a_folder_are_followed_on_demand() -> None:
+    with redirecting("/secret.jpg", follow_links=True) as folder:
+        assert folder.read("a.jpg") == b"2"
+
+
+def test_redirects_without_an_end_are_named() -> None:
+    with (
+        redirecting("/photos/a.jpg") as folder,
+        pytest.raises(StorageError, match=r"a.jpg: the server redirects it without end"),
+    ):
+        folder.read("a.jpg")
+
+
+class _EndlessPage(_ListsItself):
+    """Its page has no end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(b'<a href="a.jpg">a.jpg</a>' * 1000)
+
+
+def test_a_page_without_an_end_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystems, "MOST_PAGE", 1 << 20)
+    with (
+        serving(_EndlessPage) as folder,
+        pytest.raises(StorageError, match=r"cannot list http.*/photos: .* more than 1,048,576 b"),
+    ):
+        list(folder.walk())
 
 
 def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import threading
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,7 @@ from tests.building import (
     running,
     write,
 )
+from tests.servers import POLL, PatientServer
 from workers import time_limit
 from workers.cluster import REPORT, executor
 from workers.doctor import Question, examine
@@ -159,6 +161,33 @@ class Recorded:
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         self.fetched.append(list(keys))
         return [Sample({0: key}) for key in keys]
+
+
+class _Drips(BaseHTTPRequestHandler):
+    """A file comes at once, and another byte by byte."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while self.path.endswith("b.jpg"):
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                self.server.dripping.wait(0.1)  # type: ignore[attr-defined]  # set below
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_file_that_drips_is_late_and_those_beside_it_are_not() -> None:
+    with PatientServer(("127.0.0.1", 0), _Drips) as server:
+        server.dripping = threading.Event()  # type: ignore[attr-defined]  # never set
+        threading.Thread(target=server.serve_forever, args=[POLL], daemon=True).start()
+        source = open_source(f"http://127.0.0.1:{server.server_address[1]}/photos")
+        with pytest.raises(HangError) as caught:
+            run_in_time(lambda: source.fetch(["a.jpg", "b.jpg", "c.jpg"], [-1] * 3), 1.0)
+        server.shutdown()
+    assert list(caught.value.late) == ["b.jpg"]
 
 
 def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:

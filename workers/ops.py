@@ -363,7 +363,7 @@ class FieldRecipe:
                     return _call(self._functions[op.function], value, {**op.params, **drawn})
                 except MemoryError:
                     raise
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     raise SampleError(f"{op.function} failed: {error!r}") from error
 
     def _resized_shape(self, value: np.ndarray, op: Resize) -> tuple[int, int]:

@@ -169,7 +169,6 @@ class FolderSource:
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         """As many at a time as the service likes; one by one where memory does not suffice."""
         wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
-        notes().begin(FETCHING, *keys, foreign=False)
         try:
             some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
             read = dict(zip(wanted, self._read(some, expected), strict=True))
@@ -183,10 +182,12 @@ class FolderSource:
     def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
         """Files that are listed at a size together; of others no more than a sample may have."""
         known = [n for n, size in enumerate(sizes) if size >= 0]
+        notes().begin(FETCHING, *(keys[n] for n in known), foreign=False)
         found = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
         read: dict[int, bytes | StorageError] = dict(zip(known, found, strict=True))
         for number in range(len(keys)):
             if number not in read:
+                notes().begin(FETCHING, keys[number], foreign=False)
                 try:
                     read[number] = self.folder.read_first(keys[number], self.most_bytes + 1)
                 except StorageError as error:
@@ -308,7 +309,7 @@ class DatasetSource:
                 fetched.append(_dataset_sample(dataset[int(key)]))
             except MemoryError:
                 fetched.append(SampleError("making it takes more memory than there is"))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 fetched.append(FetchError(f"sample {key} of {self.factory}: {error!r}"))
         return fetched
 
