@@ -177,7 +177,12 @@ class Claimed(_Document):
 
 
 class Attributes(_Document):
-    """`attributes.precache` of a version's group."""
+    """`attributes.precache` of a version's group.
+
+    `decides` is what stands in the fingerprint for whatever decides the pixels, its parameters
+    apart, by name; `behaviours` what ops made of each of their probes, as `workers.behaviour` has
+    it. Versions of older releases have neither.
+    """
 
     format: int
     version: VersionId
@@ -194,4 +199,6 @@ class Attributes(_Document):
     pipeline: Annotated[dict[str, Any], AfterValidator(_recipe)]
     digests: dict[str, str] = {}
     libraries: dict[str, str] = {}
+    decides: dict[str, str] = {}
+    behaviours: dict[str, dict[str, str]] = {}
     created: str = ""

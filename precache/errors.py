@@ -80,6 +80,18 @@ class CrashError(BuildError):
     """A task whose worker process died each time it was tried."""
 
 
+class MismatchError(BuildError):
+    """A process makes other pixels than the one that planned the build.
+
+    Attributes
+    ----------
+    node
+        Ray's id of its node; empty without a cluster.
+    """
+
+    node = ""
+
+
 class HangError(BuildError):
     """A sample takes longer than it may; its process can do nothing more with samples.
 

@@ -15,10 +15,10 @@ from pydantic import (
 )
 from pydantic import Field as Attribute
 
-from precache.declared import Declared, Grown, canonical_json
+from precache.declared import Grown, canonical_json
 
 OPS_REVISION = 1
-"""Raised when an op of ours computes other pixels than before."""
+"""Part of every fingerprint."""
 
 DType = Literal[
     "bool",
@@ -52,7 +52,36 @@ Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Interpolation = Literal["bilinear", "bicubic"]
 
 
-class Decode(Declared):
+class Operation(Grown):
+    """An op, as declared.
+
+    Attributes
+    ----------
+    code
+        By what a store identifies what it computes, as found when a build was planned; no part of
+        the recipe, and of no account in comparisons.
+    """
+
+    _code: str = PrivateAttr("")
+
+    @property
+    def code(self) -> str:
+        return self._code
+
+    def with_code(self, code: str) -> Self:
+        """The same with `code`."""
+        found = self.model_copy()
+        found._code = code
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+
+class Decode(Operation):
     """Encoded image file -> (H, W, C) uint8, EXIF orientation applied.
 
     JPEG, PNG, WebP, BMP, GIF and TIFF, no other format. Values of 16 bits keep their high byte; an
@@ -75,7 +104,7 @@ class Decode(Declared):
     scaled: bool = False
 
 
-class Resize(Declared):
+class Resize(Operation):
     """Resize with antialiasing; an integer `size` is the shorter side, the other is rounded down.
 
     A pair is the exact (height, width).
@@ -86,14 +115,14 @@ class Resize(Declared):
     interpolation: Interpolation = "bilinear"
 
 
-class CenterCrop(Declared):
+class CenterCrop(Operation):
     """The middle (height, width) of an image; a smaller image becomes a hole."""
 
     op: Literal["center_crop"] = "center_crop"
     size: HeightWidth
 
 
-class RandomResizedCrop(Declared):
+class RandomResizedCrop(Operation):
     """A random area and aspect ratio of the image, resized to `size`.
 
     Drawn as torchvision draws it, from a generator seeded by (pipeline seed, key, variant).
@@ -106,14 +135,14 @@ class RandomResizedCrop(Declared):
     interpolation: Interpolation = "bilinear"
 
 
-class HorizontalFlip(Declared):
+class HorizontalFlip(Operation):
     """Mirror left and right with probability `p`, seeded by (pipeline seed, key, variant)."""
 
     op: Literal["horizontal_flip"] = "horizontal_flip"
     p: Annotated[float, Attribute(ge=0, le=1)] = 0.5
 
 
-class ToDType(Declared):
+class ToDType(Operation):
     """Convert to `dtype`; with `scale`, integers first become floats in [0, 1]."""
 
     op: Literal["to_dtype"] = "to_dtype"
@@ -127,7 +156,7 @@ class ToDType(Declared):
         return self
 
 
-class Function(Grown):
+class Function(Operation):
     """A function of the user's own, ``package.module:function``, called as ``f(array, **params)``.
 
     Parameters
@@ -146,10 +175,7 @@ class Function(Grown):
     ----------
     store
         Path of the version whose recipe names it: then it is run only if the user allows it. Empty
-        where the user named it. It is no part of the recipe, and does not count in comparisons.
-    code
-        By what a store identifies its code, as found when a build was planned; no part of the
-        recipe either.
+        where the user named it. It is no part of the recipe either.
     """
 
     ADDED = ("random",)
@@ -162,21 +188,10 @@ class Function(Grown):
     shape: tuple[PositiveInt, ...] | None = None
     random: bool = False
     _store: str = PrivateAttr("")
-    _code: str = PrivateAttr("")
 
     @property
     def store(self) -> str:
         return self._store
-
-    @property
-    def code(self) -> str:
-        return self._code
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Function) and self.model_dump() == other.model_dump()
-
-    def __hash__(self) -> int:
-        return hash(self.function)
 
     @field_validator("params")
     @classmethod

@@ -305,22 +305,6 @@ class Pipeline(Declared):
         ops = (op for field in self.fields.values() for op in field.ops)
         return [op for op in ops if isinstance(op, Function)]
 
-    def with_code(self, code: Mapping[str, str]) -> Pipeline:
-        """The same with `Function.code` of each function that is named."""
-
-        def known(op: Op) -> Op:
-            if not isinstance(op, Function) or op.function not in code:
-                return op
-            op = op.model_copy()
-            op._code = code[op.function]
-            return op
-
-        fields = {
-            name: each.model_copy(update={"ops": tuple(map(known, each.ops))})
-            for name, each in self.fields.items()
-        }
-        return self.model_copy(update={"fields": fields})
-
     def by_array(self) -> Pipeline:
         """The same with a field for each stored array: ``image.4`` is variant 4 of `image`."""
         fields = {
@@ -356,7 +340,7 @@ class Pipeline(Declared):
         Parameters
         ----------
         versions
-            Of the libraries that decide pixels, and of the custom functions, by name.
+            What stands for whatever else decides the pixels, by name.
         """
         recipe = {"pipeline": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
         return hashlib.sha256(canonical_json(recipe)).hexdigest()

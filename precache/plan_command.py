@@ -122,11 +122,11 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
 
 def _differences(found: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
     lines = [f"{each.where}: {_value(each.before)} → {_value(each.after)}" for each in found.recipe]
+    lines += [f"the code of {each} was edited" for each in found.functions]
     lines += [
-        f"the module of {each} was edited, or that of another function of its field"
-        if len(found.functions) > 1
-        else f"the module of {each} was edited"
-        for each in found.functions
+        f"{each.op}: {' and '.join(each.libraries)} makes other pixels of it, first of the probe "
+        f"{each.probe}: {each.far}"
+        for each in found.ops
     ]
     if not lines:
         lines = ["the same"]
@@ -139,10 +139,9 @@ def _differences(found: Differences, keeps_rows: bool) -> Iterator[tuple[str, st
         [
             f"{each.name} {each.before} → {each.after}: "
             + (
-                "it decides pixels, so that they are computed again"
+                "other pixels, so that they are computed again"
                 if each.decides
-                else "not held to decide pixels, so that rows of both may lie side by side; "
-                "--recompute makes all anew"
+                else "the same pixels, so that nothing is computed again for it"
             )
             for each in found.libraries
         ],

@@ -22,8 +22,6 @@ from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import is_missing
 from precache.inspection import Flaw, has_labels_with_samples, inspect
 from precache.objects import map_file
-from precache.operations import Function, Op
-from precache.pipeline import Pipeline
 from precache.rowtable import RowTable, kept_contents, kept_reasons
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions
@@ -175,19 +173,19 @@ def inspected(version: Version) -> tuple[list[Flaw], list[str]]:
 
 def _recipe(version: Version) -> Iterator[str]:
     """Why it is not known that the recipe is what made the rows, where that is so."""
-    from workers.plan import deciding_versions, ops_digest
+    from workers.identity import as_recorded, ops_digest
 
     attributes = version.attributes
     assert attributes is not None  # open_unchecked gave a version of ours
     try:
         pipeline = version.pipeline
-        arrays, libraries = pipeline.by_array(), attributes.libraries
-        if any(isinstance(op, Function) and not op.version for op in _ops(pipeline)):
+        arrays, rule = pipeline.by_array(), as_recorded(attributes)
+        if not attributes.decides and any(not op.version for op in pipeline.functions):
             yield "the recipe: it has functions whose code is not in the store"
             return
-        made = pipeline.fingerprint(deciding_versions(pipeline, libraries))
+        made = pipeline.fingerprint(rule(pipeline))
         digests = {
-            name: ops_digest(arrays, name, len(field.ops), libraries)
+            name: ops_digest(arrays, name, len(field.ops), rule)
             for name, field in arrays.fields.items()
         }
     except (PackageNotFoundError, PrecacheError) as error:
@@ -199,10 +197,6 @@ def _recipe(version: Version) -> Iterator[str]:
             "the recipe: it does not give the fingerprint of the version, so that it is damaged, "
             "or another release of precache wrote it"
         )
-
-
-def _ops(pipeline: Pipeline) -> Iterator[Op]:
-    return (op for field in pipeline.fields.values() for op in field.ops)
 
 
 def _row_table(version: Version) -> RowTable:

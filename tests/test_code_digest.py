@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 import precache
 from tests.building import build_here, pixels, write_jpegs
 from workers import code_digest as digests
-from workers import listed
+from workers import commit, listed
 from workers.code_digest import code_digest, code_of
+from workers.identity import libraries_of, named_ops, plain_version, with_code
 from workers.sources import DatasetSource
 from workers.usercode import tree_hash
 
@@ -515,12 +517,19 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., precache.BuildRe
 
     def build(source: Path | str, store: Path, pipeline: precache.Pipeline) -> precache.BuildResult:
         with monkeypatch.context() as patched:
-            patched.setattr(listed, "identified", lambda _, each: (each.with_code(hashes), {}))
+            patched.setattr(listed, "identified", lambda _, each: (with_code(each, codes), {}))
+            for name in ("decides", "behaviours"):
+                patched.setattr(commit, name, lambda _: {})
             patched.setattr(listed, "identified_rows", lambda *these: (these[2], {}))
             patched.setattr(
                 DatasetSource, "etag", property(lambda it: tree_hash(it.factory.partition(":")[0]))
             )
-            hashes = {"own:shift": tree_hash("own")} if pipeline.functions else {}
+            codes = {
+                name: tree_hash("own")
+                if step is None
+                else json.dumps({each: plain_version(each) for each in libraries_of(op)})
+                for name, op, step in named_ops(pipeline)
+            }
             result: precache.BuildResult = build_here(source, store, pipeline)
             return result
 

@@ -12,13 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.attributes import version_id
-from precache.errors import PipelineError
-from precache.pipeline import Pipeline
 from precache.receipts import Receipt, ShardObject
 from precache.rowtable import RowTable
 from tests.building import environment
 from workers.plan import (
-    deciding_versions,
     default_max_failures,
     order_rows,
     sample_for_probe,
@@ -113,53 +110,6 @@ def test_a_row_table_tells_every_change_apart() -> None:
     ]
     assert len({table.digest for table in [base, *changed]}) == 8
     assert table_of(5).digest == base.digest
-
-
-# --- versions of what decides pixels ------------------------------------------------------------
-
-
-def test_libraries_count_where_they_decide_pixels() -> None:
-    assert set(deciding_versions(Pipeline.image())) == {"simplejpeg", "pillow"}
-    assert set(deciding_versions(Pipeline.image(resize=8))) == {"simplejpeg", "pillow", "torch"}
-    plain = Pipeline.from_dict({"fields": {"x": {"ops": [{"op": "to_dtype", "dtype": "int32"}]}}})
-    assert deciding_versions(plain) == {}
-
-
-def test_builds_of_torch_for_other_devices_count_the_same() -> None:
-    assert "+" not in deciding_versions(Pipeline.image(resize=8))["torch"]
-
-
-def test_a_declared_version_stands_for_the_code() -> None:
-    def versions(**more: str) -> dict[str, str]:
-        op = {"op": "function", "function": "tests.building:hold", **more}
-        return deciding_versions(Pipeline.from_dict({"fields": {"x": {"ops": [op]}}}))
-
-    assert versions(version="7") == {"tests.building:hold": "7"}
-    assert len(versions()["tests.building:hold"]) == 32
-
-
-def test_a_function_that_is_nowhere_is_named() -> None:
-    op = {"op": "function", "function": "nowhere_at_all:f"}
-    with pytest.raises(PipelineError, match="nowhere_at_all:f"):
-        deciding_versions(Pipeline.from_dict({"fields": {"x": {"ops": [op]}}}))
-
-
-def test_two_functions_of_one_name_may_have_two_versions() -> None:
-    """A version dropped in favour of another would hide a change."""
-
-    def pipeline(first: str, second: str) -> Pipeline:
-        op = {"op": "function", "function": "tests.building:hold"}
-        fields = {
-            "x": {"ops": [{**op, "version": first}]},
-            "y": {"ops": [{**op, "version": second}]},
-        }
-        return Pipeline.from_dict({"fields": fields})
-
-    prints = {
-        (a, b): pipeline(a, b).fingerprint(deciding_versions(pipeline(a, b)))
-        for a, b in (("1", "1"), ("1", "2"), ("2", "1"))
-    }
-    assert len(set(prints.values())) == 3
 
 
 # --- what is to do ------------------------------------------------------------------------------

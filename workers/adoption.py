@@ -1,14 +1,17 @@
-"""What stands for code in the versions of a store: its digest, or what an older release had.
+"""What stands for ops and code in a store: their digests, or what older releases had.
 
-Older releases identified code by a hash of its module. The first build of a store by a function or
-factory that its log does not name looks for a version that was made so by the code as it is now.
-Where there is one, that hash stands for the digest from then on, as the log says: the versions keep
-their ids, and their rows are taken over.
+Older releases identified ops by the versions of libraries, and code by a hash of its module. The
+first build of a store by an op, function or factory that its log does not name looks for a version
+that was made so by the libraries and the code as they are now. Where there is one, those stand for
+the digest from then on, as the log says: the versions keep their ids, and their rows are taken
+over, also once the libraries have other versions and the same digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from precache.attributes import Attributes
@@ -19,28 +22,47 @@ from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from precache.store import unchecked
 from precache.version import ROW_TABLE
-from workers.plan import function_digests, ops_digest
+from workers.behaviour import RANDOM
+from workers.identity import (
+    NOTHING,
+    by_libraries,
+    digests,
+    function_digests,
+    libraries_in,
+    libraries_of,
+    named_ops,
+    ops_digest,
+    plain_version,
+    with_code,
+)
 from workers.reuse import committed
 from workers.sources import DatasetSource
 from workers.usercode import tree_hash
 
 
 def identified(store: Folder, pipeline: Pipeline) -> tuple[Pipeline, dict[str, tuple[str, str]]]:
-    """A pipeline with what stands for the code of its functions, and that as `CommitEntry` has it.
+    """A pipeline with what stands for its ops and functions, and that as `CommitEntry` has it.
 
     Functions that declare a version are left as they are.
     """
-    digests = function_digests(pipeline)
-    if not digests:
-        return pipeline, {}
-    named = _named(store)
-    unnamed = digests.keys() - {name for name, _ in named}
-    old = _old_hashes(store, {name: _module_hash(name) for name in unnamed}) if unnamed else {}
+    found, named = digests(pipeline), _named(store)
+    old = _old_codes(store, pipeline, found.keys() - {name for name, _ in named})
     code = {
         name: (digest, old.get(name) or named.get((name, digest), digest))
-        for name, digest in digests.items()
+        for name, digest in found.items()
     }
-    return pipeline.with_code({name: known for name, (_, known) in code.items()}), code
+    if _disagree(known for _, known in code.values()):
+        code = {
+            name: (digest, digest if libraries_in(known) else known)
+            for name, (digest, known) in code.items()
+        }
+    return with_code(pipeline, {name: known for name, (_, known) in code.items()}), code
+
+
+def _disagree(codes: Iterable[str]) -> bool:
+    """Whether different versions of one library stand for ops."""
+    versions = {item for code in codes for item in libraries_in(code).items()}
+    return len(versions) > len(dict(versions))
 
 
 def identified_rows(store: Folder, source: DatasetSource, table: RowTable) -> tuple[RowTable, Code]:
@@ -75,30 +97,44 @@ def _module_hash(name: str) -> str:
     return tree_hash(name.partition(":")[0])
 
 
-def _old_hashes(store: Folder, hashes: Mapping[str, str]) -> dict[str, str]:
-    """Those of the hashes by which some version of the store was made, by function."""
+def _old_codes(store: Folder, pipeline: Pipeline, wanted: AbstractSet[str]) -> dict[str, str]:
+    """What stood for ops and functions in versions that older releases made of them, by name."""
+    hashes = {name: _module_hash(name) for name in wanted & function_digests(pipeline).keys()}
     found: dict[str, str] = {}
-    for _, attributes in committed(store):
-        if found.keys() == hashes.keys():
+    for _, attributes in committed(store) if wanted else ():
+        if found.keys() == wanted:
             break
-        found |= {name: hashes[name] for name in _made_by(attributes, hashes)}
+        if not attributes.decides:
+            made = _made_by(attributes, hashes)
+            found |= {name: code for name, code in made.items() if name in wanted}
     return found
 
 
-def _made_by(attributes: Attributes, hashes: Mapping[str, str]) -> set[str]:
-    """Functions by which a version was made, as their modules' hashes say."""
+def _made_by(attributes: Attributes, hashes: Mapping[str, str]) -> dict[str, str]:
+    """What stood for ops and functions that made a version: modules' hashes as they are now, and
+    versions of libraries if these are those installed."""
     try:
-        before = Pipeline.from_dict(attributes.pipeline).by_array().with_code(hashes)
+        before = with_code(Pipeline.from_dict(attributes.pipeline).by_array(), hashes)
     except PipelineError:  # of another release
-        return set()
-    found: set[str] = set()
+        return {}
+    found: dict[str, str] = {}
     for name, field in before.fields.items():
         part = before.model_copy(update={"fields": {name: field}})
         functions = {op.function for op in part.functions if not op.version}
         stored = attributes.fields.get(name)
-        if functions and functions <= hashes.keys() and stored is not None:
-            digest = ops_digest(part, name, len(field.ops), attributes.libraries)
-            found |= functions if digest == stored.recipe else set()
+        if not functions <= hashes.keys() or stored is None:
+            continue
+        rule = by_libraries(attributes.libraries)
+        if ops_digest(part, name, len(field.ops), rule) != stored.recipe:
+            continue
+        found |= {each: hashes[each] for each in functions}
+        for each, op, step in named_ops(part):
+            versions = {library: plain_version(library) for library in libraries_of(op)}
+            recorded = {n: plain_version(n, attributes.libraries) for n in versions}
+            if step is not None and versions == recorded:
+                found[each] = json.dumps(versions, sort_keys=True)
+        if any(op.random for op in part.functions):
+            found[RANDOM] = NOTHING
     return found
 
 

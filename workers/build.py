@@ -39,6 +39,7 @@ from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
 from workers.goal import SCRATCH, Goal, Recipe, find_goal, receipt_name
+from workers.identity import behaviours
 from workers.lease import BuildLease
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
@@ -222,8 +223,8 @@ class _Build:
         path = request.import_path
         pipeline = listed.recipe.pipeline
         labels, pinned = listed.fetches_labels, listed.pinned
-        digests = listed.digests
-        return Job(self.source, pipeline, path, digests, labels, pinned, request.sample_timeout)
+        same = listed.digests, behaviours(pipeline)
+        return Job(self.source, pipeline, path, *same, labels, pinned, request.sample_timeout)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()

@@ -29,6 +29,7 @@ from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate
 from workers.goal import Recipe, find_goal
+from workers.identity import behaviours
 from workers.listed import Listed, list_rows
 from workers.made import made_of
 from workers.progress import BuildProgress
@@ -204,6 +205,7 @@ class _Trials:
             listed.recipe.pipeline,
             request.import_path,
             listed.digests,
+            behaviours(listed.recipe.pipeline),
             listed.fetches_labels,
             sample_seconds=request.sample_timeout,
         )

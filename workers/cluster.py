@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import BuildError, HangError, PrecacheError, UsageError
+from precache.errors import BuildError, HangError, MismatchError, PrecacheError, UsageError
 from precache.liveness import Process, has_ended, process_of
 from precache.report import size
 from workers.dispatch import TASK_SECONDS, Done, Hung, Item, Lost, Outcome, Patience, dispatch
@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 Run = Callable[..., Iterator[Outcome]]
 """(function, items, patience, count), as `dispatch` has them, to (item, outcome) as they come."""
+
+NODE_ID = "ray.io/node-id"
+"""Label that Ray gives each node."""
 
 SLOTS_SECONDS = 1.0
 """Between two looks at the nodes of a cluster."""
@@ -110,10 +113,10 @@ def executor(
             yield run_serial
     elif address == "local":
         with own_folder() as folder, _quiet_environment(folder), _connected(None, cpus, folder):
-            yield functools.partial(_run_on_ray, OWN, notice)
+            yield functools.partial(_run_on_ray, OWN, notice, {})
     else:
         with _environment(KEEPALIVE), _connected(address, None):
-            yield functools.partial(_run_on_ray, placement or Placement(), notice)
+            yield functools.partial(_run_on_ray, placement or Placement(), notice, {})
 
 
 def check_address(address: str) -> None:
@@ -298,24 +301,28 @@ def on_every_node(
 def _run_on_ray(
     placement: Placement,
     notice: Callable[[str], None],
+    apart: dict[str, str],
     function: Callable[[Any], Any],
     items: Iterable[Item],
     patience: Patience | None = None,
     count: int = 0,
 ) -> Iterator[Outcome]:
-    return dispatch(_Ray(placement, notice), function, items, patience, count)
+    return dispatch(_Ray(placement, notice, apart), function, items, patience, count)
 
 
 class _Ray:
     """The engine of `dispatch`."""
 
-    def __init__(self, placement: Placement, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, placement: Placement, notice: Callable[[str], None], apart: dict[str, str]
+    ) -> None:
         import ray
 
         self._ray = ray
         self._placement = placement
         self._notice = notice
-        self._remotes: dict[tuple[Callable[[Any], Any], int, int], Any] = {}
+        self._apart = apart
+        self._remotes: dict[tuple[Callable[[Any], Any], int, int, int], Any] = {}
         self._memory = 0
         self._under_way: dict[Any, tuple[str, float]] = {}
         """Copy -> the name of the report on what hangs in it, and when that is to be expected."""
@@ -325,7 +332,7 @@ class _Ray:
     def slots(self) -> int:
         now = time.monotonic()
         if now - self._looked >= SLOTS_SECONDS:
-            self._looked, self._slots = now, self._placement.slots(_nodes(), self._memory)
+            self._looked, self._slots = now, self._free_slots()
             if self._slots:
                 self._waiting_since = now
             elif now - self._waiting_since > NOTICE_SECONDS:
@@ -336,11 +343,20 @@ class _Ray:
                 )
         return self._slots
 
+    def _free_slots(self) -> int:
+        nodes = [node for node in _nodes() if node["NodeID"] not in self._apart]
+        return self._placement.slots(nodes, self._memory)
+
+    def _labels(self) -> dict[str, str]:
+        """What Ray chooses nodes by."""
+        apart = {NODE_ID: f"!in({','.join(self._apart)})"} if self._apart else {}
+        return {**self._placement.labels, **apart}
+
     def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
         given, job = self._placement.memory, items[0].job
         most = max(item.memory for item in items)
         self._memory = -(-most // MEMORY_STEP) * MEMORY_STEP if given is None else given
-        which = function, id(job), self._memory
+        which = function, id(job), self._memory, len(self._apart)
         remote = self._remotes.get(which) or self._remotes.setdefault(
             which, self._remote_of(function, job, self._memory)
         )
@@ -367,6 +383,9 @@ class _Ray:
                     if seconds < 2 * TASK_SECONDS:
                         values.append(_on_worker(function, replace(item, job=job), nice))
                         seconds = time.monotonic() - began
+                    if isinstance(values[-1], MismatchError):
+                        values[-1].node = _node_id()
+                        break
                     if isinstance(values[-1], HangError):
                         with contextlib.suppress(OSError):  # then it is found as a killer is
                             write_report(str(report), values[-1].late)
@@ -380,7 +399,7 @@ class _Ray:
             memory=memory or None,
             max_retries=0,  # deaths are told to `dispatch`, which counts them and knows what to do
             resources=dict(placement.resources) or None,
-            label_selector=dict(placement.labels) or None,
+            label_selector=self._labels() or None,
         )
 
     def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
@@ -398,7 +417,10 @@ class _Ray:
     def _end(self, reference: Any, report: str, may_hang: float) -> Done | Hung | Lost:
         errors = self._ray.exceptions
         try:
-            return Done(*pickle.loads(self._ray.get(reference, timeout=RESULT_SECONDS)))
+            values, seconds = pickle.loads(self._ray.get(reference, timeout=RESULT_SECONDS))
+            if isinstance(values[-1], MismatchError):
+                return self._leave_out(values[-1])
+            return Done(values, seconds)
         except errors.RayTaskError as error:
             return Done([BuildError(f"a task failed: {error.cause!r}")], 0.0)
         except errors.OutOfMemoryError:
@@ -413,6 +435,23 @@ class _Ray:
             return Done([BuildError(f"a task cannot be run: {error}")], 0.0)
         except errors.RayError as error:
             return Lost(str(error).partition("\n")[0], crashed=False)
+
+    def _leave_out(self, error: MismatchError) -> Done | Lost:
+        """Have no more tasks run on a node; the error where no other is left."""
+        if error.node not in self._apart:
+            self._apart[error.node] = str(error)
+            self._notice(f"A node is left out: {error}")
+        self._slots = self._free_slots()
+        if not self._slots:
+            return Done([MismatchError(f"{error}; install the same libraries there")], 0.0)
+        return Lost(str(error), crashed=False)
+
+
+def _node_id() -> str:
+    import ray
+
+    found: str = ray.get_runtime_context().get_node_id()
+    return found
 
 
 def _nodes() -> list[dict[str, Any]]:

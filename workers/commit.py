@@ -28,8 +28,10 @@ from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
 from precache.status import remove_left_scratch
 from precache.version import HOLES, ROW_TABLE, statistics_of
+from workers.behaviour import installed_version
 from workers.goal import SCRATCH, Goal
-from workers.plan import installed_version, ops_digest, shards_to_do
+from workers.identity import behaviours, decides, ops_digest
+from workers.plan import shards_to_do
 
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
@@ -221,6 +223,8 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
         "std": std,
         "pipeline": goal.recipe.declared.to_dict(),
         "libraries": installed_versions(),
+        "decides": decides(goal.recipe.declared),
+        "behaviours": behaviours(goal.recipe.declared),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

@@ -45,7 +45,7 @@ FORMATS = tuple(
 )
 """All that are opened. They are imported here, lest Pillow import all that it has to find one."""
 
-STRIP_PIXELS = 4 << 20
+STRIP_PIXELS = 1 << 20
 """Of Pillow's images that are converted at a time: each step makes a copy."""
 
 MOST_RUN_LENGTH_PIXELS = 16 << 20

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -13,9 +13,18 @@ from precache.errors import PipelineError
 from precache.operations import Function
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
+from workers.behaviour import Outputs, how_far
 from workers.commit import installed_versions
 from workers.goal import Recipe
-from workers.plan import deciding_versions, ops_digest
+from workers.identity import (
+    as_recorded,
+    behaviours,
+    by_libraries,
+    decides,
+    named_ops,
+    ops_digest,
+    with_code,
+)
 
 EXAMPLES = 5
 """Keys named of each kind of change."""
@@ -82,6 +91,28 @@ class LibraryChange:
 
 
 @dataclass(frozen=True)
+class OpChange:
+    """An op of which the libraries of this machine make other pixels than recorded.
+
+    Attributes
+    ----------
+    op
+        In its place, such as ``resize(size=256) of uint8 x 3``.
+    libraries
+        That compute it: those of other versions than recorded, or all where none is.
+    probe
+        The first of the fixed inputs of which something else is made.
+    far
+        How far, in words.
+    """
+
+    op: str
+    libraries: tuple[str, ...]
+    probe: str
+    far: str
+
+
+@dataclass(frozen=True)
 class Differences:
     """Between a version and what is asked for.
 
@@ -92,22 +123,25 @@ class Differences:
     source
         None where the version's rows cannot be read, or are these.
     functions
-        Custom functions without a declared version whose code was edited, or that of another one
-        of the same field.
+        Custom functions without a declared version whose code was edited; of versions of older
+        releases also other functions of the same field.
+    ops
+        Those that compute other pixels.
     libraries
-        Those of other versions than recorded. Rows by one that does not decide pixels are taken
-        over, and would lie beside rows by the other.
+        Those of other versions than recorded.
     """
 
     recipe: tuple[RecipeChange, ...] = ()
     source: SourceChanges | None = None
     functions: tuple[str, ...] = ()
     libraries: tuple[LibraryChange, ...] = ()
+    ops: tuple[OpChange, ...] = ()
 
     @property
     def any(self) -> bool:
         """Whether there is one at all, libraries apart."""
-        return bool(self.recipe or self.functions or (self.source and self.source.any))
+        own = self.recipe or self.functions or self.ops
+        return bool(own or (self.source and self.source.any))
 
 
 def compare(
@@ -122,17 +156,21 @@ def compare(
     libraries
         Versions with which the rows that stay were made.
     """
-    pipeline = recipe.pipeline
-    digests = {name: each.recipe for name, each in attributes.fields.items()}
-    functions: tuple[str, ...] = ()
-    with contextlib.suppress(PipelineError):  # of another release
-        before = Pipeline.from_dict(attributes.pipeline).by_array()
-        functions = edited_functions(before, pipeline, digests, attributes.libraries)
+    pipeline, installed = recipe.pipeline, installed_versions()
+    changed = {each.name for each in _other_versions(libraries, installed)}
+    ops = op_changes(recipe.declared, attributes.behaviours, changed)
+    deciding = {library for each in ops for library in each.libraries}
+    if not attributes.behaviours:  # of an older release
+        deciding |= by_libraries({})(pipeline).keys()
     return Differences(
         recipe_changes(attributes.pipeline, recipe.declared.to_dict()),
         None if rows is None else source_changes(rows, recipe.table),
-        functions,
-        library_changes(pipeline, libraries, installed_versions()),
+        edited_functions(attributes, pipeline),
+        tuple(
+            replace(each, decides=each.name in deciding)
+            for each in _other_versions(libraries, installed)
+        ),
+        ops,
     )
 
 
@@ -237,46 +275,64 @@ def _keys(keys: Iterable[str]) -> KeyChange:
     return KeyChange(len(found), tuple(found[:EXAMPLES]))
 
 
-def edited_functions(
-    before: Pipeline, after: Pipeline, digests: Mapping[str, str], libraries: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Custom functions without a declared version whose code may not be a version's any more.
-
-    A field's recorded digest tells that one of its functions was edited, not which. Fields with a
-    function that `after` does not name are left out: its code is not to be looked for.
+def edited_functions(attributes: Attributes, pipeline: Pipeline) -> tuple[str, ...]:
+    """Custom functions without a declared version whose code is not that of a version any more.
 
     Parameters
     ----------
-    before, after
-        The pipeline of the version, and the one that is asked for, by array.
-    digests
-        By field, `ops_digest` of all its ops as recorded.
-    libraries
-        Versions recorded with it.
+    pipeline
+        That is asked for, by array.
     """
-    named = {op.function for op in after.functions}
-    used = {op.function for op in after.functions if not op.version}
-    before = before.with_code({op.function: op.code for op in after.functions if op.code})
+    used = {op.function: op for op in pipeline.functions if not op.version}
+    if attributes.decides:
+        now, recorded = decides(pipeline), attributes.decides
+        return tuple(each for each in used if recorded.get(each, now[each]) != now[each])
+    try:
+        before = Pipeline.from_dict(attributes.pipeline).by_array()
+    except PipelineError:  # of another release
+        return ()
+    named = {op.function for op in pipeline.functions}
+    before = with_code(before, {name: op.code for name, op in used.items() if op.code})
     found: dict[str, None] = {}
     for name, field in before.fields.items():
         functions = [op.function for op in field.ops if isinstance(op, Function) and not op.version]
-        if functions and named.issuperset(functions) and digests.get(name):
+        stored = attributes.fields.get(name)
+        if functions and named.issuperset(functions) and stored and stored.recipe:
             try:
-                digest = ops_digest(before, name, len(field.ops), libraries)
+                digest = ops_digest(before, name, len(field.ops), as_recorded(attributes))
             except PipelineError:  # no module of that name is left
                 digest = ""
-            if digest != digests[name]:
+            if digest != stored.recipe:
                 found |= dict.fromkeys(each for each in functions if each in used)
     return tuple(found)
 
 
-def library_changes(
-    pipeline: Pipeline, before: Mapping[str, str], installed: Mapping[str, str]
-) -> tuple[LibraryChange, ...]:
+def op_changes(
+    pipeline: Pipeline, before: Mapping[str, Outputs], changed: AbstractSet[str]
+) -> tuple[OpChange, ...]:
+    """Ops of which libraries make something else than recorded.
+
+    Parameters
+    ----------
+    before
+        What they made of their probes, by name; none of a version of an older release.
+    changed
+        Libraries of other versions than recorded.
+    """
+    libraries = {name: step.libraries for name, _, step in named_ops(pipeline) if step is not None}
+    found = []
+    for name, outputs in behaviours(pipeline).items() if before else ():
+        if name in before and before[name] != outputs:
+            of = libraries.get(name, ("numpy",))
+            named = tuple(each for each in of if each in changed) or of
+            found.append(OpChange(name, named, *how_far(before[name], outputs)))
+    return tuple(found)
+
+
+def _other_versions(
+    before: Mapping[str, str], installed: Mapping[str, str]
+) -> Iterator[LibraryChange]:
     """Libraries of other versions than those recorded with a version."""
-    deciding = deciding_versions(pipeline)
-    return tuple(
-        LibraryChange(name, before[name], version, name in deciding)
-        for name, version in installed.items()
-        if name in before and before[name] != version
-    )
+    for name, version in installed.items():
+        if name in before and before[name] != version:
+            yield LibraryChange(name, before[name], version, decides=False)

@@ -19,8 +19,8 @@ from precache.layout import RowShape
 from precache.messages import shown
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
 from precache.storage import StorageOptions
+from workers.identity import function_digests
 from workers.measured import CodecTimes, Host, Measured
-from workers.plan import function_digests
 from workers.prognosis import Prognosis, prognosis
 from workers.shard_task import Job
 from workers.sourceprobe import probe_source

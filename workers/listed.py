@@ -18,8 +18,8 @@ from workers import sources
 from workers.adoption import identified, identified_rows
 from workers.code_digest import code_of
 from workers.goal import Recipe
+from workers.identity import decides
 from workers.labels import freeze_classes, override_labels, read_classes
-from workers.plan import deciding_versions
 from workers.request import Request
 from workers.reuse import Placed, committed, place_rows
 
@@ -65,7 +65,8 @@ class Listed:
 
     def unfollowed(self) -> list[str]:
         """By function or factory, a line about code of which edits are not noticed."""
-        codes = {name: code_of(name.removeprefix("python:")) for name in self.code}
+        named = [name for name in self.code if ":" in name]  # others are ops
+        codes = {name: code_of(name.removeprefix("python:")) for name in named}
         return [
             f"{name}: edits of what these reach are not noticed: {'; '.join(code.unfollowed)}"
             for name, code in codes.items()
@@ -93,7 +94,7 @@ def list_rows(
     table = _labelled(request, source, table)
     may_have = functools.partial(_may_have, request.shard_samples)
     placed = place_rows(store, table, request.keep_order, request.compact, may_have)
-    fingerprint = pipeline.fingerprint(deciding_versions(pipeline))
+    fingerprint = pipeline.fingerprint(decides(pipeline))
     recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest)
     relabelled = request.labels is not None or request.classes is not None
     fetches_labels = source.labels_with_samples and not relabelled

@@ -11,7 +11,7 @@ from precache.layout import RowShape
 from precache.operations import CenterCrop, Op
 from precache.pipeline import Field, Pipeline
 from precache.variants import field_of
-from workers.plan import ops_digest
+from workers.identity import ops_digest
 
 
 @dataclass(frozen=True)

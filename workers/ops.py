@@ -23,7 +23,7 @@ from precache.operations import (
 from precache.pipeline import Field
 from precache.variants import field_of
 from workers.decoding import Scratch, decode
-from workers.plan import shrink_to
+from workers.identity import shrink_to
 from workers.sources import Sample
 from workers.usercode import load_object
 
@@ -253,7 +253,7 @@ class FieldRecipe:
         """A row whose ops up to the first random one were made for another variant, or are now."""
         assert self._common is not None
         fixed = self._field.fixed_ops
-        value = self._common.get(of, lambda: self._apply_to(begin(), applied, fixed, key))
+        value = self._common.get(of, lambda: self.apply(begin(), applied, fixed, key))
         # A user's function may write into its argument, which the other variants start from, too.
         return self._finish(value.copy() if self._functions else value, fixed, key)
 
@@ -296,9 +296,9 @@ class FieldRecipe:
         return slice(top, top + size[0]), slice(left, left + size[1])
 
     def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
-        return self.row(self._apply_to(value, applied, len(self._field.ops), key))
+        return self.row(self.apply(value, applied, len(self._field.ops), key))
 
-    def _apply_to(self, value: Any, first: int, stop: int, key: str) -> Any:
+    def apply(self, value: Any, first: int, stop: int, key: str) -> Any:
         while first < stop:
             match self._field.ops[first : min(stop, first + 2)]:
                 case (Resize() as before, CenterCrop() as crop):

@@ -27,8 +27,9 @@ from workers.adoption import identified
 from workers.build import run_build
 from workers.cluster import is_joined
 from workers.goal import Recipe
+from workers.identity import decides
 from workers.listed import Listed
-from workers.plan import deciding_versions, default_max_failures
+from workers.plan import default_max_failures
 from workers.request import BuildResult, Request, check_request
 from workers.reuse import Placed
 from workers.sources import FolderSource, open_source
@@ -129,7 +130,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     store = open_folder(request.store, request.storage_options)
     pipeline, code = identified(store, request.pipeline)
-    fingerprint = pipeline.fingerprint(deciding_versions(pipeline))
+    fingerprint = pipeline.fingerprint(decides(pipeline))
     source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     return Listed(
         Recipe(pipeline, fingerprint, table, attributes.rows_digest),

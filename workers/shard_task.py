@@ -18,6 +18,8 @@ from precache.pipeline import Pipeline
 from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.variants import field_of
+from workers.behaviour import Outputs
+from workers.identity import require_same
 from workers.offered import SpoiledOffer
 from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
@@ -45,13 +47,15 @@ _tasks_before = itertools.count()
 class Job:
     """What all shards of a build share; the pipeline has a field for each stored array.
 
-    Where it is `pinned`, samples must be what an offered version's rows were made of.
+    Where it is `pinned`, samples must be what an offered version's rows were made of. `behaviours`
+    is what its ops must make of their probes, and `code` the digests of its functions' code.
     """
 
     source: Source
     pipeline: Pipeline
     import_path: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
+    behaviours: Mapping[str, Outputs] = field(default_factory=dict)
     fetch_labels: bool = False
     pinned: bool = False
     sample_seconds: float = SAMPLE_SECONDS
@@ -206,6 +210,7 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
+    require_same(job.pipeline, job.behaviours)
     fields, seed = job.pipeline.fields, job.pipeline.seed
     several = Counter(map(field_of, fields))
     common = {name: Common() for name, arrays in several.items() if arrays > 1}
