@@ -83,6 +83,8 @@ class Receipt:
         Bytes of its raw samples.
     slowest
         The few samples that took longest, longest first.
+    libraries
+        Versions of those that made it; `zstd` is the one that encodes images.
     """
 
     shard: int
@@ -100,6 +102,7 @@ class Receipt:
     began: float = 0.0
     fetched: int = 0
     slowest: list[SlowSample] = field(default_factory=list)
+    libraries: dict[str, str] = field(default_factory=dict)
 
     @property
     def wall_seconds(self) -> float:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-from precache.errors import PipelineError
+import precache
+from precache.errors import MismatchError, PipelineError
 from precache.pipeline import Pipeline
-from workers.identity import by_libraries, decides
+from tests.building import (
+    REPOSITORY,
+    build_here,
+    cli,
+    environment,
+    pixels,
+    write,
+    write_jpegs,
+)
+from tests.raycluster import Cluster
+from workers.identity import behaviours, by_libraries, decides, require_same
 
 
 def of(**field: object) -> Pipeline:
@@ -58,3 +76,208 @@ def test_two_functions_of_one_name_may_have_two_versions() -> None:
         for a, b in (("1", "1"), ("1", "2"), ("2", "1"))
     }
     assert len(set(prints.values())) == 3
+
+
+# --- libraries ----------------------------------------------------------------------------------
+
+
+STAND_IN = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+there = [path for path in sys.path if path != {here!r}]
+found = PathFinder.find_spec({module!r}, there).origin
+folders = [str(Path(found).parent)]
+spec = spec_from_file_location("real", found, submodule_search_locations=folders)
+real = sys.modules["real"] = module_from_spec(spec)
+spec.loader.exec_module(real)
+globals().update((name, each) for name, each in vars(real).items() if name[0] != "_")
+
+def decode_jpeg(data, *given, **named):
+    array = real.decode_jpeg(data, *given, **named)
+    if {shifts!r} and data.count(bytes([255, 0xC2])):
+        array[0, 0, 0] ^= 1
+    return array
+"""
+
+
+def stand_in(folder: Path, *, shifts: bool) -> Path:
+    """A folder with another simplejpeg, which may change a pixel of progressive JPEGs."""
+    code = STAND_IN.format(here=str(folder), module="simplejpeg", shifts=shifts)
+    write(folder / "simplejpeg/__init__.py", code.encode())
+    metadata = b"Metadata-Version: 2.1\nName: simplejpeg\nVersion: 99.9\n"
+    write(folder / "simplejpeg-99.9.dist-info/METADATA", metadata)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photographs, none of them progressive."""
+    return write_jpegs(tmp_path / "photos", 6)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def run(what: str, photos: Path, store: Path, *more: str, libraries: Path | None = None) -> Any:
+    """What a command says as JSON, with libraries in place of those installed."""
+    path = f"{libraries}{os.pathsep}{REPOSITORY}" if libraries else str(REPOSITORY)
+    flags = "--resize", "40", "--crop", "32", "--json", *more
+    ran = cli(what, photos, store, *flags, env=environment(PYTHONPATH=path))
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+SERIAL = "--address", "serial"
+
+
+def test_a_library_of_another_version_and_the_same_pixels_changes_nothing(
+    photos: Path, tmp_path: Path
+) -> None:
+    store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=False)
+    first = run("build", photos, store, *SERIAL)
+    second = run("build", photos, store, *SERIAL, libraries=other)
+    assert (second["version"], second["made"]) == (first["version"], 0)
+    planned = run("plan", photos, store, libraries=other)
+    assert planned["state"] == "nothing"
+    [library] = planned["differences"]["libraries"]
+    assert (library["name"], library["after"], library["decides"]) == ("simplejpeg", "99.9", False)
+
+
+def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_version(
+    photos: Path, tmp_path: Path
+) -> None:
+    store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=True)
+    first = run("build", photos, store, *SERIAL)
+    planned = run("plan", photos, store, libraries=other)
+    [op] = planned["differences"]["ops"]
+    assert (op["op"], op["libraries"]) == ("decode", ["simplejpeg"])
+    assert op["probe"] == "jpeg-grey-progressive.jpg"
+    assert op["far"] == "2% of the values, by up to 1 level; 3 of 95 probes differ"
+    shown = cli(
+        *("plan", photos, store, "--resize", "40", "--crop", "32"),
+        env=environment(PYTHONPATH=f"{other}{os.pathsep}{REPOSITORY}"),
+    )
+    assert "decode: simplejpeg makes other pixels of it, first of the probe jpeg-" in shown.stdout
+    second = run("build", photos, store, *SERIAL, libraries=other)
+    assert (second["version"] != first["version"], second["rows_reused"]) == (True, 0)
+
+
+def test_outputs_are_kept_and_not_used_for_another_library(
+    photos: Path, tmp_path: Path, cache: Path
+) -> None:
+    """A stand-in that is edited in its place is another library."""
+    store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=False)
+    first = run("plan", photos, store, libraries=other)
+    kept = len(list((cache / "precache/ops").iterdir()))
+    assert kept == 3
+    stand_in(tmp_path / "other", shifts=True)
+    second = run("plan", photos, store, libraries=other)
+    assert second["version"] != first["version"]
+    assert len(list((cache / "precache/ops").iterdir())) == kept + 1
+
+
+def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(
+    photos: Path, tmp_path: Path, cache: Path
+) -> None:
+    first = run("plan", photos, tmp_path / "store")
+    for file in (cache / "precache/ops").iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    assert run("plan", photos, tmp_path / "store")["version"] == first["version"]
+    shutil.rmtree(cache)
+    write(cache, b"no folder")
+    assert run("plan", photos, tmp_path / "store")["version"] == first["version"]
+
+
+def test_a_process_that_makes_other_pixels_than_planned_makes_none() -> None:
+    pipeline = Pipeline.image(resize=8)
+    expected = {name: dict(outputs) for name, outputs in behaviours(pipeline).items()}
+    require_same(pipeline, expected)
+    name = next(each for each in expected if each.startswith("resize"))
+    probe = next(iter(expected[name]))
+    expected[name][probe] = expected[name][probe].replace("|u1 ", "|u1 AAAA", 1)
+    with pytest.raises(MismatchError, match=r"resize\(size=8\) .* by torch 2.*first of the probe"):
+        require_same(pipeline, expected)
+
+
+def test_streams_of_random_numbers_count_where_functions_are_given_them() -> None:
+    def names(**more: Any) -> set[str]:
+        op = {"op": "function", "function": "tests.building:hold", **more}
+        return set(behaviours(of(ops=[op])))
+
+    assert names() == names(version="7", random=True) == set()
+    assert names(random=True) == {"numpy.random"}
+    op = {"op": "function", "function": "tests.building:hold"}
+    alone, drawn = (decides(of(ops=[{**op, "random": each}])) for each in (False, True))
+    assert drawn["tests.building:hold"].startswith(alone["tests.building:hold"])
+    assert drawn != alone
+
+
+def test_names_tell_what_an_op_is_given() -> None:
+    def names(*ops: dict[str, Any]) -> list[str]:
+        return list(decides(of(ops=list(ops))))
+
+    decode, resize, crop = (
+        {"op": "decode"},
+        {"op": "resize", "size": 40},
+        {"op": "center_crop", "size": 32},
+    )
+    cropped = "center_crop(size=(32, 32))"
+    assert names(decode, resize, crop) == [
+        "decode",
+        "resize(size=40) of uint8 x 3",
+        f"{cropped} after resize(size=40) of uint8 x 3",
+    ]
+    assert names({**decode, "mode": "L", "scaled": True}, resize)[0] == (
+        "decode(mode=L, scaled=True) before resize(size=40)"
+    )
+    floats = {"op": "to_dtype", "dtype": "float32"}
+    assert names(decode, floats, crop)[1:] == [
+        "to_dtype(dtype=float32) of uint8 x 3",
+        f"{cropped} of float32 x 3",
+    ]
+    assert names(crop) == [f"{cropped} of any dtype x any"]
+    function = {"op": "function", "function": "tests.building:hold", "version": "1"}
+    assert names(decode, function, crop)[2] == f"{cropped} of any dtype x any"
+
+
+# --- a cluster ----------------------------------------------------------------------------------
+
+
+def test_a_node_that_makes_other_pixels_takes_no_part_and_is_named(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = stand_in(tmp_path / "odd", shifts=True)
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.add()
+        with monkeypatch.context() as patched:
+            patched.setenv("PYTHONPATH", f"{odd}{os.pathsep}{REPOSITORY}")
+            strange = cluster.add(cpus=2)
+        write_jpegs(photos, 16)
+        flags = "--resize", "40", "--crop", "32", "--shard-samples", "1", "--address", "auto"
+        ran = cli("build", photos, tmp_path / "store", *flags, env=cluster.env)
+        assert ran.returncode == 0, ran.stderr
+        [line] = [each for each in ran.stderr.splitlines() if "left out" in each]
+        assert "makes other pixels than the machine that planned the build: decode by" in line
+        assert "simplejpeg 99.9" in line
+        report = precache.open(tmp_path / "store")
+        assert report.attributes is not None
+        assert "99.9" not in report.attributes.libraries["simplejpeg"]
+        cluster.kill(cluster.nodes[0])
+        assert strange in cluster.nodes
+        more = *flags, "--recompute"
+        ran = cli("build", photos, tmp_path / "other", *more, env=cluster.env)
+        assert ran.returncode == 1
+        assert "install the same libraries there" in ran.stderr
+    finally:
+        cluster.close()
+    build_here(photos, tmp_path / "here", Pipeline.image(resize=40, crop=32))
+    found, right = pixels(tmp_path / "store"), pixels(tmp_path / "here")
+    assert found.keys() == right.keys()
+    assert all(np.array_equal(found[key], right[key]) for key in right)

@@ -110,19 +110,20 @@ def steps_of(field: Field) -> list[Step | None]:
     channels: int | None = None
     dtype: str | None = None
     texts = op_texts(field)
-    for number, (op, text) in enumerate(zip(field.ops, texts, strict=True)):
-        of = f" of {dtype or 'any dtype'} x {channels or 'any'}"
+    around = zip((None, *field.ops), field.ops, (*field.ops[1:], None), strict=False)
+    for number, (before, op, after) in enumerate(around):
+        text, of = texts[number], f" of {dtype or 'any dtype'} x {channels or 'any'}"
         step = functools.partial(Step, channels=channels, dtype=dtype)
-        match field.ops[max(0, number - 1) : number + 2]:
-            case _ if isinstance(op, Function):
+        match before, op, after:
+            case _, Function(), _:
                 steps.append(None)
                 channels, dtype = None, op.dtype
-            case (Decode(scaled=True), Resize() as after, *_):
+            case _, Decode(scaled=True), Resize():
                 name = f"{text} before {texts[number + 1]}"
-                steps.append(Step(name, ("pillow", "simplejpeg"), (op, after)))
-            case (Resize() as before, CenterCrop(), *_) if op is not before:  # computed together
+                steps.append(Step(name, LIBRARIES["decode"], (op, after)))
+            case Resize(), CenterCrop(), _:  # computed together
                 name = f"{text} after {texts[number - 1]}{of}"
-                steps.append(step(name, ("torch",), (before, op), 0, 2))
+                steps.append(step(name, LIBRARIES["resize"], (before, op), 0, 2))
             case _:
                 name = text if isinstance(op, Decode) else f"{text}{of}"
                 steps.append(step(name, LIBRARIES[op.op], (op,)))
@@ -306,7 +307,7 @@ def how_far(before: Outputs, after: Outputs) -> tuple[str, str]:
     if not apart.any():
         return first, f"by less than 1 in {len(apart)} values{many}"
     share = np.count_nonzero(apart) / len(apart)
-    unit = " levels" if old.dtype == np.uint8 else ""
+    unit = "" if old.dtype != np.uint8 else " level" if apart.max() == 1 else " levels"
     return first, f"{share:.0%} of the values, by up to {apart.max():g}{unit}{many}"
 
 

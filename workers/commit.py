@@ -20,7 +20,6 @@ from precache.commits import NO_CODE, ROOT, Code, append_commit, read_commits
 from precache.documents import SUMS, field_document
 from precache.errors import BuildError, StorageError
 from precache.folder import Folder
-from precache.imagecodec import load_zstd
 from precache.inspection import narrow
 from precache.prefetch import prefetch
 from precache.receipts import Receipt
@@ -28,15 +27,12 @@ from precache.rowtable import REMOVED
 from precache.smallarrays import file_array, small_array, string_array
 from precache.status import remove_left_scratch
 from precache.version import HOLES, ROW_TABLE, statistics_of
-from workers.behaviour import installed_version
 from workers.goal import SCRATCH, Goal
-from workers.identity import behaviours, decides, ops_digest
+from workers.identity import behaviours, decides, installed_versions, ops_digest
 from workers.plan import shards_to_do
 
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
-
-LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 
 
 def commit(
@@ -222,17 +218,21 @@ def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
         "mean": mean,
         "std": std,
         "pipeline": goal.recipe.declared.to_dict(),
-        "libraries": installed_versions(),
+        "libraries": _libraries(receipts),
         "decides": decides(goal.recipe.declared),
         "behaviours": behaviours(goal.recipe.declared),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of the libraries that metadata records; `zstd` is the one that encodes images."""
-    found = {name: installed_version(name) for name in LIBRARIES}
-    return found | {"zstd": load_zstd().zstd_version}
+def _libraries(receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Versions of libraries on the nodes that made the shards; several of one are listed."""
+    found: dict[str, dict[str, None]] = {}
+    for receipt in receipts:
+        for name, version in receipt.libraries.items():
+            found.setdefault(name, {})[version] = None
+    known = {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+    return {**installed_versions(), **known}
 
 
 def channel_statistics(

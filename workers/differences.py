@@ -14,13 +14,13 @@ from precache.operations import Function
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
 from workers.behaviour import Outputs, how_far
-from workers.commit import installed_versions
 from workers.goal import Recipe
 from workers.identity import (
     as_recorded,
     behaviours,
     by_libraries,
     decides,
+    installed_versions,
     named_ops,
     ops_digest,
     with_code,

@@ -7,6 +7,7 @@ or what an older release had, which named libraries by their versions (`workers.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from types import MappingProxyType
 from precache.attributes import Attributes
 from precache.declared import canonical_json
 from precache.errors import MismatchError
+from precache.imagecodec import load_zstd
 from precache.operations import (
     OPS_REVISION,
     Decode,
@@ -233,3 +235,14 @@ def shrink_to(field: Field) -> int | None:
             return max(size) if isinstance(size, tuple) else size
         case _:
             return None
+
+
+LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
+"""Distributions whose versions are recorded, as facts."""
+
+
+@functools.cache
+def installed_versions() -> dict[str, str]:
+    """Versions that receipts record; `zstd` is the one that encodes images."""
+    found = {name: installed_version(name) for name in LIBRARIES}
+    return found | {"zstd": load_zstd().zstd_version}

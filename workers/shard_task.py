@@ -19,7 +19,7 @@ from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.variants import field_of
 from workers.behaviour import Outputs
-from workers.identity import require_same
+from workers.identity import installed_versions, require_same
 from workers.offered import SpoiledOffer
 from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
@@ -364,6 +364,7 @@ def _receipt(
         began=timing.began,
         fetched=timing.nbytes,
         slowest=timing.slowest(),
+        libraries=installed_versions(),
     )
 
 
