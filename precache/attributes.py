@@ -94,7 +94,8 @@ def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries:
     Parameters
     ----------
     retries
-        How often samples that had failed were tried again, and some were mended.
+        How often it was made anew: samples that had failed were tried again, and some were mended,
+        or all was computed again.
     """
     parts = [fingerprint, rows_digest, rows_per_shard, *([retries] if retries else [])]
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]

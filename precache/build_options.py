@@ -60,7 +60,9 @@ def add_build_options(build: argparse.ArgumentParser, address: str | None, where
         help="lay all rows down anew, without the holes of samples that are no more",
     )
     rows.add_argument(
-        "--recompute", action="store_true", help="take nothing over from earlier versions"
+        "--recompute",
+        action="store_true",
+        help="compute all anew, as a new version beside those that there are",
     )
     rows.add_argument(
         "--retry-failed",

@@ -98,7 +98,8 @@ def build(
         Lay all rows down anew. By default they keep the places that they have in the current
         version, and samples that the source has no more leave holes.
     recompute
-        Take nothing over from earlier versions.
+        Compute all anew, as a new version beside those that there are, each time. It takes nothing
+        over, from a build of this kind that was cut off neither.
     retry_failed
         Try samples again that failed, those too that could not be fetched; all others are taken
         over. Where some are mended, that is a new version; else the current one stays.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import precache
 from tests.building import build_here, pixels, write_jpegs
 from workers import code_digest as digests
-from workers import commit, listed
+from workers import commit, identity, listed
 from workers.code_digest import code_digest, code_of
 from workers.identity import libraries_of, named_ops, plain_version, with_code
 from workers.sources import DatasetSource
@@ -554,6 +554,53 @@ def test_a_version_of_an_older_release_is_adopted(
     assert build_here(photos, store, PIPELINE).rows_reused == 0
     write(GAIN)
     assert build_here(photos, store, PIPELINE).version == grown.version
+
+
+PLAIN = precache.Pipeline.image(resize=40, crop=32)
+
+
+def test_libraries_that_made_a_version_of_an_older_release_stand_for_their_pixels(
+    photos: Path,
+    tmp_path: Path,
+    as_before: Callable[..., precache.BuildResult],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = tmp_path / "store"
+    old = as_before(photos, store, PLAIN)
+    adopted = build_here(photos, store, PLAIN)
+    assert (adopted.version, adopted.cpu_seconds) == (old.version, 0)
+    monkeypatch.setattr(identity, "installed_version", lambda name: "99.9")  # of the same pixels
+    assert build_here(photos, store, PLAIN).version == old.version
+    write_jpegs(photos, 8)
+    grown = build_here(photos, store, PLAIN)
+    assert (grown.rows_reused, grown.samples) == (6, 8)
+    found = precache.verify(store)
+    assert found.ok
+    assert not [each for each in found.unchecked if "recipe" in each]
+    wider = build_here(photos, store, precache.Pipeline.image(resize=40))
+    assert build_here(photos, store, PLAIN).version == grown.version
+    assert wider.rows_reused == 0  # resized alone, nothing was stored
+
+
+def test_other_libraries_do_not_adopt_a_version_of_an_older_release(
+    photos: Path,
+    tmp_path: Path,
+    as_before: Callable[..., precache.BuildResult],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing tells what those made that it was made by."""
+    old = as_before(photos, tmp_path / "store", PLAIN)
+    monkeypatch.setattr(identity, "installed_version", lambda name: "99.9")
+    found = build_here(photos, tmp_path / "store", PLAIN)
+    assert (found.version != old.version, found.rows_reused) == (True, 0)
+
+
+def test_a_crop_that_became_narrower_goes_on_from_rows_of_an_older_release(
+    photos: Path, tmp_path: Path, as_before: Callable[..., precache.BuildResult]
+) -> None:
+    as_before(photos, tmp_path / "store", precache.Pipeline.image(resize=40))
+    cropped = build_here(photos, tmp_path / "store", PLAIN)
+    assert cropped.rows_reused == 6
 
 
 def test_ensure_adopts_a_version_of_an_older_release_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from precache.pipeline import Pipeline
 from tests.building import (
     REPOSITORY,
     build_here,
+    build_until,
     cli,
+    end,
     environment,
     pixels,
+    start,
     write,
     write_jpegs,
 )
@@ -142,7 +146,7 @@ def test_a_library_of_another_version_and_the_same_pixels_changes_nothing(
     store, other = tmp_path / "store", stand_in(tmp_path / "other", shifts=False)
     first = run("build", photos, store, *SERIAL)
     second = run("build", photos, store, *SERIAL, libraries=other)
-    assert (second["version"], second["made"]) == (first["version"], 0)
+    assert (second["version"], second["shards"] - second["shards_skipped"]) == (first["version"], 0)
     planned = run("plan", photos, store, libraries=other)
     assert planned["state"] == "nothing"
     [library] = planned["differences"]["libraries"]
@@ -281,3 +285,79 @@ def test_a_node_that_makes_other_pixels_takes_no_part_and_is_named(
     found, right = pixels(tmp_path / "store"), pixels(tmp_path / "here")
     assert found.keys() == right.keys()
     assert all(np.array_equal(found[key], right[key]) for key in right)
+
+
+# --- --recompute --------------------------------------------------------------------------------
+
+
+READS = """
+from pathlib import Path
+import numpy as np
+
+def shift(image):
+    return image + np.uint8(Path(__file__).with_name("number.txt").read_text())
+"""
+
+
+@pytest.fixture
+def number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that a function reads, of which no digest of its code can know."""
+    write(tmp_path / "code/reads.py", READS.encode())
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.delitem(sys.modules, "reads", raising=False)
+    return write(tmp_path / "code/number.txt", b"1")
+
+
+def shifted() -> Pipeline:
+    ops = [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, {"op": "center_crop", "size": 8}]
+    function = {"op": "function", "function": "reads:shift", "shape": [3, 8, 8]}
+    return Pipeline.from_dict({"fields": {"image": {"ops": [*ops, function]}}})
+
+
+def differences(store: Path, before: dict[str, np.ndarray]) -> set[int]:
+    """By how much the pixels of a store's current version differ, row by row alike."""
+    now = pixels(store)
+    return {int(each) for key in before for each in np.unique(now[key] - before[key])}
+
+
+def test_recompute_makes_another_version_of_all_rows_each_time(
+    photos: Path, tmp_path: Path, number: Path
+) -> None:
+    store = tmp_path / "store"
+    first = build_here(photos, store, shifted())
+    before = pixels(store)
+    write(number, b"3")
+    assert build_here(photos, store, shifted()).version == first.version
+    second = build_here(photos, store, shifted(), {"recompute": True})
+    assert (second.version != first.version, second.rows_reused) == (True, 0)
+    assert differences(store, before) == {2}
+    assert build_here(photos, store, shifted()).version == second.version
+    write_jpegs(photos, 9)
+    grown = build_here(photos, store, shifted())
+    assert grown.rows_reused == 6
+    assert differences(store, before) == {2}
+    third = build_here(photos, store, shifted(), {"recompute": True})
+    assert third.version not in (first.version, second.version, grown.version)
+    assert len(precache.versions(store).versions) == 4
+
+
+def test_recompute_takes_nothing_of_a_build_that_was_cut_off(
+    photos: Path, tmp_path: Path, number: Path
+) -> None:
+    store, whole = tmp_path / "store", tmp_path / "whole"
+    build_here(photos, whole, shifted(), {"shard_samples": 1})
+    killed = start(build_until, 40, photos, store, shifted(), {"shard_samples": 1})
+    assert end(killed) < 0
+    assert list(store.glob("*/_build/receipts/*.json"))
+    write(number, b"3")
+    made = build_here(photos, store, shifted(), {"recompute": True, "shard_samples": 1})
+    assert made.shards_skipped == 0
+    assert differences(store, pixels(whole)) == {2}
+
+
+def test_recompute_in_an_empty_store_makes_the_version_that_any_build_makes(
+    photos: Path, tmp_path: Path, number: Path
+) -> None:
+    first = build_here(photos, tmp_path / "one", shifted())
+    second = build_here(photos, tmp_path / "other", shifted(), {"recompute": True})
+    assert first.version == second.version

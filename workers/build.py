@@ -38,7 +38,7 @@ from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
-from workers.goal import SCRATCH, Goal, Recipe, find_goal, receipt_name
+from workers.goal import SCRATCH, Goal, Recipe, receipt_name
 from workers.identity import behaviours
 from workers.lease import BuildLease
 from workers.listed import Listed, list_rows
@@ -50,7 +50,7 @@ from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
 from workers.sharing import require_shared
 from workers.standing import flaws_of, is_committed, is_whole
-from workers.work import Measured, Work, failed_rows, find_work, is_tried_again, remaining
+from workers.work import Measured, Work, failed_rows, find_work, goal_of, is_tried_again, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.probe import ProbeTask
@@ -132,7 +132,7 @@ class _Build:
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
         recipe = listed.recipe
-        goal = find_goal(self.store, recipe, self.request.shard_samples)
+        goal = goal_of(self.request, self.store, recipe)
         if goal is not None and is_whole(goal) and not is_tried_again(self.request, goal):
             return self._nothing_to_do(goal)
         began = time.perf_counter()
@@ -269,7 +269,7 @@ class _Build:
                 return None
             goal.folder.remove(ROOT)  # it is damaged
         goal.begin(refreshes=self.listed.refreshes)
-        left = remaining(work, self.request.recompute)
+        left = remaining(work)
         if others := lease.others():
             who = ", ".join(str(each.holder) for each in others.values())
             self.progress.say(f"Another build makes the same version ({who}): both go on")

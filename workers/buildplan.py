@@ -28,7 +28,7 @@ from precache.version import ROW_TABLE
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate
-from workers.goal import Recipe, find_goal
+from workers.goal import Recipe
 from workers.identity import behaviours
 from workers.listed import Listed, list_rows
 from workers.made import made_of
@@ -37,7 +37,7 @@ from workers.request import Request, check_request
 from workers.reuse import Origin, committed
 from workers.shardplan import FieldRows, ShardPlan, plan_shards
 from workers.sources import Source, open_source
-from workers.work import Measured, Work, find_work, remaining
+from workers.work import Measured, Work, find_work, goal_of, remaining
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from workers.opcosts import FieldCosts
@@ -157,10 +157,10 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
             progress.say(line)
         progress.phase("Comparing")
         trials = _Trials(request, source, listed, progress, stack)
-        goal = find_goal(store, listed.recipe, request.shard_samples)
+        goal = goal_of(request, store, listed.recipe)
         measure = trials.measure if timing else trials.measure_unless_declared
         work = find_work(request, store, listed, goal, measure)
-        work = work if work.committed else remaining(work, request.recompute)
+        work = work if work.committed else remaining(work)
         shards = list(plan_shards(work, source.content_decides))
         took = trials.estimate(work, shards) if shards and timing else None
         plan = _plan(request, store, listed, work, shards, took)

@@ -79,6 +79,11 @@ class Goal:
         version = version_id(recipe.fingerprint, recipe.rows_digest, rows_per_shard, recipe.retries)
         return cls(recipe, store.folder(version), rows_per_shard, shapes)
 
+    def anew(self, store: Folder) -> Goal:
+        """The version that makes the same rows once more."""
+        again = replace(self.recipe, retries=self.recipe.retries + 1)
+        return Goal.of(store, again, self.rows_per_shard, self.shapes)
+
     @property
     def version(self) -> str:
         return self.folder.name
@@ -155,16 +160,36 @@ class Goal:
 def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     """The version of this recipe that the store has, committed or begun; None where it has none.
 
-    Of several that are committed it is the one in which samples were tried again most often.
+    Of several that are committed it is the one that was made anew most often.
 
     Parameters
     ----------
     wanted
         Rows a shard, as the user gave them; any will do by default.
     """
+    committed, begun = _goals(store, recipe, wanted)
+    begun = [goal for goal in begun if goal.recipe.retries == recipe.retries]
+    return max(committed or begun, key=lambda each: each.recipe.retries, default=None)
+
+
+def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
+    """The version that makes this recipe anew; None where the store has none to be made anew.
+
+    Parameters
+    ----------
+    wanted
+        As in `find_goal`.
+    """
+    committed, begun = _goals(store, recipe, wanted)
+    last = max(committed + begun, key=lambda each: each.recipe.retries, default=None)
+    return None if last is None else last.anew(store)
+
+
+def _goals(store: Folder, recipe: Recipe, wanted: int | None) -> tuple[list[Goal], list[Goal]]:
+    """Versions of a recipe, committed and begun, made anew however often."""
+    found: tuple[list[Goal], list[Goal]] = [], []
     names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
-    for leaf, read in ((ROOT, _committed), (DESCRIPTION, _begun)):
-        found: list[Goal] = []
+    for leaf, read, goals in zip((ROOT, DESCRIPTION), (_committed, _begun), found, strict=True):
         paths = [f"{name}/{leaf}" for name in names]
         for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
             if isinstance(data, StorageError):
@@ -172,12 +197,9 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
                     continue
                 raise data
             goal = _matching(store, read(data, path), recipe)
-            tried = leaf == ROOT or goal is None or goal.recipe.retries == recipe.retries
-            if goal is not None and tried and has_shards_of(goal, wanted):
-                found.append(goal)
-        if found:
-            return max(found, key=lambda each: each.recipe.retries)
-    return None
+            if goal is not None and has_shards_of(goal, wanted):
+                goals.append(goal)
+    return found
 
 
 def has_shards_of(goal: Goal, wanted: int | None) -> bool:

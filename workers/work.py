@@ -12,7 +12,7 @@ from precache.layout import RowShape, rows_per_shard
 from precache.receipts import Receipt
 from precache.rowtable import REMOVED
 from precache.store import open_own
-from workers.goal import Goal, Recipe
+from workers.goal import Goal, Recipe, find_goal, next_goal
 from workers.listed import Listed
 from workers.plan import shards_to_do
 from workers.request import Request
@@ -90,8 +90,7 @@ def find_work(
     if goal is not None and is_committed(goal):
         if not is_tried_again(request, goal):
             return _losses(goal)
-        failed, again = goal, replace(goal.recipe, retries=goal.recipe.retries + 1)
-        goal = Goal.of(store, again, goal.rows_per_shard, goal.shapes)
+        failed, goal = goal, goal.anew(store)
     recipe, origin, needed = listed.recipe, None, None
     if not request.recompute:
         bases = not listed.fetches_labels
@@ -112,6 +111,12 @@ def find_work(
     return Work(goal, origin, needed=needed, failed=failed)
 
 
+def goal_of(request: Request, store: Folder, recipe: Recipe) -> Goal | None:
+    """The version that a request is for, where the store tells its shapes."""
+    find = next_goal if request.recompute else find_goal
+    return find(store, recipe, request.shard_samples)
+
+
 def is_tried_again(request: Request, goal: Goal) -> bool:
     """Whether a committed version has samples that failed, and the request is for these."""
     return request.retry_failed and bool(failed_rows(goal))
@@ -122,17 +127,9 @@ def failed_rows(goal: Goal) -> set[int]:
     return {row for row, (_, why) in open_own(goal.folder).holes.items() if why != REMOVED}
 
 
-def remaining(work: Work, recompute: bool = False) -> Work:
-    """The same work, less the shards that are there; of a version that is not committed.
-
-    Parameters
-    ----------
-    recompute
-        Count no shard as done that has rows of an earlier version.
-    """
+def remaining(work: Work) -> Work:
+    """The same work, less the shards that are there; of a version that is not committed."""
     goal, receipts = work.goal, read_receipts(work.goal)
-    if recompute:
-        receipts = {n: each for n, each in receipts.items() if not each.rows_reused}
     todo = shards_to_do(goal.shards, receipts, goal.sizes())
     there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
     return replace(work, receipts=there, todo=todo)
