@@ -69,6 +69,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 }
 """Op -> distributions that compute it."""
 
+MODULES = "behaviour", "decoding", "fieldrecipe", "identity", "ops", "segments"
+"""Of this package: those that compute outputs."""
+
 _MODULES = {"pillow": "PIL"}
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
@@ -234,7 +237,7 @@ def _arrays(step: Step, sizes: list[tuple[int, int]]) -> Iterator[tuple[str, Any
 @functools.cache
 def computed(step: Step) -> Outputs:
     """What a step makes of its probes, computed here and now."""
-    from workers.ops import FieldRecipe
+    from workers.fieldrecipe import FieldRecipe
 
     recipe = FieldRecipe("probe", Field().model_copy(update={"ops": step.ops}), 0)
     random = isinstance(step.ops[0], RandomResizedCrop | HorizontalFlip)
@@ -399,8 +402,8 @@ def _files(library: str) -> list[Any]:
 
 @functools.cache
 def _own_code() -> str:
-    own = [Path(__file__).with_name(f"{name}.py") for name in ("behaviour", "decoding", "ops")]
-    own += [Path(__file__).with_name("segments.py"), *sorted(PROBES.iterdir())]
+    own = [Path(__file__).with_name(f"{name}.py") for name in MODULES]
+    own += sorted(PROBES.iterdir())
     return xxhash.xxh3_128_hexdigest(b"".join(each.read_bytes() for each in own))
 
 
