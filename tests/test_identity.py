@@ -28,7 +28,8 @@ from tests.building import (
     write_jpegs,
 )
 from tests.raycluster import Cluster
-from workers.identity import behaviours, by_libraries, decides, require_same
+from workers import behaviour
+from workers.identity import behaviours, by_libraries, decides, named_ops, require_same
 
 
 def of(**field: object) -> Pipeline:
@@ -198,6 +199,31 @@ def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(
     assert run("plan", photos, tmp_path / "store")["version"] == first["version"]
 
 
+def test_what_is_kept_and_wrong_is_found_out_and_forgotten(
+    photos: Path, tmp_path: Path, cache: Path
+) -> None:
+    """A library may change where nothing tells, such as one of the system that it loads."""
+    store = tmp_path / "store"
+    first = run("plan", photos, store)["version"]
+    for file in (cache / "precache/ops").iterdir():
+        kept = json.loads(file.read_bytes())
+        file.write_text(json.dumps({**kept, next(iter(kept)): "0 |u1 AAAA"}))
+    flags = "--resize", "40", "--crop", "32", *SERIAL
+    ran = cli("build", photos, store, *flags)
+    assert (ran.returncode, "run the same command again" in ran.stderr) == (1, True)
+    assert run("build", photos, store, *SERIAL)["version"] == first
+
+
+def test_a_process_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a user whom nothing there knows."""
+    [step] = [step for _, _, step in named_ops(of(ops=[{"op": "decode"}])) if step]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    behaviour.forget()
+    assert behaviour.outputs_of(step) == behaviour.computed(step)
+
+
 def test_a_process_that_makes_other_pixels_than_planned_makes_none() -> None:
     pipeline = Pipeline.image(resize=8)
     expected = {name: dict(outputs) for name, outputs in behaviours(pipeline).items()}
@@ -278,7 +304,7 @@ def test_a_node_that_makes_other_pixels_takes_no_part_and_is_named(
         more = *flags, "--recompute"
         ran = cli("build", photos, tmp_path / "other", *more, env=cluster.env)
         assert ran.returncode == 1
-        assert "install the same libraries there" in ran.stderr
+        assert "install the same libraries on both" in ran.stderr
     finally:
         cluster.close()
     build_here(photos, tmp_path / "here", Pipeline.image(resize=40, crop=32))

@@ -19,6 +19,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -373,21 +374,22 @@ def outputs_of(step: Step) -> Outputs:
 
 @functools.cache
 def _kept(step: Step) -> Outputs:
-    file = _folder() / f"{_state(step)}.json"
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(file.read_bytes())
+    name = f"{_state(step)}.json"
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # such as of no home
+        found = json.loads((_folder() / name).read_bytes())
         if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()):
             return found
     outputs = computed(step)
-    _keep(file, outputs)
+    with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
+        _keep(_folder() / name, outputs)
     return outputs
 
 
-def forget(step: Step) -> None:
-    """Have a step computed anew."""
+def forget() -> None:
+    """Have all steps computed anew, as libraries changed in a way that `_state` does not show."""
     _kept.cache_clear()
-    with contextlib.suppress(OSError):
-        (_folder() / f"{_state(step)}.json").unlink(missing_ok=True)
+    with contextlib.suppress(RuntimeError):
+        shutil.rmtree(_folder(), ignore_errors=True)
 
 
 def _folder() -> Path:
@@ -396,12 +398,15 @@ def _folder() -> Path:
 
 
 def _keep(file: Path, outputs: Outputs) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
-        file.parent.mkdir(0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent)
+    file.parent.mkdir(0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    try:
         with os.fdopen(handle, "w") as temporary:
             json.dump(outputs, temporary)
         Path(name).replace(file)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _state(step: Step) -> str:

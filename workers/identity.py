@@ -35,7 +35,6 @@ from workers.behaviour import (
     Step,
     computed,
     digest_of,
-    forget,
     how_far,
     installed_version,
     outputs_of,
@@ -76,13 +75,13 @@ def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
         found = computed(step) if step is not None else streams()
         if expected.get(known, found) != found:
             libraries = step.libraries if step is not None else ("numpy",)
-            if step is not None:
-                forget(step)
             versions = " and ".join(f"{each} {installed_version(each)}" for each in libraries)
             probe, far = how_far(expected[known], found)
             raise MismatchError(
                 f"{os.uname().nodename} makes other pixels than the machine that planned the "
-                f"build: {known} by {versions}, first of the probe {probe}: {far}"
+                f"build: {known} by {versions}, first of the probe {probe}: {far}; "
+                "install the same libraries on both, or run the same command again if it is one "
+                "machine, of which something out of date was kept"
             )
 
 
