@@ -387,3 +387,21 @@ def test_recompute_in_an_empty_store_makes_the_version_that_any_build_makes(
     first = build_here(photos, tmp_path / "one", shifted())
     second = build_here(photos, tmp_path / "other", shifted(), {"recompute": True})
     assert first.version == second.version
+
+
+def test_recompute_gives_no_id_again_that_a_removed_version_had(
+    photos: Path, tmp_path: Path, number: Path
+) -> None:
+    """Its pixels may have been others, and a copy of them be in somebody's cache."""
+    store = tmp_path / "store"
+    first = build_here(photos, store, shifted())
+    second = build_here(photos, store, shifted(), {"recompute": True})
+    before = {first.version, second.version}
+    precache.use(f"{store}@{first.version}")
+    shutil.rmtree(store / second.version)
+    third = build_here(photos, store, shifted(), {"recompute": True})
+    assert third.version not in before
+    for version in before | {third.version}:
+        shutil.rmtree(store / version, ignore_errors=True)
+    fourth = build_here(photos, store, shifted(), {"recompute": True})
+    assert fourth.version not in before | {third.version}
