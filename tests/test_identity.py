@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import precache
+from precache.commits import append_entry
 from precache.errors import MismatchError, PipelineError
 from precache.pipeline import Pipeline
+from precache.storage import open_folder
 from tests.building import (
     REPOSITORY,
     build_here,
@@ -171,6 +173,17 @@ def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_ver
     assert "decode: simplejpeg makes other pixels of it, first of the probe jpeg-" in shown.stdout
     second = run("build", photos, store, *SERIAL, libraries=other)
     assert (second["version"] != first["version"], second["rows_reused"]) == (True, 0)
+
+
+def test_what_first_stood_for_a_digest_stands_for_it_from_then_on(
+    photos: Path, tmp_path: Path
+) -> None:
+    """Of two first builds at once, one may find a version of an older release, and one none."""
+    store, pipeline = tmp_path / "store", Pipeline.image(resize=16, crop=16)
+    first = build_here(photos, store, pipeline).version
+    digest = decides(pipeline)["decode"]
+    append_entry(open_folder(store), first, None, {"decode": (digest, '{"pillow": "9"}')})
+    assert build_here(photos, store, pipeline).version == first
 
 
 def test_outputs_are_kept_and_not_used_for_another_library(

@@ -84,10 +84,11 @@ def note_code(store: Folder, version: str, code: Code) -> None:
 
 
 def _named(store: Folder) -> dict[tuple[str, str], str]:
-    """(name, digest) -> what stands for it."""
+    """(name, digest) -> what stands for it: what the log named first, for versions keep their ids
+    though two builds that began at once each found something else."""
     return {
         (name, digest): known
-        for entry in read_commits(store)
+        for entry in reversed(read_commits(store))
         for name, (digest, known) in entry.code.items()
     }
 

@@ -80,8 +80,7 @@ def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
             raise MismatchError(
                 f"{os.uname().nodename} makes other pixels than the machine that planned the "
                 f"build: {known} by {versions}, first of the probe {probe}: {far}; "
-                "install the same libraries on both, or run the same command again if it is one "
-                "machine, of which something out of date was kept"
+                "install the same libraries on both; if they are one, run the same command again"
             )
 
 
