@@ -33,8 +33,9 @@ def ensure(
 
     Every rank of a training, on every node, may call this: one builds, and the others wait and
     open the same version, as long as the source stands still. If the one that builds is killed,
-    another one goes on where it was. Where the version is there, nothing is written, and neither
-    Ray nor a decoder is loaded; the source is listed each time. Once `torch.distributed` is
+    another one goes on where it was. Where the version is there, nothing is written to the store,
+    and Ray is not loaded, nor a decoder, unless libraries have changed since the last time; the
+    source is listed each time. Once `torch.distributed` is
     initialised with ``MASTER_ADDR`` and ``MASTER_PORT``, rank 0 lists it for all, and what it fails
     with they all raise; else each process lists it.
 
@@ -64,7 +65,7 @@ def ensure(
     code
         As `submit` takes it, with a job server.
     options
-        The others of `build`.
+        The others of `build`, but for `recompute`.
 
     Returns
     -------
@@ -92,6 +93,11 @@ def ensure(
     cluster = address.startswith(("http://", "https://"))
     if code and not cluster:
         raise UsageError(f"code travels to a cluster's job server, and address is {address!r}")
+    if options.get("recompute"):
+        raise UsageError(
+            "recompute makes a new version each time, and ensure opens the one that is there; "
+            "build once with recompute, and leave it out here"
+        )
     defaults = {name: each.default for name, each in inspect.signature(build).parameters.items()}
     if unknown := options.keys() - defaults.keys():
         raise TypeError(f"ensure() got an unexpected keyword argument {min(unknown)!r}")

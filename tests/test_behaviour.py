@@ -85,3 +85,37 @@ def test_sizes_beyond_memory_are_not_tried(op: str) -> None:
     [step] = steps({"op": op, "size": 60_000})
     assert computed(step) == {}
     assert digest_of(computed(step))
+
+
+# --- what must not change -----------------------------------------------------------------------
+
+
+DIGESTS = {
+    "decode": "314fe3edeac5c1f8198db834930004ad",
+    "resize(size=40) of uint8 x 3": "e255fca1c9d78db0cb4df7ddfc4fa5c4",
+    "center_crop(size=(32, 32)) after resize(size=40) of uint8 x 3": (
+        "c13f6d3c6dd331ab824c5c7d417bbb0b"
+    ),
+    "decode(mode=L, scaled=True)": "5219135469e6bafb3b6e2e590bd6ecb2",
+    "resize(size=(24, 20), interpolation=bicubic) of uint8 x 1": "bfd784a882e27bbb875c7bcde7c96983",
+    "random_resized_crop(size=(20, 20)) of uint8 x 1": "24cdca0e26058c28f6c197cc582408ef",
+    "horizontal_flip of uint8 x 1": "dd7b88f1fed788c3f118afe6dc907a50",
+    "to_dtype(dtype=float32, scale=True) of uint8 x 1": "131e25039865bc043f2b125ff6295c10",
+    "numpy.random": "2cb0307ffe949cf00269d15605353379",
+}
+"""As found by Pillow 11.2 to 13.0, simplejpeg 1.8 to 1.9, NumPy 2.0 to 2.4 and torch 2.13, with and
+without SIMD kernels. They stand in the ids of users' versions."""
+
+
+def test_digests_are_what_they_were() -> None:
+    """Where pixels are: then a change here has everybody compute all again."""
+    crop = steps(DECODE, {"op": "resize", "size": 40}, {"op": "center_crop", "size": 32})
+    others = steps(
+        {**DECODE, "mode": "L", "scaled": True},
+        {"op": "resize", "size": [24, 20], "interpolation": "bicubic"},
+        {"op": "random_resized_crop", "size": 20},
+        {"op": "horizontal_flip"},
+        {"op": "to_dtype", "dtype": "float32", "scale": True},
+    )
+    found = {step.name: digest_of(computed(step)) for step in (*crop, *others)}
+    assert {**found, "numpy.random": digest_of(behaviour.streams())} == DIGESTS

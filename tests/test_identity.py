@@ -14,7 +14,7 @@ import pytest
 
 import precache
 from precache.commits import append_entry
-from precache.errors import MismatchError, PipelineError
+from precache.errors import MismatchError, PipelineError, UsageError
 from precache.pipeline import Pipeline
 from precache.storage import open_folder
 from tests.building import (
@@ -418,3 +418,9 @@ def test_recompute_gives_no_id_again_that_a_removed_version_had(
         shutil.rmtree(store / version, ignore_errors=True)
     fourth = build_here(photos, store, shifted(), {"recompute": True})
     assert fourth.version not in before | {third.version}
+
+
+def test_ensure_recomputes_nothing_and_says_so(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="recompute makes a new version each time"):
+        precache.ensure(None, photos, tmp_path / "store", recompute=True)
+    assert not (tmp_path / "store").exists()
