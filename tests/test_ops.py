@@ -428,8 +428,7 @@ STRIP = """
     from PIL import Image
     from precache.errors import SampleError
     from precache.pipeline import Field
-    from workers.behaviour import pattern
-from workers.fieldrecipe import FieldRecipe
+    from workers.fieldrecipe import FieldRecipe
     from workers.sources import Sample
 
     buffer = io.BytesIO()
