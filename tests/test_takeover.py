@@ -30,6 +30,7 @@ from tests.building import (
     write_jpegs,
 )
 from tests.servers import S3Server
+from workers import reuse
 
 CALLS: list[int] = []
 HELD: list[np.ndarray] = []
