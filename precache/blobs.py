@@ -347,7 +347,7 @@ class RemoteFolder:
                 while below.files:
                     yield below.files.pop()
         finally:
-            pool.close(wait=False)  # Ctrl-C does not wait for a server
+            pool.close(wait=not running)  # Ctrl-C does not wait for a server
 
     def _below(self, fs: Any, span: Span) -> _Below:
         found, last = _Below([], [], [], True), max(span.after, span.seen)
