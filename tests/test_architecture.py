@@ -19,10 +19,11 @@ ROOT = Path(precache.__file__).parents[1]
 PRECACHE = """
     variants messages errors liveness states declared operations pipeline attributes layout
     kernels ownfolder imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls
-    folder ahead localfiles localdisk retries filesystems s3reads listings copies blobs storage
+    folder ahead localfiles localdisk retries filesystems s3reads listings copies prefetch blobs
+    storage
     locks diskcache metadata rowtable receipts smallarrays commits documents version contents store
     inspection renames status claims finished growing places inventory garbage difference
-    shardwriter prefetch fetchers objects ranges decoded shards slots readahead feed columns
+    shardwriter fetchers objects ranges decoded shards slots readahead feed columns
     nvcomp terminal report usage gathering registered stream transforms ranks rankstore outputs
     selection dataset pages charts resident following loader_options orders succession loader
     pagecache measurements snapshot probes remedies verdict durations simulation simulation_text
