@@ -23,7 +23,8 @@ import xxhash
 from precache.errors import PipelineError, PrecacheError, UsageError
 from precache.liveness import process_of
 from precache.pipeline import Pipeline
-from workers.code_digest import Code, canonical, code_of, find_module
+from workers.code_digest import Code, State, code_of, file_state, find_module
+from workers.code_names import canonical
 
 _loaded: dict[str, str] = {}
 """Module -> `_tree_hash` of the code that this process runs."""
@@ -116,9 +117,12 @@ def _bring_up_to_date(code: Code, present: Collection[str]) -> None:
 
 
 def _is_newer(module: str) -> bool:
-    """Whether a module's file changed after this process began, and so perhaps after its import."""
+    """Whether a module's file changed after this process began, and so perhaps after its import.
+
+    Its modification time may be older: copies of files keep it.
+    """
     path = _source_of(module)
-    return path is not None and path.stat().st_mtime > _began()
+    return path is not None and path.stat().st_ctime > _began()
 
 
 @functools.cache
@@ -144,8 +148,7 @@ def tree_hash(module: str) -> str:
     path = _source_of(module)
     if path is None:
         return ""
-    status = path.stat()
-    return _hash_of(path, status.st_mtime_ns, status.st_size)
+    return _hash_of(path, file_state(path))
 
 
 def _source_of(module: str) -> Path | None:
@@ -155,9 +158,9 @@ def _source_of(module: str) -> Path | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _hash_of(path: Path, mtime_ns: int, size: int) -> str:
+def _hash_of(path: Path, state: State) -> str:
     try:
         tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise PipelineError(f"{path} does not parse: {error}") from None
-    return xxhash.xxh3_128_hexdigest(canonical(tree, docstrings=True).encode())
+    return xxhash.xxh3_128_hexdigest(canonical(tree).encode())
