@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precache
+from precache.errors import PipelineError
 from tests.building import build_here, pixels, write_jpegs
 from workers import code_digest as digests
 from workers import listed
@@ -694,6 +695,74 @@ def test_a_process_takes_up_a_file_of_an_earlier_time(
     tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     run_python(COPIED, tmp_path)
+
+
+IMPORTED_FROM = """
+import os, sys
+from pathlib import Path
+root = Path(sys.argv[1])
+sys.path.insert(0, str(root))
+(root / "near.py").write_text("def g(x): return 1")
+(root / "own.py").write_text("from near import g\\ndef f(x): return g(x)")
+import near
+from workers.usercode import load_object
+(root / "near.py").write_text("def g(x): return 2")
+assert load_object("own:f")(0) == 2
+"""
+
+ANNOTATED = """
+import sys
+from pathlib import Path
+root = Path(sys.argv[1])
+sys.path.insert(0, str(root))
+from workers.usercode import load_object
+text = "class A: x: int\\ndef f(x): return A.__annotations__['x'](x)"
+(root / "own.py").write_text(text)
+assert load_object("own:f")("3") == 3
+(root / "own.py").write_text(text + " + 1")
+assert load_object("own:f")("3") == 4
+"""
+
+CACHED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from workers.usercode import load_object
+print(load_object("own:f")(0))
+"""
+
+
+@pytest.mark.parametrize("code", [IMPORTED_FROM, ANNOTATED])
+def test_modules_run_again_as_they_are_imported(
+    code: str, tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    run_python(code, tmp_path)
+
+
+@pytest.mark.parametrize("first", ["", "import own\n"])
+def test_code_that_python_cached_of_an_earlier_edit_is_not_run(
+    first: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    code = CACHED.replace("from workers", first + "from workers")
+    path = tmp_path / "own.py"
+    path.write_text("def f(x): return 1")
+    assert run_python(code, tmp_path).stdout == "1\n"
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_text("def f(x): return 2")
+    os.utime(path, ns=times)  # as of an edit within a second
+    assert run_python(code, tmp_path).stdout == "2\n"
+
+
+def test_code_that_changed_since_a_build_began_makes_no_row(write: Write) -> None:
+    write({"own.py": "from near import g\ndef f(x): return g(x)", "near.py": "def g(x): return x"})
+    before = code_digest("own:f")
+    load_object("own:f", before)
+    write({"near.py": "def g(x): return x + 1"})
+    with pytest.raises(PipelineError, match="not what it was when the build began"):
+        load_object("own:f", before)
 
 
 # --- builds -------------------------------------------------------------------------------------

@@ -182,8 +182,7 @@ class _Tracer:
 
     def trace(self, module: str, attribute: str) -> Code:
         """The identity of a module's attribute, or of the whole module where it has none such."""
-        for each in _with_parents(module, ""):
-            self._load(each)
+        self._import({(module, "")})
         roots = self._follow((module, (attribute,)))
         if module in self._broken:
             raise self._broken[module]
@@ -237,8 +236,8 @@ class _Tracer:
         elif isinstance(fact, str):
             for statement in self._bound(fact):
                 self._enter(statement)
-            for name in self._names(fact):
-                self._follow((fact, (name,)))
+            for part in self._parts(fact):
+                self._follow(part)
             self._hold(("in", fact.partition(":")[0]))
         for effect in self._then.get(fact, ()):
             self._hold(effect)
@@ -250,6 +249,7 @@ class _Tracer:
         self._entered.add(statement)
         self._visited.add(statement.module)
         self._unfollowed |= {f"{text} in {statement.module}" for text in statement.names.unfollowed}
+        self._import(statement.names.imported)
         for targets in statement.names.uses.values():
             for target in targets:
                 self._visited |= self._resolution(target)[1]
@@ -278,7 +278,7 @@ class _Tracer:
     def _entry(self, label: str) -> str:
         """What counts of a label, as text; empty where nothing is known of it."""
         known = self._versions.get(label) or self._hashes.get(label, "")
-        names = [(name, self._labels([(label, (name,))])) for name in self._names(label)]
+        names = [(part, self._labels([part])) for part in self._parts(label)]
         texts = [self._text(each) for each in self._bound(label)]
         return str((label, known, names, texts)) if known or names or texts else ""
 
@@ -387,10 +387,15 @@ class _Tracer:
 
     # Statements about a label
 
-    def _names(self, label: str) -> list[str]:
-        """The names in a module, where a label is of all of it."""
+    def _parts(self, label: str) -> list[Target]:
+        """What a module binds, where a label is of all of it."""
         code = self._modules.get(label)
-        return sorted(code.binders) if code is not None else []
+        if code is None:
+            return []
+        return [
+            *((label, (name,)) for name in sorted(code.binders)),
+            *((s, ()) for _, s in code.stars),
+        ]
 
     def _bound(self, label: str) -> list[Statement]:
         """Statements that bind a name, imports apart; for a module, all of them."""
@@ -406,9 +411,7 @@ class _Tracer:
 
     def _examine(self, code: Module) -> None:
         """Note what the statements of a module change, and load the modules that it imports."""
-        for module, name in sorted(code.imported):
-            for each in _with_parents(module, name):
-                self._load(each)
+        self._import(code.imported)
         for statement in code.statements:
             if not statement.may_have_effects:
                 continue
@@ -529,9 +532,11 @@ class _Tracer:
             self._hashes[name] = ""
         return None
 
-    def _load(self, name: str) -> None:
-        if self._place(name) is not None and self._packages[name] is None:
-            self._module(name)
+    def _import(self, imported: set[tuple[str, str]]) -> None:
+        """Read the modules of the user's own that are imported."""
+        for each in sorted({each for pair in imported for each in _with_parents(*pair)}):
+            if self._place(each) is not None and self._packages[each] is None:
+                self._module(each)
 
     def _imports(self, name: str) -> set[str]:
         """Of the modules that are reached, those that a module imports."""

@@ -33,6 +33,8 @@ _NAMESPACES = {"exec", "eval", "globals", "locals", "vars"}
 """Built-in functions by which a module may bind any name of its own when it is imported."""
 _INTROSPECTION = {"__annotations__", "__doc__", "__globals__", "__subclasses__"}
 _READERS = {"fromfile", "load", "loadtxt", "open", "read_bytes", "read_text"}
+_FIXED = {"Path", "compile", "frozenset", "getLogger"}
+"""Calls that make what cannot change, or not what is computed."""
 _LITERALS = (ast.Constant, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop, ast.Load)
 
 LATER, NOW, EFFECT = range(3)
@@ -117,13 +119,10 @@ class Module:
             for bound in statement.bound:
                 self.binders.setdefault(bound, []).append(statement)
             for node in _run_at_import(statement.node):
-                if isinstance(node, ast.ImportFrom):
-                    origin = _from(node, package)
-                    self.imported |= {(origin, alias.name) for alias in node.names}
-                    if node.names[0].name == "*":
-                        self.stars.append((statement.number, origin))
-                elif isinstance(node, ast.Import):
-                    self.imported |= {(alias.name, "") for alias in node.names}
+                if isinstance(node, _IMPORTS):
+                    self.imported |= _imported(node, package)
+                if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                    self.stars.append((statement.number, _from(node, package)))
 
     def providers(self, name: str) -> list[Statement | str]:
         """What binds a name, or may: statements and modules of star imports, in order."""
@@ -177,10 +176,12 @@ class Statement:
     def is_fixed(self) -> bool:
         """Whether it binds names to values that only another binding could change."""
         node = self.node
-        return (
-            isinstance(node, ast.Assign)
-            and all(isinstance(each, ast.Name) for each in node.targets)
-            and all(isinstance(each, _LITERALS) for each in ast.walk(node.value))
+        if not isinstance(node, ast.Assign):
+            return False
+        called = _chain(node.value.func) if isinstance(node.value, ast.Call) else None
+        return all(isinstance(each, ast.Name) for each in node.targets) and (
+            (called is not None and called[-1] in _FIXED)
+            or all(isinstance(each, _LITERALS) for each in ast.walk(node.value))
         )
 
     def defines(self, name: str) -> bool:
@@ -231,6 +232,8 @@ class Names:
         Called in functions.
     bases
         Of classes.
+    imported
+        Modules that it imports, and names in these that may be modules.
     has_hooks
         Whether it makes a class that runs code when another inherits from it.
     runs_code
@@ -251,6 +254,7 @@ class Names:
         self.called: list[tuple[list[Target], list[Target]]] = []
         self.methods: list[Target] = []
         self.bases: list[Target] = []
+        self.imported: set[tuple[str, str]] = set()
         self.has_hooks = False
         self.runs_code = False
         self.unfollowed: set[str] = set()
@@ -346,6 +350,7 @@ class Names:
         self._left.append((node.target, scope, when))
 
     def _look_at_import(self, node: Any, scope: _Scope, when: int) -> None:
+        self.imported |= _imported(node, self._package)
         for alias, target in _imports(node, self._package):
             targets = scope.names.setdefault(alias, [])
             if targets == [(self._module, (alias,))]:  # a global variable
@@ -556,6 +561,13 @@ def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[
         else:
             root = alias.name.partition(".")[0]
             yield root, (root, ())
+
+
+def _imported(node: ast.Import | ast.ImportFrom, package: str) -> set[tuple[str, str]]:
+    """The modules that it imports, and names in these that may be modules."""
+    if isinstance(node, ast.Import):
+        return {(alias.name, "") for alias in node.names}
+    return {(_from(node, package), alias.name) for alias in node.names}
 
 
 def _from(node: ast.ImportFrom, package: str) -> str:
