@@ -316,6 +316,34 @@ CASES: dict[str, tuple[dict[str, str], str, tuple[str, str, str]]] = {
         "own:f",
         ("own.py", "= 1", "= 2"),
     ),
+    "attributes of classes in a loop": (
+        {"own.py": "class A: pass\nfor c in (A,):\n    c.K = 1\ndef f(x): return A.K"},
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "attributes of an object's class": (
+        {"own.py": "class A: pass\na = A()\ntype(a).K = 1\ndef f(x): return A.K"},
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "a module that a function imports for its effect": (
+        {
+            "own.py": "from lib import T\ndef f(x):\n    import ops\n    return T['g'](x)",
+            "ops.py": "from lib import T\nT['g'] = lambda x: 1",
+            "lib.py": "T = {}",
+        },
+        "own:f",
+        ("ops.py", "1", "2"),
+    ),
+    "a module of which all is imported, given away": (
+        {
+            "own.py": "import lib\ndef f(x): return getattr(lib, x)",
+            "lib.py": "from low import *",
+            "low.py": "K = 1",
+        },
+        "own:f",
+        ("low.py", "1", "2"),
+    ),
     "a table of another module": (
         {
             "own.py": "from lib import T, g\nT['a'] = 1\ndef f(x): return g()",
@@ -398,6 +426,7 @@ SAME: dict[str, tuple[str, str]] = {
     "the order of definitions": ("K = 2\ndef g(): return K\n", "def g(): return K\nK = 2\n"),
     "what is printed of a constant": ("def g", "print(K, end='')\ndef g"),
     "a class that uses a constant": ("def g", "@dataclasses.dataclass\nclass A: k: int = K\ndef g"),
+    "a helper that is called at import, and logs": ("log.info('a')", "log.info('b')"),
     "a constant computed of another": ("def g", "L = max(K, 3)\ndef g"),
     "what another function is given": ("def g", "def h(k=K): return k\nh(4)\ndef g"),
 }
@@ -429,16 +458,17 @@ def test_comments_docstrings_and_strangers_do_not_count(write: Write, what: str)
     write(files)
     before = code_digest(name)
     stranger = '# why\n{}\n\ndef stranger(x):\n    """Does nothing."""\n    return 17\nOTHER = 4\n'
-    given_away = ("a module given away", "an import by a constant name", "a module's dictionary")
-    whole = "lib.py" if what in given_away else ""
-    write({each: stranger.format(text) for each, text in files.items() if each != whole})
+    names = ("given away", "by a constant name", "a module's dictionary")
+    whole = ("lib.py", "low.py") if what.endswith(names) else ()
+    write({each: stranger.format(text) for each, text in files.items() if each not in whole})
     assert code_digest(name) == before
 
 
 @pytest.mark.parametrize("what", SAME)
 def test_an_edit_that_changes_nothing_does_not_count(write: Write, what: str) -> None:
-    text = "import dataclasses\nK = 2\ndef g(): return K\n"
-    text += "def f(x: int) -> int:\n    y: int = 1\n    return g() + y\n"
+    text = "import dataclasses, logging\nK = 2\ndef g(): return K\n"
+    text += "log = logging.getLogger()\ndef h(): log.info('a')\nL = h()\n"
+    text += "def f(x: int) -> int:\n    y: int = 1\n    log.debug(y)\n    return g() + y\n"
     write({"own.py": text})
     before = code_digest("own:f")
     assert SAME[what][0] in text

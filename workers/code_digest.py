@@ -34,7 +34,10 @@ from workers.code_names import Chain, Module, Statement, Target
 _DYNAMIC_CALLS = {"exec", "eval", "compile", "globals", "__import__"}
 _DYNAMIC_MODULES = {"importlib", "pkgutil", "runpy", "subprocess"}
 _DYNAMIC_NAMES = {
-    *("ctypes:CDLL", "inspect:getsource", "inspect:signature", "sys:modules"),
+    "ctypes:CDLL",
+    "inspect:getsource",
+    "inspect:signature",
+    "sys:modules",
     "typing:get_type_hints",
 }
 _OWN_PACKAGES = Path(__file__).parents[1]
@@ -194,14 +197,12 @@ class _Tracer:
                 self._conclude(self._left.pop())
             else:
                 self._examine(self._unexamined.pop())
-        entries = [
-            self._entry(each)
-            for each in sorted(each for each in self._facts if isinstance(each, str))
-        ]
+        labels = sorted(each for each in self._facts if isinstance(each, str))
+        entries = [entry for each in labels if (entry := self._entry(each))]
         changes = [each for each in self._facts if isinstance(each, Statement)]
         changes = [each for each in changes if not self._is_reached(each)]
         changes.sort(key=lambda each: (each.module, each.number))
-        text = str((roots, [each for each in entries if each], list(map(self._text, changes))))
+        text = str((roots, entries, [self._text(each) for each in changes]))
         modules = {name: frozenset(self._imports(name)) for name in self._in_order()}
         unfollowed = tuple(sorted(self._unfollowed))
         return Code(xxhash.xxh3_128_hexdigest(text.encode()), modules, unfollowed)
@@ -272,8 +273,10 @@ class _Tracer:
     def _is_imported(self, statement: Statement, chain: Chain) -> bool:
         """Whether a name is of a module that is imported come what may."""
         code = self._modules[statement.module]
-        binders = code.binders.get(chain[0], []) if code is not None else []
-        return bool(binders) and all(each.is_import for each in binders)
+        binders = code.binders.get(chain[0]) if code is not None else None
+        if binders is None:  # in a function
+            return not any(isinstance(each, ast.Try) for each in ast.walk(statement.node))
+        return all(each.is_import for each in binders)
 
     def _entry(self, label: str) -> str:
         """What counts of a label, as text; empty where nothing is known of it."""
@@ -434,6 +437,8 @@ class _Tracer:
         names = statement.names_at_import
         assigned, used = self._labels(names.assigned), self._labels(names.changed)
         changed = {*assigned, *(each for each in used if not self._is_fixed(each))}
+        for label in filter(self._is_variable, assigned):  # another name, perhaps
+            changed.update(*(used for s in self._bound(label) for used in self._uses(s).values()))
         called = {*assigned, *used}
         for functions, arguments in names.called:
             own = [each for each in self._labels(functions) if self._is_own(each)]
@@ -443,7 +448,7 @@ class _Tracer:
                 for name in {chain[-1] for _, chain in functions if len(chain) > 1}:  # of methods
                     changed |= {each for each in own if not each.endswith(f":{name}")}
         called.update(each for each in self._labels(names.bases) if self._has_hooks(each, set()))
-        if names.runs_code:
+        if names.runs_code or "sys:modules" in changed:
             changed.add(statement.module)
         return changed, called
 

@@ -330,8 +330,7 @@ class Names:
         self._found += [(arguments, each, scope) for each in names]
         self._note_called(node.func, arguments, scope)
         name = chain[-1] if chain else getattr(node.func, "attr", "")
-        if chain is not None and name in _NAMESPACES | {"setattr"}:
-            self.runs_code |= name != "setattr" or ("sys", "modules") in names
+        self.runs_code |= chain is not None and name in _NAMESPACES
         if name in _READERS or (chain in (("locals",), ("vars",)) and not node.args):
             self.unfollowed.add(ast.unparse(node)[:60])
 
@@ -434,7 +433,11 @@ class Names:
 
     def _note_part(self, node: Any, scope: _Scope, when: int) -> None:
         if not isinstance(node.ctx, ast.Load):
-            self._note_root(self.stored if when == LATER else self.assigned, node, scope)
+            targets = self.stored if when == LATER else self.assigned
+            self._note_root(targets, node, scope)
+            calls = [each for each in ast.walk(node.value) if isinstance(each, ast.Call)]
+            names = [each for call in calls for part in call.args for each in _chains(part)]
+            self._found += [(targets, each, scope) for each in names]
 
     def _note_root(self, targets: list[Target], node: ast.AST, scope: _Scope) -> None:
         """Note the dotted name that an expression begins with: of ``a.b[0].c()``, ``a.b``."""
