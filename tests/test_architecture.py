@@ -34,8 +34,8 @@ PRECACHE = """
     version_commands cli __main__
 """
 WORKERS = """
-    lookout time_limit code_digest usercode sources plan labels descent goal finishing lease
-    standing made reuse adoption spared segments decoding ops timing offered outputs shardrows
+    lookout time_limit code_names code_digest usercode sources plan labels descent goal finishing
+    lease standing made reuse adoption spared segments decoding ops timing offered outputs shardrows
     shard_objects shard_task
     survey dispatch placement cluster sharing request listed work probe takeover commit repair
     tally nodeview progress metrics suspects parcel jobserver submission results account
