@@ -34,9 +34,9 @@ PRECACHE = """
     version_commands cli __main__
 """
 WORKERS = """
-    lookout time_limit behaviour code_digest identity usercode sources plan labels descent goal
-    finishing lease standing made reuse adoption spared segments decoding ops timing offered outputs
-    shardrows shard_objects shard_task
+    lookout time_limit behaviour code_names code_digest identity usercode sources plan labels
+    descent goal finishing lease standing made reuse adoption spared segments decoding ops timing
+    offered outputs shardrows shard_objects shard_task
     survey dispatch placement cluster sharing request listed work probe takeover commit repair
     tally nodeview progress metrics suspects parcel jobserver submission results account
     buildreport reportpage build background told ensuring measured prognosis stagetimes
