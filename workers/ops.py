@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from precache.errors import SampleError
+from precache.errors import PipelineError, SampleError
 from precache.operations import (
     CenterCrop,
     Decode,
@@ -173,6 +174,18 @@ def to_dtype(array: np.ndarray, op: ToDType) -> np.ndarray:
     return array.astype(op.dtype, copy=False)
 
 
+def _loaded(op: Function, code: str) -> Callable[..., Any]:
+    """What an op is called by: a function with its parameters, or an instance made with them."""
+    found = load_object(op.function, code)
+    if not isinstance(found, type):
+        return functools.partial(found, **op.params)
+    try:
+        made: Callable[..., Any] = found(**op.params)
+    except Exception as error:
+        raise PipelineError(f"{op.function}(**{op.params}) failed: {error!r}") from error
+    return made
+
+
 def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     import torch
 
@@ -225,7 +238,7 @@ class FieldRecipe:
         self._field = field
         self._seed = seed
         self._functions = {
-            op.function: load_object(op.function, (code or {}).get(op.function, ""))
+            op: _loaded(op, (code or {}).get(op.function, ""))
             for op in field.ops
             if isinstance(op, Function)
         }
@@ -360,7 +373,7 @@ class FieldRecipe:
             case Function():
                 drawn = {"random": self._random(key, number)} if op.random else {}
                 try:
-                    return _call(self._functions[op.function], value, {**op.params, **drawn})
+                    return _call(self._functions[op], value, drawn)
                 except MemoryError:
                     raise
                 except (Exception, SystemExit) as error:

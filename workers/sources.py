@@ -267,7 +267,7 @@ class DatasetSource:
 
     A dataset may have methods ``key(i)``, a name for sample i, by which it keeps its row wherever
     it stands, and ``fingerprint(i)``, text that changes if and only if the sample does: then the
-    code does not count.
+    code does not count, and labels are the `targets`, where it has them.
 
     Attributes
     ----------
@@ -277,9 +277,14 @@ class DatasetSource:
 
     factory: str
     code: str
-    labels_with_samples: bool = True
     content_decides: bool = False  # of an array or an image its plain bytes are hashed
     fetch_threads: int = 1  # a Dataset promises nothing about threads
+
+    @property
+    def labels_with_samples(self) -> bool:
+        """Not so where it has fingerprints and `targets`: then rows can be taken over unseen."""
+        dataset = _dataset(self.factory, self.code)
+        return not (hasattr(dataset, "fingerprint") and hasattr(dataset, "targets"))
 
     @property
     def etag(self) -> str:
