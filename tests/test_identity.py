@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import precache
+import workers.build
 from precache.errors import MismatchError, PipelineError
 from precache.pipeline import Pipeline
 from tests.building import (
@@ -28,7 +29,13 @@ from tests.building import (
     write_jpegs,
 )
 from tests.raycluster import Cluster
-from workers.identity import behaviours, by_libraries, decides, require_same
+from workers.identity import (
+    behaviours,
+    by_libraries,
+    decides,
+    installed_versions,
+    require_same,
+)
 
 
 def of(**field: object) -> Pipeline:
@@ -361,3 +368,28 @@ def test_recompute_in_an_empty_store_makes_the_version_that_any_build_makes(
     first = build_here(photos, tmp_path / "one", shifted())
     second = build_here(photos, tmp_path / "other", shifted(), {"recompute": True})
     assert first.version == second.version
+
+
+# --- encoders -----------------------------------------------------------------------------------
+
+
+def test_a_repair_by_another_encoder_says_so_beforehand(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pipeline = Pipeline.image(resize=40, crop=32)
+    first = build_here(photos, tmp_path / "store", pipeline)
+    recorded = precache.open(tmp_path / "store").attributes
+    assert recorded is not None
+    assert recorded.libraries == installed_versions()
+    for shown in (False, True):
+        next(Path(first.path).glob("image/c/*/*/*/*")).unlink()
+        build_here(photos, tmp_path / "store", pipeline, {"progress": True})
+        said = f"was encoded by zstd {recorded.libraries['zstd']}, and here is 9.9" in (
+            capsys.readouterr().err
+        )
+        assert said is shown
+        monkeypatch.setattr(workers.build, "installed_versions", lambda: {"zstd": "9.9"})
+    assert precache.verify(tmp_path / "store").ok
