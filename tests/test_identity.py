@@ -29,6 +29,7 @@ from tests.building import (
     write_jpegs,
 )
 from tests.raycluster import Cluster
+from workers import behaviour
 from workers.identity import (
     behaviours,
     by_libraries,
@@ -191,6 +192,16 @@ def test_outputs_are_kept_and_not_used_for_another_library(
     second = run("plan", photos, store, libraries=other)
     assert second["version"] != first["version"]
     assert len(list((cache / "precache/ops").iterdir())) == kept + 1
+
+
+def test_the_oldest_outputs_are_removed(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behaviour, "MOST_KEPT", 3)
+    behaviour._kept.cache_clear()
+    for size in range(20, 27):
+        behaviours(of(ops=[{"op": "center_crop", "size": size}]))
+    assert len(list((cache / "precache/ops").iterdir())) == 3
 
 
 def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(

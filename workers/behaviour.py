@@ -53,6 +53,9 @@ MOST_PIXELS = 1 << 18
 DRAWS = 8
 """Keys with which a random op is tried on each probe."""
 
+MOST_KEPT = 500
+"""Files of outputs below the cache folder, of some 9 KB at most; the oldest are removed."""
+
 RANDOM = "numpy.random"
 """Name of the step that stands for the streams of numbers that random functions are given."""
 
@@ -364,6 +367,9 @@ def _keep(file: Path, outputs: Outputs) -> None:
         with os.fdopen(handle, "w") as temporary:
             json.dump(outputs, temporary)
         Path(name).replace(file)
+        oldest = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+        for each in oldest[:-MOST_KEPT]:
+            each.unlink(missing_ok=True)
 
 
 def _state(step: Step) -> str:
