@@ -19,7 +19,7 @@ from precache.storage import StorageOptions
 from precache.variants import variant_at
 
 if TYPE_CHECKING:
-    from workers.ops import FieldRecipe
+    from workers.fieldrecipe import FieldRecipe
     from workers.sources import Fetched, Sample
 
 SIDE = 1024
@@ -137,7 +137,7 @@ class Originals:
     @functools.cached_property
     def _recipes(self) -> dict[str, tuple[FieldRecipe, str]]:
         """Field -> its ops, and why those that are left out are."""
-        from workers.ops import FieldRecipe
+        from workers.fieldrecipe import FieldRecipe
 
         made = {}
         for name, each in self._pipeline.fields.items():

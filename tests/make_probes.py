@@ -77,6 +77,26 @@ def _ycck() -> bytes:
     return bytes(data)
 
 
+def _fill_bytes() -> bytes:
+    """With bytes that mean nothing, and a marker without a length, before its segments."""
+    data = _jpeg(size=(23, 14))
+    return data[:2] + b"\xff\x01\xff\xff" + data[2:]
+
+
+def _many_markers() -> bytes:
+    """Of a few scans, and a comment with the marker of a scan's header again and again."""
+    data = _jpeg(size=(23, 14), progressive=True) + b"trailer"
+    comment = b"\xff\xda" * 120
+    return data[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + data[2:]
+
+
+def _in_first_scan(behind: bytes) -> bytes:
+    """The same up to its first scan."""
+    data = _many_markers()
+    scan = data.index(b"\xff\xda", data.index(b"\xff\xc2"))
+    return data[: scan + 20] + behind
+
+
 def _scans() -> bytes:
     """More scans than are decoded."""
     data = _jpeg(size=(16, 16), progressive=True)
@@ -132,12 +152,12 @@ def _tiff(array: np.ndarray, **options: Any) -> bytes:
 
 
 def _tiff_overlapping() -> bytes:
-    """Its strips are one and the same."""
+    """Its strips are two, named again and again."""
     data = bytearray(_tiff(pattern(64, 16, 1)[..., 0], rowsperstrip=1))
     with tifffile.TiffFile(io.BytesIO(bytes(data))) as file:
         tags = file.pages[0].tags
         rows = tags["RowsPerStrip"]
-    struct.pack_into("<H" if rows.dtype == 3 else "<I", data, rows.valueoffset, 64)
+    struct.pack_into("<H" if rows.dtype == 3 else "<I", data, rows.valueoffset, 32)
     return bytes(data)
 
 
@@ -147,6 +167,19 @@ def _tiff_photometric(data: bytes, value: int) -> bytes:
         tag = file.pages[0].tags["PhotometricInterpretation"]
     struct.pack_into("<H", changed, tag.valueoffset, value)
     return bytes(changed)
+
+
+def _tiff_directory(count: int, *entry: int) -> bytes:
+    """Nothing but the beginning of a directory."""
+    first = struct.pack("<HHLL", *entry) if entry else b""
+    return b"II*\0" + struct.pack("<LH", 8, count) + first
+
+
+def _gif_with(between: bytes) -> bytes:
+    """With something between its palette and its picture."""
+    data = _saved(_palette(), "GIF")
+    at = 13 + (3 << (data[10] & 7) + 1)
+    return data[:at] + between + data[at:]
 
 
 def _bmp_runs(width: int, height: int) -> bytes:
@@ -199,6 +232,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "jpeg-rgb.jpg": lambda: _jpeg(keep_rgb=True),
     **{f"jpeg-turned-{n}.jpg": lambda n=n: _oriented(n) for n in range(2, 10)},
     "jpeg-exif-broken.jpg": lambda: _with_segments(b"Exif\0\0II*\0\xff\xff\xff\xff"),
+    "jpeg-exif-garbage.jpg": lambda: _with_segments(b"Exif\0\0garbage!"),
     "jpeg-exif-silent.jpg": lambda: _with_segments(_exif(None)),
     "jpeg-exif-twice.jpg": lambda: _with_segments(_exif(6), _exif(8)),
     "jpeg-exif-and-xmp.jpg": lambda: _with_segments(_exif(6), _xmp(3)),
@@ -206,6 +240,12 @@ FILES: dict[str, Callable[[], bytes]] = {
     "jpeg-xmp-and-silent-exif.jpg": lambda: _with_segments(_exif(None), _xmp(8)),
     "jpeg-cut-off.jpg": lambda: _jpeg()[:-300],
     "jpeg-scans.jpg": _scans,
+    "jpeg-many-markers.jpg": _many_markers,
+    "jpeg-many-markers-cut-off.jpg": lambda: _in_first_scan(b""),
+    "jpeg-many-markers-no-end.jpg": lambda: _in_first_scan(b"\xff\xfe\0\x06gone"),
+    "jpeg-fill-bytes.jpg": _fill_bytes,
+    "jpeg-no-picture.jpg": lambda: _jpeg()[:200],
+    "jpeg-cmyk-profile.jpg": lambda: _jpeg("CMYK", comment=b"a comment", icc_profile=bytes(99)),
     "png-rgb.png": lambda: _saved(_image(), "PNG"),
     "png-grey.png": lambda: _saved(_image("L"), "PNG"),
     "png-rgba.png": lambda: _saved(_image("RGBA"), "PNG"),
@@ -226,6 +266,11 @@ FILES: dict[str, Callable[[], bytes]] = {
     "gif.gif": lambda: _saved(_palette(), "GIF"),
     "gif-transparent.gif": lambda: _saved(_palette(), "GIF", transparency=3),
     "gif-animated.gif": lambda: _animated("GIF"),
+    "gif-comment.gif": lambda: _saved(_palette(), "GIF", comment=b"a comment"),
+    "gif-garbage.gif": lambda: _gif_with(b"\0\0"),
+    "gif-no-picture.gif": lambda: _gif_with(b"")[:109],
+    "gif-no-blocks.gif": lambda: _gif_with(b"")[:109] + bytes(4),
+    "gif-ended.gif": lambda: _gif_with(b"; garbage"),
     "bmp-24.bmp": lambda: _saved(_image(), "BMP"),
     "bmp-32.bmp": lambda: _saved(_image("RGBA"), "BMP"),
     "bmp-runs.bmp": lambda: _bmp_runs(24, 15),
@@ -253,6 +298,11 @@ FILES: dict[str, Callable[[], bytes]] = {
     "tiff-signed.tif": lambda: _tiff(pattern(15, 24, 1)[..., 0].astype(np.int8)),
     "tiff-lab.tif": _lab,
     "tiff-overlapping.tif": _tiff_overlapping,
+    "tiff-big-endian.tif": lambda: _tiff(pattern(15, 24, 3), byteorder=">", photometric="rgb"),
+    "tiff-64.tif": lambda: _tiff(pattern(15, 24, 3), bigtiff=True, photometric="rgb"),
+    "tiff-cut-off.tif": lambda: _tiff_directory(8),
+    "tiff-many-tags.tif": lambda: _tiff_directory(5000),
+    "tiff-many-strips.tif": lambda: _tiff_directory(1, 273, 4, 1 << 19, 8),
     "tiff-tiles-huge.tif": _tiff_tiles_huge,
     "text.txt": lambda: b"This is no picture.",
 }

@@ -35,7 +35,8 @@ PRECACHE = """
 """
 WORKERS = """
     lookout time_limit behaviour code_names code_digest identity usercode sources plan labels
-    descent goal finishing lease standing made reuse adoption spared segments decoding ops timing
+    descent goal finishing lease standing made reuse adoption spared segments decoding ops
+    fieldrecipe timing
     offered outputs shardrows shard_objects shard_task
     survey dispatch placement cluster sharing request listed work probe takeover commit repair
     tally nodeview progress metrics suspects parcel jobserver submission results account

@@ -22,8 +22,8 @@ from precache.pipeline import Field, Pipeline
 from tests.building import encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
 from tests.pictures import PHOTOGRAPHS, as_array, by_pillow, half_transparent, oriented
+from workers.fieldrecipe import FieldRecipe
 from workers.ops import (
-    FieldRecipe,
     center_crop,
     resize,
     resize_and_crop,
@@ -414,7 +414,7 @@ STRIP = """
     from PIL import Image
     from precache.errors import SampleError
     from precache.pipeline import Field
-    from workers.ops import FieldRecipe
+    from workers.fieldrecipe import FieldRecipe
     from workers.sources import Sample
 
     buffer = io.BytesIO()

@@ -21,7 +21,7 @@ from tests.building import environment, gone, poll, running, write, write_jpegs
 from tests.conftest import BuiltStore
 from tests.examples.resnet import resnet
 from tests.examples.train_resnet import losses, recipe
-from workers.ops import FieldRecipe
+from workers.fieldrecipe import FieldRecipe
 from workers.sources import Sample
 
 SEED = 3

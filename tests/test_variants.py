@@ -22,7 +22,7 @@ from precache.cli import main
 from precache.errors import NewerFormatError, PipelineError, StoreError, UsageError
 from precache.variants import arrays_of, variant_at
 from tests.building import build_here, contents, write, write_jpegs
-from workers.ops import Common, FieldRecipe
+from workers.fieldrecipe import Common, FieldRecipe
 from workers.sources import Sample
 
 CALLS: list[int] = []

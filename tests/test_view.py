@@ -373,7 +373,7 @@ def test_without_decoders_raw_files_are_shown_and_what_is_missing(
     built: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    for module in ("workers.ops", "workers.decoding"):
+    for module in ("workers.fieldrecipe", "workers.decoding"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with served(str(built.path), str(built.source)) as server:
         read = page(server)

@@ -19,6 +19,7 @@ import importlib.util
 import json
 import math
 import os
+import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,14 @@ SAMPLED_BYTES = 48
 MOST_PIXELS = 1 << 18
 """Of a probe that is made for a resize, unless the resize needs more."""
 
+LARGEST_PIXELS = 1 << 26
+"""That an op of geometry may make: such of larger ones are known by their parameters alone, as to
+try them takes more memory than to plan a build should."""
+
+SHORTER_SIDES = 20, 11, 5
+"""Down to which scaled decoding is tried: most JPEGs among the probes then shrink to 1/2, 1/4 and
+1/8. What libjpeg does for each does not hang on how large a picture is."""
+
 DRAWS = 8
 """Keys with which a random op is tried on each probe."""
 
@@ -72,6 +81,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 }
 """Op -> distributions that compute it."""
 
+MODULES = "behaviour", "decoding", "fieldrecipe", "identity", "ops", "segments"
+"""Of this package: those that compute outputs."""
+
 _MODULES = {"pillow": "PIL"}
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
@@ -91,7 +103,7 @@ class Step:
     libraries
         That compute it.
     ops
-        It, and the neighbours that it is computed with.
+        It, and the op before it that it is computed together with.
     first
         Its own place among these, or that of the op that it is computed together with.
     channels, dtype
@@ -113,18 +125,14 @@ def steps_of(field: Field) -> list[Step | None]:
     channels: int | None = None
     dtype: str | None = None
     texts = op_texts(field)
-    around = zip((None, *field.ops), field.ops, (*field.ops[1:], None), strict=False)
-    for number, (before, op, after) in enumerate(around):
+    for number, (before, op) in enumerate(zip((None, *field.ops), field.ops, strict=False)):
         text, of = texts[number], f" of {dtype or 'any dtype'} x {channels or 'any'}"
         step = functools.partial(Step, channels=channels, dtype=dtype)
-        match before, op, after:
-            case _, Function(), _:
+        match before, op:
+            case _, Function():
                 steps.append(None)
                 channels, dtype = None, op.dtype
-            case _, Decode(scaled=True), Resize():
-                name = f"{text} before {texts[number + 1]}"
-                steps.append(Step(name, LIBRARIES["decode"], (op, after)))
-            case Resize(), CenterCrop(), _:  # computed together
+            case Resize(), CenterCrop():  # computed together
                 name = f"{text} after {texts[number - 1]}{of}"
                 steps.append(step(name, LIBRARIES["resize"], (before, op), 0, 2))
             case _:
@@ -166,7 +174,7 @@ def _probes(step: Step) -> Iterator[tuple[str, Any]]:
         case Decode():
             yield from _decoded_probes()
         case ToDType():
-            yield from _value_probes(step.dtype)
+            yield from _value_probes(op, step.dtype)
         case HorizontalFlip():
             yield from _arrays(step, [(5, 8)])
         case _:
@@ -180,6 +188,7 @@ def _decoded_probes() -> Iterator[tuple[str, Any]]:
     for file in sorted(PROBES.iterdir()):
         if file.suffix != ".py":
             yield file.name, file.read_bytes()
+    yield from _probes_of_much_metadata()
     colours = Image.fromarray(pattern(15, 24, 4))
     for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "YCbCr", "HSV", "F", "I", "RGBa"):
         yield f"image {mode}", colours.convert("RGB" if mode == "P" else mode).convert(mode)
@@ -193,15 +202,31 @@ def _decoded_probes() -> Iterator[tuple[str, Any]]:
     yield "tensor", torch.from_numpy(pattern(15, 24, 3)).permute(2, 0, 1)
 
 
-def _value_probes(dtype: str | None) -> Iterator[tuple[str, Any]]:
-    """Values whose conversion is defined: nothing is known of infinity as an integer."""
+def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
+    """Files with more metadata than is read, made of others: as files they would be large."""
+    turned, cmyk, png = (
+        (PROBES / name).read_bytes()
+        for name in ("jpeg-turned-6.jpg", "jpeg-cmyk.jpg", "png-turned.png")
+    )
+    exif, jfif = b"\xff\xe1\xff\xffExif\0\0", b"\xff\xe0\xff\xffJFIF\0\0"
+    for name, data, segment in ("turned-6", turned, exif), ("cmyk", cmyk, jfif):
+        many = segment + bytes(65_537 - len(segment))
+        yield f"jpeg-{name}.jpg behind segments", data[:2] + many * 17 + data[2:]
+    chunk = struct.pack(">I", 1 << 20) + b"eXIf" + bytes((1 << 20) + 4)
+    yield "png-turned.png behind a chunk", png[:33] + chunk + png[33:]
+
+
+def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
+    """Values whose conversion is defined: that of a negative float to an unsigned integer is not,
+    and processors disagree."""
     for each in (dtype,) if dtype else ("bool", "uint8", "int16", "int64", "float32", "float64"):
-        few = each in ("bool", "int8") or each.startswith("uint")
-        values = np.arange(128 if few else 300)
-        if not few:
-            values = np.concatenate([-values, values])
-        scale = 0.37 if each.startswith("float") else 1
-        yield f"values of {each}", (values * scale).astype(each)[None, :, None]
+        kind = np.dtype(each).kind
+        low = 0 if kind in "bu" or (kind == "f" and op.dtype.startswith("uint")) else -128
+        values = np.arange(low, 256 if kind == "u" else 128)
+        yield (
+            f"values of {each}",
+            (values * (0.87 if kind == "f" else 1)).astype(each)[None, :, None],
+        )
 
 
 def _sizes(step: Step) -> list[tuple[int, int]]:
@@ -209,11 +234,14 @@ def _sizes(step: Step) -> list[tuple[int, int]]:
     own = step.ops[0]
     assert isinstance(own, Resize | CenterCrop | RandomResizedCrop)
     size = own.size if isinstance(own.size, tuple) else (own.size, own.size)
+    if size[0] * size[1] > LARGEST_PIXELS:
+        return []
     if isinstance(own, CenterCrop):
         return [size, (size[0] + 5, size[1] + 8), (size[0] + 4, size[1]), (size[0] - 1, size[1])]
     if isinstance(own, RandomResizedCrop):
-        return [(45, 67), (67, 45), (6, 120), (120, 6)]
-    factors = (2.3, 1.7), (1.4, 2.9), (0.6, 0.45), (1.0, 1.0), (0.07, 0.3), (3.0, 0.7)
+        large = _within(size, size[0] * 2.3, size[1] * 1.7)
+        return [(45, 67), (67, 45), (6, 120), (120, 6), large]
+    factors = (2.3, 1.7), (1.4, 2.9), (0.6, 0.45), (1.0, 1.0), (0.07, 0.3), (3.0, 0.7), (0.93, 1.04)
     return [_within(size, size[0] * high, size[1] * wide) for high, wide in factors]
 
 
@@ -237,13 +265,23 @@ def _arrays(step: Step, sizes: list[tuple[int, int]]) -> Iterator[tuple[str, Any
 @functools.cache
 def computed(step: Step) -> Outputs:
     """What a step makes of its probes, computed here and now."""
-    from workers.ops import FieldRecipe
+    if not (isinstance(step.ops[0], Decode) and step.ops[0].scaled):
+        return _outputs(step, step.ops)
+    found: dict[str, str] = {}
+    for size in SHORTER_SIDES:
+        outputs = _outputs(step, (*step.ops, Resize(size=size)), ".jpg" if found else "")
+        found |= {f"{probe}, to {size}": output for probe, output in outputs.items()}
+    return found
 
-    recipe = FieldRecipe("probe", Field().model_copy(update={"ops": step.ops}), 0)
+
+def _outputs(step: Step, ops: tuple[Op, ...], only: str = "") -> Outputs:
+    from workers.fieldrecipe import FieldRecipe
+
+    recipe = FieldRecipe("probe", Field().model_copy(update={"ops": ops}), 0)
     random = isinstance(step.ops[0], RandomResizedCrop | HorizontalFlip)
     found = {}
     for name, value in _probes(step):
-        for draw in range(DRAWS if random else 1):
+        for draw in range(DRAWS if random else 1) if name.endswith(only) else ():
             probe = f"{name}, draw {draw}" if random else name
             found[probe] = _output(recipe.apply, step, value, f"{draw}")
     return found
@@ -405,8 +443,8 @@ def _files(library: str) -> list[Any]:
 
 @functools.cache
 def _own_code() -> str:
-    own = [Path(__file__).with_name(f"{name}.py") for name in ("behaviour", "decoding", "ops")]
-    own += [Path(__file__).with_name("segments.py"), *sorted(PROBES.iterdir())]
+    own = [Path(__file__).with_name(f"{name}.py") for name in MODULES]
+    own += sorted(PROBES.iterdir())
     return xxhash.xxh3_128_hexdigest(b"".join(each.read_bytes() for each in own))
 
 

@@ -12,8 +12,8 @@ from precache.folder import Buffer
 from precache.layout import RowShape
 from precache.receipts import ChannelSums, ShardObject
 from precache.shardwriter import ShardWriter
+from workers.fieldrecipe import FieldRecipe
 from workers.offered import OfferedRows
-from workers.ops import FieldRecipe
 from workers.sources import Sample
 
 SUMMED = 50_000

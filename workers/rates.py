@@ -12,8 +12,8 @@ from precache.errors import SampleError
 from precache.layout import RowShape
 from precache.variants import variants_of
 from workers.estimate import Cost, Rates
+from workers.fieldrecipe import FieldRecipe
 from workers.offered import OfferedRows
-from workers.ops import FieldRecipe
 from workers.outputs import FieldOutput
 from workers.reuse import Offer
 from workers.shard_task import BASE_MEMORY, Job, SampleTask, fetch_ahead, one_thread, recipes_of

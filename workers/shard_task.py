@@ -19,9 +19,9 @@ from precache.prefetch import prefetch
 from precache.receipts import Receipt, ShardObject
 from precache.variants import field_of
 from workers.behaviour import Outputs
+from workers.fieldrecipe import Common, FieldRecipe
 from workers.identity import installed_versions, require_same
 from workers.offered import SpoiledOffer
-from workers.ops import Common, FieldRecipe
 from workers.reuse import Offer
 from workers.shard_objects import DoneElsewhere, create_objects, create_receipt, require_lease
 from workers.shardrows import Object, ShardRows

@@ -17,9 +17,9 @@ from precache.pipeline import Pipeline
 from precache.report import size as in_units
 from precache.rowtable import REMOVED
 from precache.shardwriter import ShardWriter
+from workers.fieldrecipe import FieldRecipe
 from workers.goal import SCRATCH
 from workers.offered import OfferedRows, SpoiledOffer
-from workers.ops import FieldRecipe
 from workers.outputs import FieldOutput
 from workers.reuse import Offer
 from workers.sources import Sample

@@ -20,8 +20,8 @@ from precache.imagecodec import undo_image
 from precache.layout import RowShape
 from precache.operations import Function, Op, is_random
 from precache.pipeline import Field, ImageCodec, Pipeline, RawCodec, ZstdCodec
+from workers.fieldrecipe import FieldRecipe
 from workers.measured import CutTimes, StepTimes
-from workers.ops import FieldRecipe
 from workers.shard_task import Job, one_thread, recipes_of
 from workers.sources import Sample
 from workers.time_limit import DECODING, notes, run_in_time
