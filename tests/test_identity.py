@@ -21,9 +21,11 @@ from tests.building import (
     build_here,
     build_until,
     cli,
+    command,
     end,
     environment,
     pixels,
+    running,
     start,
     write,
     write_jpegs,
@@ -35,6 +37,7 @@ from workers.identity import (
     by_libraries,
     decides,
     installed_versions,
+    named_ops,
     require_same,
 )
 
@@ -216,13 +219,38 @@ def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(
     assert run("plan", photos, tmp_path / "store")["version"] == first["version"]
 
 
+def test_what_is_kept_and_wrong_is_found_out_and_forgotten(
+    photos: Path, tmp_path: Path, cache: Path
+) -> None:
+    """A library may change where nothing tells, such as one of the system that it loads."""
+    store = tmp_path / "store"
+    first = run("plan", photos, store)["version"]
+    for file in (cache / "precache/ops").iterdir():
+        kept = json.loads(file.read_bytes())
+        file.write_text(json.dumps({**kept, next(iter(kept)): "0 |u1 AAAA"}))
+    flags = "--resize", "40", "--crop", "32", *SERIAL
+    ran = cli("build", photos, store, *flags)
+    assert (ran.returncode, "run the same command again" in ran.stderr) == (1, True)
+    assert run("build", photos, store, *SERIAL)["version"] == first
+
+
+def test_a_process_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a user whom nothing there knows."""
+    [step] = [step for _, _, step in named_ops(of(ops=[{"op": "decode"}])) if step]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    behaviour.forget()
+    assert behaviour.outputs_of(step) == behaviour.computed(step)
+
+
 def test_a_process_that_makes_other_pixels_than_planned_makes_none() -> None:
     pipeline = Pipeline.image(resize=8)
     expected = {name: dict(outputs) for name, outputs in behaviours(pipeline).items()}
     require_same(pipeline, expected)
     name = next(each for each in expected if each.startswith("resize"))
     probe = next(iter(expected[name]))
-    expected[name][probe] = expected[name][probe].replace("|u1 ", "|u1 AAAA", 1)
+    expected[name][probe] = expected[name][probe].replace("|u1 ", "|u1 0000", 1)
     with pytest.raises(MismatchError, match=r"resize\(size=8\) .* by torch 2.*first of the probe"):
         require_same(pipeline, expected)
 
@@ -274,33 +302,43 @@ def test_names_tell_what_an_op_is_given() -> None:
 def test_a_node_that_makes_other_pixels_takes_no_part_and_is_named(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd = stand_in(tmp_path / "odd", shifts=True)
-    cluster = Cluster(tmp_path)
+    """The other node waits until the odd one has been found out."""
+    odd, store, held = (
+        stand_in(tmp_path / "odd", shifts=True),
+        tmp_path / "store",
+        tmp_path / "held",
+    )
+    held.mkdir()
+    params = {"folder": str(held), "store": str(store)}
+    wait = {"op": "function", "function": "tests.building:hold", "params": params}
+    ops = [{"op": "decode"}, {"op": "resize", "size": [32, 32]}, wait]
+    recipe = {"fields": {"image": {"ops": ops}}}
+    flags = f"--pipeline={json.dumps(recipe)}", "--shard-samples", "1", "--address", "auto"
+    cluster = Cluster(tmp_path, HOLD="1")
     try:
         cluster.add()
         with monkeypatch.context() as patched:
             patched.setenv("PYTHONPATH", f"{odd}{os.pathsep}{REPOSITORY}")
-            strange = cluster.add(cpus=2)
-        write_jpegs(photos, 16)
-        flags = "--resize", "40", "--crop", "32", "--shard-samples", "1", "--address", "auto"
-        ran = cli("build", photos, tmp_path / "store", *flags, env=cluster.env)
-        assert ran.returncode == 0, ran.stderr
-        [line] = [each for each in ran.stderr.splitlines() if "left out" in each]
+            cluster.add(cpus=2)
+        with running(command("build", photos, store, *flags), cluster.env) as process:
+            assert process.stderr is not None
+            line = next(each for each in process.stderr if "left out" in each)
+            (held / "go").touch()
+            process.communicate()
+        assert process.returncode == 0
         assert "makes other pixels than the machine that planned the build: decode by" in line
         assert "simplejpeg 99.9" in line
-        report = precache.open(tmp_path / "store")
-        assert report.attributes is not None
-        assert "99.9" not in report.attributes.libraries["simplejpeg"]
+        version = precache.open(store)
+        assert version.attributes is not None
+        assert "99.9" not in version.attributes.libraries["simplejpeg"]
         cluster.kill(cluster.nodes[0])
-        assert strange in cluster.nodes
-        more = *flags, "--recompute"
-        ran = cli("build", photos, tmp_path / "other", *more, env=cluster.env)
+        ran = cli("build", photos, tmp_path / "other", *flags, env=cluster.env)
         assert ran.returncode == 1
-        assert "install the same libraries there" in ran.stderr
+        assert "install the same libraries on both" in ran.stderr
     finally:
         cluster.close()
-    build_here(photos, tmp_path / "here", Pipeline.image(resize=40, crop=32))
-    found, right = pixels(tmp_path / "store"), pixels(tmp_path / "here")
+    build_here(photos, tmp_path / "here", Pipeline.from_dict(recipe))
+    found, right = pixels(store), pixels(tmp_path / "here")
     assert found.keys() == right.keys()
     assert all(np.array_equal(found[key], right[key]) for key in right)
 
@@ -379,6 +417,24 @@ def test_recompute_in_an_empty_store_makes_the_version_that_any_build_makes(
     first = build_here(photos, tmp_path / "one", shifted())
     second = build_here(photos, tmp_path / "other", shifted(), {"recompute": True})
     assert first.version == second.version
+
+
+def test_recompute_gives_no_id_again_that_a_removed_version_had(
+    photos: Path, tmp_path: Path, number: Path
+) -> None:
+    """Its pixels may have been others, and a copy of them be in somebody's cache."""
+    store = tmp_path / "store"
+    first = build_here(photos, store, shifted())
+    second = build_here(photos, store, shifted(), {"recompute": True})
+    before = {first.version, second.version}
+    precache.use(f"{store}@{first.version}")
+    shutil.rmtree(store / second.version)
+    third = build_here(photos, store, shifted(), {"recompute": True})
+    assert third.version not in before
+    for version in before | {third.version}:
+        shutil.rmtree(store / version, ignore_errors=True)
+    fourth = build_here(photos, store, shifted(), {"recompute": True})
+    assert fourth.version not in before | {third.version}
 
 
 # --- encoders -----------------------------------------------------------------------------------

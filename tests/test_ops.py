@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ from precache.pipeline import Field, Pipeline
 from tests.building import encoded, environment, photograph
 from tests.demo.photos import Photo, plan_photos, render
 from tests.pictures import PHOTOGRAPHS, as_array, by_pillow, half_transparent, oriented
+from workers.behaviour import pattern
 from workers.fieldrecipe import FieldRecipe
 from workers.ops import (
     center_crop,
@@ -106,6 +108,18 @@ def test_a_photo_set_agrees_with_pillow(interpolation: str) -> None:
         assert_close(row(data, *ops), expected.transpose(2, 0, 1))
         decoded += 1
     assert decoded > 30
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("interpolation", SAMPLING)
+def test_a_single_column_is_resized_as_one_of_three_channels(
+    interpolation: str, channels: int
+) -> None:
+    """torch makes something else of it in each process."""
+    for height, shape in itertools.product((2, 3, 5, 40), ((1, 1), (3, 1), (8, 8))):
+        column = pattern(height, 1, channels)
+        other = resize(np.repeat(column, 3, axis=2), shape, interpolation)[..., ::3]
+        assert np.array_equal(resize(column, shape, interpolation), other)
 
 
 def test_black_and_white_stay_so() -> None:
@@ -414,7 +428,8 @@ STRIP = """
     from PIL import Image
     from precache.errors import SampleError
     from precache.pipeline import Field
-    from workers.fieldrecipe import FieldRecipe
+    from workers.behaviour import pattern
+from workers.fieldrecipe import FieldRecipe
     from workers.sources import Sample
 
     buffer = io.BytesIO()

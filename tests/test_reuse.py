@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import precache
+from precache.cli import main
 from tests.building import (
     LONG_AGO,
     ask,
     build_here,
     build_until,
-    cli,
     contents,
     cut,
     encoded,
@@ -72,6 +72,9 @@ def padded(number: int) -> bytes:
     return encoded(cut(number), quality=60).ljust(8000, b"\0")
 
 
+pytestmark = pytest.mark.usefixtures("many_touched")
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Thirty files of one size, one of them broken."""
@@ -123,14 +126,18 @@ def test_nothing_of_a_copied_source_is_decoded_again(
     assert_as_if_built_anew(second, copy, pipeline=PIPELINES[kind])
 
 
-def test_a_build_says_what_it_took_over(source: Path, copy: Path, tmp_path: Path) -> None:
-    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8)
-    cli(*line, source, tmp_path / "store", "--address", "serial")
-    ran = cli(*line, copy, tmp_path / "store", "--address", "local")
-    assert ran.returncode == 0
-    assert re.search(r"Since version \w{8}: 0 same, 30 changed", ran.stderr)
-    assert re.search(r"30 rows and 4 whole shards were taken over from version", ran.stderr)
-    assert "4: 0 made, 4 reused, 0 there before" in ran.stdout
+def test_a_build_says_what_it_took_over(
+    source: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8, "--address", "serial")
+    line = (*map(str, line), str(tmp_path / "store"))
+    assert main([*line[:1], str(source), line[-1], *line[1:-1]]) == 0
+    capsys.readouterr()
+    assert main([*line[:1], str(copy), line[-1], *line[1:-1]]) == 0
+    said = capsys.readouterr()
+    assert re.search(r"Since version \w{8}: 0 same, 30 changed", said.err)
+    assert re.search(r"30 rows and 4 whole shards were taken over from version", said.err)
+    assert "4: 0 made, 4 reused, 0 there before" in said.out
 
 
 def _shard_of(result: Any, key: str) -> int:

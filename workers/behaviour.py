@@ -11,7 +11,6 @@ cache folder (XDG Base Directory Specification).
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import importlib.metadata
@@ -19,6 +18,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +45,7 @@ from precache.pipeline import Field, op_texts
 
 PROBES = Path(__file__).parent / "probes"
 
-SAMPLED_BYTES = 48
+SAMPLED_BYTES = 32
 """Of what a step makes of a probe: kept beside its digest, so that one can tell how far two are."""
 
 MOST_PIXELS = 1 << 18
@@ -88,7 +88,7 @@ _MODULES = {"pillow": "PIL"}
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 Outputs = Mapping[str, str]
-"""Probe -> digest of what a step makes of it and, after a space, some of its bytes in base64; or
+"""Probe -> digest of what a step makes of it and, after a space, some of its bytes in hex; or
 the class of the error."""
 
 
@@ -299,7 +299,7 @@ def _text(array: np.ndarray) -> str:
     plain = np.ascontiguousarray(array)
     digest = xxhash.xxh3_64_hexdigest(what + plain.tobytes())
     sampled = _sampled(plain.reshape(-1))
-    return f"{digest} {array.dtype.str} {base64.b64encode(sampled.tobytes()).decode()}"
+    return f"{digest} {array.dtype.str} {sampled.tobytes().hex()}"
 
 
 def _sampled(values: np.ndarray) -> np.ndarray:
@@ -357,7 +357,7 @@ def _values_of(text: str) -> np.ndarray | None:
     if len(parts) != 3:
         return None
     with contextlib.suppress(ValueError, TypeError):
-        return np.frombuffer(base64.b64decode(parts[2]), np.dtype(parts[1]))
+        return np.frombuffer(bytes.fromhex(parts[2]), np.dtype(parts[1]))
     return None
 
 
@@ -376,21 +376,22 @@ def outputs_of(step: Step) -> Outputs:
 
 @functools.cache
 def _kept(step: Step) -> Outputs:
-    file = _folder() / f"{_state(step)}.json"
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(file.read_bytes())
+    name = f"{_state(step)}.json"
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # such as of no home
+        found = json.loads((_folder() / name).read_bytes())
         if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()):
             return found
     outputs = computed(step)
-    _keep(file, outputs)
+    with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
+        _keep(_folder() / name, outputs)
     return outputs
 
 
-def forget(step: Step) -> None:
-    """Have a step computed anew."""
+def forget() -> None:
+    """Have all steps computed anew, as libraries changed in a way that `_state` does not show."""
     _kept.cache_clear()
-    with contextlib.suppress(OSError):
-        (_folder() / f"{_state(step)}.json").unlink(missing_ok=True)
+    with contextlib.suppress(RuntimeError):
+        shutil.rmtree(_folder(), ignore_errors=True)
 
 
 def _folder() -> Path:
@@ -399,15 +400,18 @@ def _folder() -> Path:
 
 
 def _keep(file: Path, outputs: Outputs) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
-        file.parent.mkdir(0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent)
+    file.parent.mkdir(0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    try:
         with os.fdopen(handle, "w") as temporary:
             json.dump(outputs, temporary)
         Path(name).replace(file)
         oldest = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
         for each in oldest[:-MOST_KEPT]:
             each.unlink(missing_ok=True)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _state(step: Step) -> str:

@@ -17,6 +17,7 @@ from precache.errors import (
     CrashError,
     FetchError,
     GoneError,
+    MismatchError,
     PrecacheError,
     StorageError,
     UsageError,
@@ -34,6 +35,7 @@ from precache.storage import open_folder
 from precache.store import open_own
 from workers import sources
 from workers.account import Account
+from workers.behaviour import forget
 from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
@@ -89,6 +91,8 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
         try:
             result = replace(build.run(), left_out=build.listed.left_out)
         except BaseException as error:
+            if isinstance(error, MismatchError):
+                forget()
             report_failure(account, error, progress.say)
             raise
         timings = {**build.timings, **result.timings}

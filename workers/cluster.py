@@ -443,7 +443,7 @@ class _Ray:
             self._notice(f"A node is left out: {error}")
         self._slots = self._free_slots()
         if not self._slots:
-            return Done([MismatchError(f"{error}; install the same libraries there")], 0.0)
+            return Done([error], 0.0)
         return Lost(str(error), crashed=False)
 
 

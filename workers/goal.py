@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precache.attributes import Attributes, Identity, version_id
-from precache.commits import BUILD, ROOT, VERSION
+from precache.commits import BUILD, ROOT, VERSION, read_commits
 from precache.errors import NewerFormatError, StorageError, StoreError
 from precache.folder import Folder, is_missing
 from precache.layout import RowShape, rows_per_shard
@@ -182,7 +182,18 @@ def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     """
     committed, begun = _goals(store, recipe, wanted)
     last = max(committed + begun, key=lambda each: each.recipe.retries, default=None)
-    return None if last is None else last.anew(store)
+    return None if last is None else unnamed(store, last.anew(store))
+
+
+def unnamed(store: Folder, goal: Goal) -> Goal:
+    """The version that makes the same rows by an id that the log never named.
+
+    One that was removed may have had other pixels, and copies of it may be elsewhere.
+    """
+    named = {entry.version for entry in read_commits(store)}
+    while goal.version in named:
+        goal = goal.anew(store)
+    return goal
 
 
 def _goals(store: Folder, recipe: Recipe, wanted: int | None) -> tuple[list[Goal], list[Goal]]:

@@ -7,12 +7,14 @@ or what an older release had, which named libraries by their versions (`workers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+
+from pydantic import TypeAdapter, ValidationError
 
 from precache.attributes import Attributes
 from precache.declared import canonical_json
@@ -35,7 +37,6 @@ from workers.behaviour import (
     Step,
     computed,
     digest_of,
-    forget,
     how_far,
     installed_version,
     outputs_of,
@@ -76,13 +77,13 @@ def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
         found = computed(step) if step is not None else streams()
         if expected.get(known, found) != found:
             libraries = step.libraries if step is not None else ("numpy",)
-            if step is not None:
-                forget(step)
             versions = " and ".join(f"{each} {installed_version(each)}" for each in libraries)
             probe, far = how_far(expected[known], found)
             raise MismatchError(
                 f"{os.uname().nodename} makes other pixels than the machine that planned the "
-                f"build: {known} by {versions}, first of the probe {probe}: {far}"
+                f"build: {known} by {versions}, first of the probe {probe}: {far}; "
+                "install the same libraries on both, or run the same command again if it is one "
+                "machine, of which something out of date was kept"
             )
 
 
@@ -150,8 +151,14 @@ NOTHING = "{}"
 
 def libraries_in(code: str) -> dict[str, str]:
     """Versions of libraries that stand for an op, as older releases had it; none in a digest."""
-    found: dict[str, str] = json.loads(code) if code.startswith("{") else {}
+    found: dict[str, str] = {}
+    if code.startswith("{"):
+        with contextlib.suppress(ValidationError):  # a pulled log may hold anything
+            found = _VERSIONS.validate_json(code)
     return found
+
+
+_VERSIONS = TypeAdapter(dict[str, str])
 
 
 def by_libraries(known: Mapping[str, str]) -> Rule:

@@ -43,6 +43,8 @@ def _resampled(
     """Resize by factors instead of the ratio of the sizes, and cut what goes beyond `shape`."""
     import torch
 
+    if array.shape[1] == 1 and array.shape[2] < 3:  # torch reads beyond the end of these
+        array = array.repeat(2, axis=1)
     usable = array.flags.writeable and min(array.strides) > 0
     pixels = torch.from_numpy(array if usable else array.copy())
     # The batch axis comes before the permutation: only then does torch see a channels-last image,

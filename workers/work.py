@@ -12,7 +12,7 @@ from precache.layout import RowShape, rows_per_shard
 from precache.receipts import Receipt
 from precache.rowtable import REMOVED
 from precache.store import open_own
-from workers.goal import Goal, Recipe, find_goal, next_goal
+from workers.goal import Goal, Recipe, find_goal, next_goal, unnamed
 from workers.listed import Listed
 from workers.plan import shards_to_do
 from workers.request import Request
@@ -106,6 +106,8 @@ def find_work(
         shapes, needed = _known(recipe, origin) or _measured(recipe, origin, measure)
         shapes = {**shapes, **(origin.shapes() if origin else {})}
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
+        if request.recompute:
+            goal = unnamed(store, goal)
         if is_committed(goal):
             return _losses(goal)
     return Work(goal, origin, needed=needed, failed=failed)
