@@ -10,10 +10,11 @@ import contextlib
 import logging
 import re
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from glob import has_magic
@@ -45,6 +46,7 @@ from precache.folder import (
 )
 from precache.listings import Entry, Page, Span, page_of, splits, stripped
 from precache.messages import shown
+from precache.prefetch import Threads
 from precache.retries import Attempt
 from precache.s3reads import Part, reads_of
 
@@ -54,8 +56,8 @@ log = logging.getLogger(__name__)
 DEEPEST = 64
 """Folders in one another that a web server may list: its pages may list themselves, without end."""
 
-STREAMS = 32
-"""Files of a web server that are read at a time, where their sizes are not known."""
+STREAMS = 100
+"""Requests to a web server at a time; aiohttp opens as many connections."""
 
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
@@ -173,8 +175,8 @@ class RemoteFolder:
         Parameters
         ----------
         stream
-            All start at 0 and are of unknown size: the web is read on until the end of each, as
-            some servers compress what a range is then cut of, and others send more than that.
+            All start at 0 and are of unknown size: a web server is asked for no ranges, as some
+            servers compress what a range is then cut of.
         """
         found: dict[int, bytes | StorageError] = {}
         wanted = []
@@ -188,11 +190,11 @@ class RemoteFolder:
                 break
             pause = 0.0
             again = []
-            if stream and self.protocol in WEB:
-                beginnings = [(name, end or 0) for name, _, end in map(parts.__getitem__, wanted)]
-                tried = asyn.sync(self._fs.loop, self._stream, beginnings)
+            some = [parts[n] for n in wanted]
+            if self.protocol in WEB:
+                tried = asyn.sync(self._fs.loop, self._stream, some, ranges=not stream)
             else:
-                tried = self._cat([parts[n] for n in wanted], first=attempt.number == 0)
+                tried = self._cat(some, first=attempt.number == 0)
             tried = [
                 b"" if parts[n][1] == 0 and least[n] <= 0 and _is_empty(got) else got
                 for n, got in zip(wanted, tried, strict=True)
@@ -227,21 +229,30 @@ class RemoteFolder:
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
         return [self._part(*each) for each in zip(got, parts, strict=True)]
 
-    async def _stream(self, parts: Sequence[tuple[str, int]]) -> list[Any]:
-        """The first bytes of each, so many at most, or the exception that says why not."""
+    async def _stream(self, parts: Sequence[Part], *, ranges: bool) -> list[Any]:
+        """The bytes of each, or the exception that says why not.
 
+        No more is read than was asked for, whatever the server sends.
+        """
         fs, places = self._fs, asyncio.Semaphore(STREAMS)
         session = await fs.set_session()
 
-        async def read(name: str, most: int) -> bytes:
+        async def read(name: str, start: int, end: int | None) -> bytes:
+            if end == start:
+                return b""
             data, url = bytearray(), fs.encode_url(self._at(name))
-            async with places, session.get(url, **fs.kwargs) as answer:
+            headers = dict(fs.kwargs.get("headers", {}))
+            if ranges and end is not None:
+                headers["Range"] = f"bytes={start}-{end - 1}"
+            async with places, session.get(url, **{**fs.kwargs, "headers": headers}) as answer:
                 if answer.status == 404:
                     raise FileNotFoundError(str(url))
                 answer.raise_for_status()
-                while len(data) < most and (piece := await answer.content.read(most - len(data))):
+                most = sys.maxsize if end is None else end - start * (answer.status == 206)
+                while piece := await answer.content.read(most - len(data)):
                     data += piece
-            return bytes(data)
+            part: bytes = self._part(bytes(data), (name, start, end))
+            return part
 
         return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
@@ -319,7 +330,8 @@ class RemoteFolder:
         splitting = splits(self.protocol, fs, self.root)
         waiting = [Span("")]
         running: list[Future[_Below]] = []
-        with ThreadPoolExecutor(LISTINGS, "precache-list") as pool:
+        pool = Threads(LISTINGS, "precache-list", abandon=True)
+        try:
             while waiting or running:
                 while waiting and len(running) < LISTINGS:
                     running.append(pool.submit(self._below, fs, waiting.pop()))
@@ -334,6 +346,8 @@ class RemoteFolder:
                     leave_out(name, NO_NAME)
                 while below.files:
                     yield below.files.pop()
+        finally:
+            pool.close(wait=not running)  # Ctrl-C does not wait for a server
 
     def _below(self, fs: Any, span: Span) -> _Below:
         found, last = _Below([], [], [], True), max(span.after, span.seen)

@@ -126,6 +126,13 @@ def source_of(log: Sequence[Commit], version: str) -> str | None:
     return next(told, None)
 
 
+def code_of(log: Sequence[Commit], version: str) -> Code:
+    """What stands for the code that made a version, as far as the log tells."""
+    return {
+        name: pair for each in log if each.version == version for name, pair in each.code.items()
+    }
+
+
 def append_entry(
     store: Folder, version: str, source: str | None = None, code: Code = NO_CODE
 ) -> Commit:

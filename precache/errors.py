@@ -11,6 +11,7 @@
     │       └── GoneError           a version that was removed meanwhile
     ├── BuildError              a job that failed or ended incomplete: exit status 1
     │   ├── CrashError          a task whose worker process died each time
+    │   ├── MismatchError       a process that makes other pixels than the one that planned
     │   └── HangError           a sample that takes longer than it may
     ├── StorageError            reading or writing bytes failed (disk full, permission, …)
     │   └── FetchError          one raw sample could not be fetched

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
+from html import unescape
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -24,6 +26,18 @@ WEB = frozenset(("http", "https"))
 
 MOST_PAGE = 64 << 20
 """Bytes of a web page that lists files: of some 500,000 names."""
+
+PAGE_SECONDS = 300.0
+"""Most time from the first byte of such a page to the last."""
+
+_LINK = re.compile(
+    r"""<a\s(?:[^<>]*?\s)?href\s*=\s*(?:"([^"]+)|'([^']+))|(https?://[^\s"'<>]+)""",
+    re.IGNORECASE,
+)
+"""A link of a page; it takes linear time, whatever the page is."""
+
+_OF_URLS = "%/:?#[]@!$&()*+,;="
+"""Characters of a URL that are not quoted once more."""
 
 _SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
 """Of a connection string or a shared access signature of Azure's: what may also stand alone."""
@@ -120,7 +134,7 @@ def _redirects_within(root: str) -> Any:
         to = found.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
         safer = inside.with_scheme("https").with_port(None) if inside.is_default_port() else inside
         below = f"{to.path}/".startswith(f"{inside.path.rstrip('/')}/")
-        same = to.user is None and any(
+        same = to.user is to.password is None and any(
             (to.scheme, to.host, to.port) == (each.scheme, each.host, each.port)
             for each in (inside, safer)
         )
@@ -139,18 +153,24 @@ def _redirects_within(root: str) -> Any:
 
 @functools.cache
 def _bounded_page() -> type:
-    """aiohttp's response, of which a page is read up to `MOST_PAGE`: one may have no end."""
+    """aiohttp's response, whose text is the links of a page alone, in UTF-8 and URL-quoted.
+
+    fsspec would look for them in cubic time, and with the interpreter's lock held. A page may have
+    no end, and name an encoding that takes quadratic time, or that nobody knows.
+    """
     from aiohttp import ClientResponse
 
     class Bounded(ClientResponse):
         async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
-            page = bytearray()
+            page, began = bytearray(), time.monotonic()
             async for piece in self.content.iter_any():
                 page += piece
-                if len(page) > MOST_PAGE:
+                if len(page) > MOST_PAGE or time.monotonic() - began > PAGE_SECONDS:
                     self.close()
-                    raise OSError(f"the page has more than {MOST_PAGE:,} bytes")
-            return page.decode(encoding or self.charset or "utf-8", errors)
+                    limits = f"{MOST_PAGE:,} bytes, or takes longer than {PAGE_SECONDS:g} s"
+                    raise OSError(f"the page has more than {limits}")
+            links = map("".join, _LINK.findall(page.decode("utf-8", errors)))
+            return "".join(f'<a href="{quote(unescape(link), _OF_URLS)}">' for link in links)
 
     return Bounded
 

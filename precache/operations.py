@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -159,6 +162,8 @@ class ToDType(Operation):
 class Function(Operation):
     """A function of the user's own, ``package.module:function``, called as ``f(array, **params)``.
 
+    A class is instantiated with the parameters, once for each task, and the instance called.
+
     Parameters
     ----------
     version
@@ -209,9 +214,35 @@ class Function(Operation):
         return self
 
 
+def _by_reference(value: Any) -> Any:
+    """A `Function` in place of a callable: workers import it by the name that its module has."""
+    if isinstance(value, BaseModel | Mapping) or not callable(value):
+        return value
+    params: Mapping[str, Any] = {}
+    if isinstance(value, functools.partial):
+        if value.args:
+            raise ValueError(f"{value!r} has positional arguments; give them by name")
+        params, value = value.keywords, value.func
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    module = sys.modules.get(kind.__module__)
+    names = [name for name, each in vars(module).items() if each is value] if module else []
+    own = getattr(value, "__name__", "")
+    if kind.__module__ == "__main__" or not names:
+        where = "is in the script that runs" if names else "has no name in a module"
+        raise ValueError(
+            f"{value!r} {where}, and workers import ops by module and name: lambdas, functions in "
+            "functions and scripts cannot be; put it into a module of its own"
+        )
+    name = own if own in names else names[0]
+    return {"op": "function", "function": f"{kind.__module__}:{name}", "params": {**params}}
+
+
 Op = Annotated[
-    Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function,
-    Attribute(discriminator="op"),
+    Annotated[
+        Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function,
+        Attribute(discriminator="op"),
+    ],
+    BeforeValidator(_by_reference),
 ]
 OPS: dict[Any, type[BaseModel]] = {
     "decode": Decode,

@@ -68,15 +68,20 @@ class Threads:
                 "this iterator was begun before the process forked; begin another one in the child"
             )
 
-    def close(self, pending: Iterable[tuple[Future[Any], Callable[[object], None]]] = ()) -> None:
-        """Cancel what has not begun, join the threads, and call what each pending future is paired
-        with, with it, once it is over.
+    def close(
+        self,
+        pending: Iterable[tuple[Future[Any], Callable[[object], None]]] = (),
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Cancel what has not begun, join the threads if asked to `wait`, and call what each
+        pending future is paired with, with it, once it is over.
 
         Where the iterator is `collected`, the threads end by themselves.
         """
         if not self.here:
             return
-        self._pool.shutdown(wait=not collected(), cancel_futures=True)
+        self._pool.shutdown(wait=wait and not collected(), cancel_futures=True)
         for future, then in pending:
             future.add_done_callback(then)
 

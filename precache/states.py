@@ -79,7 +79,9 @@ def require_same(own: Mapping[str, Any], state: Mapping[str, Any], whose: str) -
     """
     for name, value in own.items():
         if name not in state or state[name] != value:
+            way = "open the same version with the same settings, or start a new epoch"
+            if name == "version" and state.get(name):
+                way = f"open that version, as 'STORE@{state[name]}', or start a new epoch"
             raise UsageError(
-                f"the saved state has {name}={state.get(name)!r} and {whose} has {value!r}; "
-                "open the same version with the same settings, or start a new epoch"
+                f"the saved state has {name}={state.get(name)!r} and {whose} has {value!r}; {way}"
             )

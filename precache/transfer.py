@@ -25,7 +25,16 @@ from pathlib import Path
 import xxhash
 
 from precache.claims import Claims, deciding
-from precache.commits import BUILD, ROOT, Commit, append_commit, require_create_only
+from precache.commits import (
+    BUILD,
+    ROOT,
+    Code,
+    Commit,
+    append_commit,
+    code_of,
+    read_commits,
+    require_create_only,
+)
 from precache.contents import Contents
 from precache.errors import (
     DamageError,
@@ -177,7 +186,8 @@ def pull(
             raise StoreError(f"{version.path} is not a version that precache wrote; copy it as is")
         try:
             with version.unless_gone():
-                return _pull(version, store, tick)
+                code = code_of(_log(uri, storage_options), version.id)
+                return _pull(version, store, tick, code)
         except GoneError:
             if version.id == last:
                 raise
@@ -185,7 +195,12 @@ def pull(
         # Opened again, the store gives what is current now, or says that the version is gone.
 
 
-def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
+def _log(uri: str | os.PathLike[str], storage_options: StorageOptions) -> list[Commit]:
+    """Of a store; none of a version's folder."""
+    return read_commits(open_folder(split_uri(uri, storage_options)[0], storage_options))
+
+
+def _pull(version: Version, store: Folder, tick: Tick, code: Code) -> Transferred:
     target, count = store.folder(version.id), _Count(tick)
     refuse_link(store, COPIES)
     with Claims(store, pull_claim(version.id)).held():
@@ -204,7 +219,7 @@ def _pull(version: Version, store: Folder, tick: Tick) -> Transferred:
                 _mend(version.folder, received, target, count)
             else:
                 _put_in_place(version.folder, received, store, count)
-        append_commit(store, version.id)
+        append_commit(store, version.id, code=code)
         # What is not needed once a version is there whole and current.
         store.remove(_copy_name(version.id))
         remove_if_empty(store, COPIES)

@@ -173,7 +173,8 @@ def inspected(version: Version) -> tuple[list[Flaw], list[str]]:
 
 def _recipe(version: Version) -> Iterator[str]:
     """Why it is not known that the recipe is what made the rows, where that is so."""
-    from workers.identity import as_recorded, ops_digest
+    from workers.behaviour import digest_of
+    from workers.identity import as_recorded, named_ops, ops_digest
 
     attributes = version.attributes
     assert attributes is not None  # open_unchecked gave a version of ours
@@ -192,7 +193,13 @@ def _recipe(version: Version) -> Iterator[str]:
         yield f"the recipe: {error}"
         return
     stored = {name: field.recipe for name, field in attributes.fields.items()}
-    if (made, digests) != (attributes.fingerprint, stored):
+    outputs, decides = attributes.behaviours, attributes.decides
+    same = all(
+        digest_of(outputs.get(name, {})) == decides[name]
+        for name, _, step in named_ops(pipeline)
+        if step is not None and name in decides
+    )
+    if (made, digests) != (attributes.fingerprint, stored) or not same:
         yield (
             "the recipe: it does not give the fingerprint of the version, so that it is damaged, "
             "or another release of precache wrote it"

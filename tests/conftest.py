@@ -42,6 +42,12 @@ TILE = 32
 """Sixteen rows of 32 x 32 x 3 bytes share a chunk."""
 
 
+@pytest.fixture
+def many_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of another time are left to the build, as where there are many."""
+    monkeypatch.setattr("workers.reuse.MOST_TOUCHED", 0)
+
+
 @dataclass(frozen=True)
 class BuiltStore:
     """A store, the folder it was built from, and what the build returned."""

@@ -77,6 +77,13 @@ def test_all_values_of_a_byte_are_converted_and_no_negative_float_to_an_unsigned
     assert values("uint8", "float32").min() == 0
 
 
+def test_bytes_that_are_kept_for_people_are_no_part_of_a_digest() -> None:
+    [step] = steps({"op": "horizontal_flip"})
+    outputs = computed(step)
+    cut = {probe: text[:-2] for probe, text in outputs.items()}
+    assert digest_of(cut) == digest_of(outputs)
+
+
 # --- what they cost -----------------------------------------------------------------------------
 
 
@@ -91,17 +98,17 @@ def test_sizes_beyond_memory_are_not_tried(op: str) -> None:
 
 
 DIGESTS = {
-    "decode": "314fe3edeac5c1f8198db834930004ad",
-    "resize(size=40) of uint8 x 3": "e255fca1c9d78db0cb4df7ddfc4fa5c4",
+    "decode": "0d61a048a6f3a5b90cc793266d7d7444",
+    "resize(size=40) of uint8 x 3": "39da88f67b55b07b2501489ea02b22b6",
     "center_crop(size=(32, 32)) after resize(size=40) of uint8 x 3": (
-        "c13f6d3c6dd331ab824c5c7d417bbb0b"
+        "b127b88404b926e38bf4f3ab0e9f2212"
     ),
-    "decode(mode=L, scaled=True)": "5219135469e6bafb3b6e2e590bd6ecb2",
-    "resize(size=(24, 20), interpolation=bicubic) of uint8 x 1": "bfd784a882e27bbb875c7bcde7c96983",
-    "random_resized_crop(size=(20, 20)) of uint8 x 1": "24cdca0e26058c28f6c197cc582408ef",
-    "horizontal_flip of uint8 x 1": "dd7b88f1fed788c3f118afe6dc907a50",
-    "to_dtype(dtype=float32, scale=True) of uint8 x 1": "131e25039865bc043f2b125ff6295c10",
-    "numpy.random": "2cb0307ffe949cf00269d15605353379",
+    "decode(mode=L, scaled=True)": "75ce574ac18178eb333c49fce0c3d184",
+    "resize(size=(24, 20), interpolation=bicubic) of uint8 x 1": "79e1d4a9e1055c61554268d3c0a2f878",
+    "random_resized_crop(size=(20, 20)) of uint8 x 1": "ef826edf7b4ec0d0b674ae1c21fedeb6",
+    "horizontal_flip of uint8 x 1": "16a17b30fafbccc03e93e4620a8760a1",
+    "to_dtype(dtype=float32, scale=True) of uint8 x 1": "4fc07b898e24aad291a8920c9284df8e",
+    "numpy.random": "09459e66c6ad210b6dc5e79b02dc4876",
 }
 """As found by Pillow 11.2 to 13.0, simplejpeg 1.8 to 1.9, NumPy 2.0 to 2.4 and torch 2.13, with and
 without SIMD kernels. They stand in the ids of users' versions."""

@@ -16,6 +16,7 @@ from precache.cli import main
 from tests.building import cli, cut, encoded, write, write_jpegs
 from tests.servers import S3Server
 from tests.test_recache import CHANGES, CROP, FLIP, MEAN, PIPELINES, build, recipe, some_added
+from workers import reuse
 from workers.sources import FolderSource
 
 HEAVY = pytest.mark.heavy
@@ -178,11 +179,15 @@ def test_why_nothing_is_taken_over_is_said(
     assert planned.rows_computed == 40
 
 
-def test_files_of_another_time_are_told_apart(source: Path, tmp_path: Path) -> None:
-    """They are fetched; whether their content is the same is not known before."""
+def test_files_of_another_time_and_the_same_content_are_no_other_version(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are many, the build fetches them, and finds out."""
     build(source, tmp_path / "store", PIPELINES["image"])
     for path in source.rglob("*.jpg"):
         os.utime(path, ns=(0, 0))
+    assert plan(source, tmp_path / "store", PIPELINES["image"]).state == "nothing"
+    monkeypatch.setattr(reuse, "MOST_TOUCHED", 39)
     planned = plan(source, tmp_path / "store", PIPELINES["image"])
     result = build(source, tmp_path / "store", PIPELINES["image"])
     assert planned.version == result.version

@@ -153,7 +153,7 @@ def test_a_build_that_is_continued_tells_what_it_made_itself(tmp_path: Path) -> 
     assert "This run made no shard" in assert_alone(paths[1].read_text()).text
 
 
-def test_shards_taken_over_are_told_apart(tmp_path: Path) -> None:
+def test_shards_taken_over_are_told_apart(tmp_path: Path, many_touched: None) -> None:
     photos = write_jpegs(tmp_path / "in", 8)
     precache.build(photos, tmp_path / "store", RECIPE, **SMALL)
     for path in photos.rglob("*.jpg"):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precache
+from precache.errors import PipelineError
 from tests.building import build_here, pixels, write_jpegs
 from workers import code_digest as digests
 from workers import commit, identity, listed
 from workers.code_digest import code_digest, code_of
 from workers.identity import libraries_of, named_ops, plain_version, with_code
 from workers.sources import DatasetSource
-from workers.usercode import tree_hash
+from workers.usercode import load_object, tree_hash
 
 Write = Callable[[Mapping[str, str]], None]
 
@@ -236,6 +238,199 @@ CASES: dict[str, tuple[dict[str, str], str, tuple[str, str, str]]] = {
         "own:f",
         ("lib.py", "1", "2"),
     ),
+    "a submodule that its package imports": (
+        {"own/__init__.py": "from . import sub\ndef f(x): return sub.K", "own/sub.py": "K = 1"},
+        "own:f",
+        ("own/sub.py", "1", "2"),
+    ),
+    "a folder without __init__.py in a package": (
+        {"own/__init__.py": "", "own/sub/a.py": "def f(x): return 1"},
+        "own.sub.a:f",
+        ("own/sub/a.py", "1", "2"),
+    ),
+    "the last of two star imports": (
+        {
+            "own.py": "from a import *\nfrom b import *\ndef f(x): return g(x)",
+            "a.py": "def g(x): return x",
+            "b.py": "def g(x): return x",
+        },
+        "own:f",
+        ("b.py", "x\n", "x + 1\n"),
+    ),
+    "what a star import leaves out": (
+        {
+            "own.py": "from a import *\nfrom b import *\ndef f(x): return g(x)",
+            "a.py": "def g(x): return x",
+            "b.py": "__all__ = ['h']\ndef g(x): return 1\ndef h(x): return x",
+        },
+        "own:f",
+        ("b.py", "'h'", "'h', 'g'"),
+    ),
+    "the order of imports": (
+        {
+            "own.py": "from a import g\nfrom b import g\ndef f(x): return g(x)",
+            "a.py": "def g(x): return x",
+            "b.py": "def g(x): return 1",
+        },
+        "own:f",
+        ("own.py", "from a import g\nfrom b import g", "from b import g\nfrom a import g"),
+    ),
+    "an import in a class": (
+        {"own.py": "class A:\n    from lib import K\ndef f(x): return A.K", "lib.py": "K = 1"},
+        "own:f",
+        ("lib.py", "1", "2"),
+    ),
+    "a global variable that is imported": (
+        {
+            "own.py": "def load():\n    global lib\n    import lib\nload()\ndef f(x): return lib.K",
+            "lib.py": "K = 1",
+        },
+        "own:f",
+        ("lib.py", "1", "2"),
+    ),
+    "a global variable that only a function binds": (
+        {"own.py": "def set():\n    global K\n    K = 1\nset()\ndef f(x): return K"},
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "an assignment within an expression": (
+        {"own.py": "def g(x=[K := i for i in range(3)]): pass\ndef f(x): return K"},
+        "own:f",
+        ("own.py", "3", "4"),
+    ),
+    "a table that an assignment changes": (
+        {"own.py": "T = [1, 2]\nlast = T.pop()\ndef f(x): return T"},
+        "own:f",
+        ("own.py", "pop()", "pop(0)"),
+    ),
+    "a table that a default argument changes": (
+        {"own.py": "T = []\ndef g(x=T.append(1)): pass\ndef f(x): return T"},
+        "own:f",
+        ("own.py", "1", "2"),
+    ),
+    "a table that a class body changes": (
+        {"own.py": "T = {}\nclass A:\n    T['a'] = 1\ndef f(x): return T"},
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "a table under another name": (
+        {"own.py": "T = {}\nU = [T]\nU[0]['a'] = 1\ndef f(x): return T"},
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "attributes of classes in a loop": (
+        {"own.py": "class A: pass\nfor c in (A,):\n    c.K = 1\ndef f(x): return A.K"},
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "attributes of an object's class": (
+        {"own.py": "class A: pass\na = A()\ntype(a).K = 1\ndef f(x): return A.K"},
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "a module that a function imports for its effect": (
+        {
+            "own.py": "from lib import T\ndef f(x):\n    import ops\n    return T['g'](x)",
+            "ops.py": "from lib import T\nT['g'] = lambda x: 1",
+            "lib.py": "T = {}",
+        },
+        "own:f",
+        ("ops.py", "1", "2"),
+    ),
+    "a module of which all is imported, given away": (
+        {
+            "own.py": "import lib\ndef f(x): return getattr(lib, x)",
+            "lib.py": "from low import *",
+            "low.py": "K = 1",
+        },
+        "own:f",
+        ("low.py", "1", "2"),
+    ),
+    "a table of another module": (
+        {
+            "own.py": "from lib import T, g\nT['a'] = 1\ndef f(x): return g()",
+            "lib.py": "T = {}\ndef g(): return T",
+        },
+        "own:f",
+        ("own.py", "= 1", "= 2"),
+    ),
+    "a decorator that fills a table of another module": (
+        {
+            "own.py": "import ops\nfrom lib import T\ndef f(x): return T['g'](x)",
+            "ops.py": "from lib import add\n@add\ndef g(x): return 1",
+            "lib.py": "T = {}\ndef add(g):\n    T['g'] = g\n    return g",
+        },
+        "own:f",
+        ("ops.py", "return 1", "return 2"),
+    ),
+    "a method that fills a table of another module": (
+        {
+            "own.py": "from lib import R\n@R.add\ndef g(x): return 1\ndef f(x): return R.d[0](x)",
+            "lib.py": "class Table:\n    d = []\n"
+            "    def add(self, g): self.d.append(g)\nR = Table()",
+        },
+        "own:f",
+        ("own.py", "return 1", "return 2"),
+    ),
+    "a table of subclasses": (
+        {
+            "own.py": "from lib import Base\nclass A(Base): K = 1\n"
+            "def f(x): return Base.known[0].K",
+            "lib.py": "class Base:\n    known = []\n"
+            "    def __init_subclass__(cls): Base.known.append(cls)",
+        },
+        "own:f",
+        ("own.py", "1", "2"),
+    ),
+    "a type that a function is registered for": (
+        {
+            "own.py": "import functools\n@functools.singledispatch\ndef g(x): return 0\n"
+            "@g.register\ndef _(x: int): return 1\ndef f(x): return g(x)"
+        },
+        "own:f",
+        ("own.py", "x: int", "x: str"),
+    ),
+    "a module that a third one changes": (
+        {
+            "own/__init__.py": "from . import patches",
+            "own/ops.py": "def f(x): return g(x)\ndef g(x): return x",
+            "own/patches.py": "from . import ops\nops.g = lambda x: 1",
+        },
+        "own.ops:f",
+        ("own/patches.py", "1", "2"),
+    ),
+    "the state of a package": (
+        {
+            "own.py": "import lib\nimport decimal\ndef f(x): return decimal.Decimal(1) / 3",
+            "lib.py": "import decimal\ndecimal.getcontext().prec = 5",
+        },
+        "own:f",
+        ("lib.py", "5", "6"),
+    ),
+    "names that a module makes": (
+        {"own.py": "for n in 'gh':\n    globals()[n] = lambda x: 1\ndef f(x): return g(x)"},
+        "own:f",
+        ("own.py", "1", "2"),
+    ),
+    "a module's dictionary": (
+        {"own.py": "import lib\ndef f(x): return lib.__dict__[x]", "lib.py": "K = 1"},
+        "own:f",
+        ("lib.py", "1", "2"),
+    ),
+}
+
+SAME: dict[str, tuple[str, str]] = {
+    "annotations of parameters": ("x: int) -> int", "x: 'float')"),
+    "annotations of variables": ("y: int = 1", "y = 1"),
+    "annotations of constants": ("K = 2", "K: int = 2"),
+    "no statement": ("    y: int", "    pass\n    ...\n    y: int"),
+    "line endings": ("\n", "\r\n"),
+    "the order of definitions": ("K = 2\ndef g(): return K\n", "def g(): return K\nK = 2\n"),
+    "what is printed of a constant": ("def g", "print(K, end='')\ndef g"),
+    "a class that uses a constant": ("def g", "@dataclasses.dataclass\nclass A: k: int = K\ndef g"),
+    "a helper that is called at import, and logs": ("log.info('a')", "log.info('b')"),
+    "a constant computed of another": ("def g", "L = max(K, 3)\ndef g"),
+    "what another function is given": ("def g", "def h(k=K): return k\nh(4)\ndef g"),
 }
 
 
@@ -265,9 +460,22 @@ def test_comments_docstrings_and_strangers_do_not_count(write: Write, what: str)
     write(files)
     before = code_digest(name)
     stranger = '# why\n{}\n\ndef stranger(x):\n    """Does nothing."""\n    return 17\nOTHER = 4\n'
-    whole = "lib.py" if what in ("a module given away", "an import by a constant name") else ""
-    write({each: stranger.format(text) for each, text in files.items() if each != whole})
+    names = ("given away", "by a constant name", "a module's dictionary")
+    whole = ("lib.py", "low.py") if what.endswith(names) else ()
+    write({each: stranger.format(text) for each, text in files.items() if each not in whole})
     assert code_digest(name) == before
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_an_edit_that_changes_nothing_does_not_count(write: Write, what: str) -> None:
+    text = "import dataclasses, logging\nK = 2\ndef g(): return K\n"
+    text += "log = logging.getLogger()\ndef h(): log.info('a')\nL = h()\n"
+    text += "def f(x: int) -> int:\n    y: int = 1\n    log.debug(y)\n    return g() + y\n"
+    write({"own.py": text})
+    before = code_digest("own:f")
+    assert SAME[what][0] in text
+    write({"own.py": text.replace(*SAME[what])})
+    assert code_digest("own:f") == before
 
 
 def test_code_is_not_run(write: Write) -> None:
@@ -311,7 +519,7 @@ def test_an_installed_package_counts_by_its_version(write: Write, tmp_path: Path
 
 
 def test_the_users_compiled_modules_count_by_their_bytes(write: Write) -> None:
-    suffix = digests.EXTENSION_SUFFIXES[0]
+    suffix = EXTENSION_SUFFIXES[0]
     write({"own.py": "import fast\ndef f(x): return fast.g(x)", f"fast{suffix}": "one"})
     before = code_digest("own:f")
     write({f"fast{suffix}": "two"})
@@ -332,6 +540,56 @@ def test_what_cannot_be_followed_is_said(write: Write) -> None:
         "globals",
         "importlib.import_module",
     ]
+
+
+UNFOLLOWED = {
+    "import_module under another name": "from importlib import import_module as im\n"
+    "def f(x): return im(x)",
+    "built-in functions": "import builtins\ndef f(x): return builtins.exec(x)",
+    "modules by name": "import sys\ndef f(x): return sys.modules[x]",
+    "other ways to import": "import runpy\ndef f(x): return runpy.run_path(x)",
+    "docstrings": "def f(x): return f.__doc__",
+    "annotations": "def g(x: 1): pass\ndef f(x): return g.__annotations__",
+    "subclasses": "class A: pass\ndef f(x): return A.__subclasses__()",
+    "files read at import": "from pathlib import Path\nT = Path('t').read_text()\n"
+    "def f(x): return T",
+    "a module that is not found": "import nowhere_at_all\ndef f(x): return nowhere_at_all.g(x)",
+    "a module that does not parse": "import lib\ndef f(x): return lib.g(x)",
+}
+
+
+@pytest.mark.parametrize("what", UNFOLLOWED)
+def test_code_that_reaches_what_cannot_be_known_is_listed(write: Write, what: str) -> None:
+    write({"own.py": UNFOLLOWED[what], "lib.py": "def g(:"})
+    code = code_of("own:f")
+    assert code is not None
+    assert len(code.unfollowed) == 1
+
+
+HARD = {
+    "long expressions": f"K = {'+'.join(['1'] * 900)}",
+    "long chains of branches": "K = 0\nif K == 0: pass\n"
+    + "".join(f"elif K == {i}: pass\n" for i in range(900)),
+    "large numbers": f"K = 0x{'f' * 6000}",
+    "strings that are not Unicode": "K = '\\ud800'",
+    "other encodings": "# coding: latin-1\nK = 'a'",
+}
+
+
+@pytest.mark.parametrize("what", HARD)
+def test_code_that_runs_is_followed(write: Write, what: str) -> None:
+    write({"own.py": f"{HARD[what]}\ndef f(x): return K\n"})
+    assert load_object("own:f", code_digest("own:f"))
+
+
+def test_what_thousands_of_statements_change_is_found(write: Write) -> None:
+    """Each by a call of its own, of which the effect depends on all before."""
+    lines = [f"K{i} = h(K{i - 1})" for i in range(1, 3000)]
+    text = "\n".join(["def h(x): return [x]", "K0 = [1]", *lines, "def f(x): return K2999"])
+    write({"own.py": text})
+    before = code_digest("own:f")
+    write({"own.py": text.replace("K7 = h(K6)", "K7 = h(K5)")})
+    assert code_digest("own:f") != before
 
 
 NAMES = ["f0", "f1", "f2", "f3", "f4"]
@@ -404,7 +662,7 @@ def f(x: A) -> t.Optional[A]:
 
 def test_the_digest_is_the_same_over_releases_of_python(write: Write) -> None:
     write({"own.py": SYNTAX})
-    assert code_digest("own:f") == "82ff299145827fd5b1df50f21571496a"
+    assert code_digest("own:f") == "86f43ddccfa3750e0a3761a7e8299d4e"
 
 
 # --- long-lived processes -----------------------------------------------------------------------
@@ -440,6 +698,103 @@ def test_a_process_takes_up_an_edited_helper(
     tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     run_python(LONG_LIVED, tmp_path)
+
+
+COPIED = """
+import os, sys
+from pathlib import Path
+root = Path(sys.argv[1])
+sys.path.insert(0, str(root))
+(root / "own.py").write_text("def f(x): return 1")
+import own
+from workers.code_digest import code_digest
+from workers.usercode import load_object
+
+before = code_digest("own:f")
+(root / "own.py").write_text("def f(x): return 2")
+os.utime(root / "own.py", (10**9, 10**9))  # as copies of files keep their times
+after = code_digest("own:f")
+assert after != before
+assert load_object("own:f", after)(0) == 2
+(root / "own.py").write_text("def f(x): return 3")
+os.utime(root / "own.py", (10**9, 10**9))
+assert code_digest("own:f") != after
+assert load_object("own:f")(0) == 3
+"""
+
+
+def test_a_process_takes_up_a_file_of_an_earlier_time(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    run_python(COPIED, tmp_path)
+
+
+IMPORTED_FROM = """
+import os, sys
+from pathlib import Path
+root = Path(sys.argv[1])
+sys.path.insert(0, str(root))
+(root / "near.py").write_text("def g(x): return 1")
+(root / "own.py").write_text("from near import g\\ndef f(x): return g(x)")
+import near
+from workers.usercode import load_object
+(root / "near.py").write_text("def g(x): return 2")
+assert load_object("own:f")(0) == 2
+"""
+
+ANNOTATED = """
+import sys
+from pathlib import Path
+root = Path(sys.argv[1])
+sys.path.insert(0, str(root))
+from workers.usercode import load_object
+text = "class A: x: int\\ndef f(x): return A.__annotations__['x'](x)"
+(root / "own.py").write_text(text)
+assert load_object("own:f")("3") == 3
+(root / "own.py").write_text(text + " + 1")
+assert load_object("own:f")("3") == 4
+"""
+
+CACHED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from workers.usercode import load_object
+print(load_object("own:f")(0))
+"""
+
+
+@pytest.mark.parametrize("code", [IMPORTED_FROM, ANNOTATED])
+def test_modules_run_again_as_they_are_imported(
+    code: str, tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    run_python(code, tmp_path)
+
+
+@pytest.mark.parametrize("first", ["", "import own\n"])
+def test_code_that_python_cached_of_an_earlier_edit_is_not_run(
+    first: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    code = CACHED.replace("from workers", first + "from workers")
+    path = tmp_path / "own.py"
+    path.write_text("def f(x): return 1")
+    assert run_python(code, tmp_path).stdout == "1\n"
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_text("def f(x): return 2")
+    os.utime(path, ns=times)  # as of an edit within a second
+    assert run_python(code, tmp_path).stdout == "2\n"
+
+
+def test_code_that_changed_since_a_build_began_makes_no_row(write: Write) -> None:
+    write({"own.py": "from near import g\ndef f(x): return g(x)", "near.py": "def g(x): return x"})
+    before = code_digest("own:f")
+    load_object("own:f", before)
+    write({"near.py": "def g(x): return x + 1"})
+    with pytest.raises(PipelineError, match="not what it was when the build began"):
+        load_object("own:f", before)
 
 
 # --- builds -------------------------------------------------------------------------------------

@@ -148,7 +148,8 @@ class _Redirects(_ListsItself):
         leads = path.startswith("/photos/") and not path.startswith("/photos/below/")
         self.send_response(302 if leads else 200)
         if leads:
-            self.send_header("Location", self.to)
+            port = self.server.server_address[1]  # type: ignore[index]  # of a socket with a port
+            self.send_header("Location", self.to.format(port=port))
         self.send_header("Content-Length", "0" if leads else "1")
         self.end_headers()
         if not leads and self.command == "GET":
@@ -190,6 +191,7 @@ def reads_of(folder: Folder) -> Iterator[Callable[[], object]]:
         "/photos/below/..%2f..%2fsecret.jpg",
         "https://127.0.0.1:9/photos/below/secret.jpg",
         "http://user@127.0.0.1:9/photos/below/secret.jpg",
+        "http://:password@127.0.0.1:{port}/photos/below/secret.jpg",
         "file:///photos/below/secret.jpg",
     ],
 )
@@ -246,6 +248,74 @@ def test_a_page_without_an_end_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyP
         pytest.raises(StorageError, match=r"cannot list http.*/photos: .* more than 1,048,576 b"),
     ):
         list(folder.walk())
+
+
+class _Page(_ListsItself):
+    """A page of some bytes and some type."""
+
+    page: bytes
+    kind = "text/html"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", self.kind)
+        self.send_header("Content-Length", str(len(self.page)))
+        self.end_headers()
+        self.wfile.write(self.page)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("text/html", b"<a" + b" " * (1 << 20)),
+        ("text/html", b"<a " * (1 << 20)),
+        ("text/html", b"<a href=" * (1 << 19)),
+        ("text/html; charset=punycode", b"a" * (1 << 20) + b"-" + b"b" * (1 << 20)),
+        ("text/html; charset=nobody-knows", b""),
+        ("text/html; charset=zlib", b""),
+    ],
+    ids=["spaces", "tags", "links", "punycode", "unknown", "binary"],
+)
+def test_links_are_found_in_linear_time_whatever_the_page_is(kind: str, page: bytes) -> None:
+    page = b'<a href="1.jpg">1.jpg</a>' + page
+    with serving(type("Page", (_Page,), {"kind": kind, "page": page})) as folder:
+        assert folder.names() == ["1.jpg"]
+
+
+def test_links_are_unescaped_and_end_at_their_own_quotes() -> None:
+    page = b"""<a href="it's.jpg"><A class="x"
+        HREF='a&amp;b.jpg'><a href="&#34;c&#34;.jpg"><a title="" href="d e.jpg">"""
+    with serving(type("Page", (_Page,), {"page": page})) as folder:
+        assert folder.names() == ['"c".jpg', "a&b.jpg", "d e.jpg", "it's.jpg"]
+
+
+@pytest.mark.parametrize("handler", [_Endless, _EndlessPage])
+def test_no_more_is_read_than_was_asked_for(handler: type[BaseHTTPRequestHandler]) -> None:
+    with serving(handler) as folder:
+        asked = [("a.bin", 0, 10), ("b.bin", 1000, 10), ("c.bin", 5, 0)]
+        assert [len(required(part)) for part in folder.read_ranges(asked)] == [10, 10, 0]
+        assert len(required(*folder.read_many(["a.bin"], [100]))) == 101
+
+
+class _SilentBelow(_Page):
+    """Each page has two folders, and that of the first does not come before the test is over."""
+
+    over: threading.Event
+    page = b'<a href="a/"><a href="b/"><a href="x.jpg">'
+
+    def do_GET(self) -> None:
+        if self.path.rstrip("/").endswith("/a"):
+            self.over.wait()
+        with contextlib.suppress(OSError):
+            super().do_GET()
+
+
+def test_who_leaves_a_listing_does_not_wait_for_its_server() -> None:
+    over = threading.Event()
+    with serving(type("SilentBelow", (_SilentBelow,), {"over": over})) as folder:
+        with contextlib.closing(folder.walk()) as walk:  # type: ignore[type-var]  # a generator
+            assert [next(walk).name, next(walk).name] == ["x.jpg", "b/x.jpg"]
+        over.set()
 
 
 def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

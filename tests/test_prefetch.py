@@ -24,7 +24,7 @@ def _threads_go_back_to_before() -> Iterator[None]:
     before = threading.active_count()
     yield
     assert not _ours()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of another test may just have ended
 
 
 @given(st.lists(st.integers(), max_size=30), st.integers(1, 4), st.integers(1, 6))

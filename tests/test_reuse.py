@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import precache
+from precache.cli import main
 from tests.building import (
     LONG_AGO,
     ask,
     build_here,
     build_until,
-    cli,
     contents,
     cut,
     encoded,
@@ -26,6 +26,7 @@ from tests.building import (
     start,
     write,
 )
+from workers import reuse
 
 CALLS: list[int] = []
 
@@ -70,6 +71,9 @@ def build(source: Path, store: Path, pipeline: precache.Pipeline = LARGE, **opti
 def padded(number: int) -> bytes:
     """A photograph in a file of 8,000 bytes, as all of these are."""
     return encoded(cut(number), quality=60).ljust(8000, b"\0")
+
+
+pytestmark = pytest.mark.usefixtures("many_touched")
 
 
 @pytest.fixture
@@ -123,14 +127,18 @@ def test_nothing_of_a_copied_source_is_decoded_again(
     assert_as_if_built_anew(second, copy, pipeline=PIPELINES[kind])
 
 
-def test_a_build_says_what_it_took_over(source: Path, copy: Path, tmp_path: Path) -> None:
-    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8)
-    cli(*line, source, tmp_path / "store", "--address", "serial")
-    ran = cli(*line, copy, tmp_path / "store", "--address", "local")
-    assert ran.returncode == 0
-    assert re.search(r"Since version \w{8}: 0 same, 30 changed", ran.stderr)
-    assert re.search(r"30 rows and 4 whole shards were taken over from version", ran.stderr)
-    assert "4: 0 made, 4 reused, 0 there before" in ran.stdout
+def test_a_build_says_what_it_took_over(
+    source: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8, "--address", "serial")
+    line = (*map(str, line), str(tmp_path / "store"))
+    assert main([*line[:1], str(source), line[-1], *line[1:-1]]) == 0
+    capsys.readouterr()
+    assert main([*line[:1], str(copy), line[-1], *line[1:-1]]) == 0
+    said = capsys.readouterr()
+    assert re.search(r"Since version \w{8}: 0 same, 30 changed", said.err)
+    assert re.search(r"30 rows and 4 whole shards were taken over from version", said.err)
+    assert "4: 0 made, 4 reused, 0 there before" in said.out
 
 
 def _shard_of(result: Any, key: str) -> int:
@@ -274,13 +282,17 @@ def test_datasets_whose_code_changed_are_asked_again(
     assert precache.open(tmp_path / "store").fields["image"].shape == (3, 16, 8)
 
 
+def _build_until(change: int, source: Path, store: Path) -> None:
+    reuse.MOST_TOUCHED = 0
+    build_until(change, source, store, LARGE, {"shard_samples": 8})
+
+
 @pytest.mark.parametrize("change", [3, 6, 10, 14, 18])
 def test_a_build_killed_while_it_takes_over_finishes(
     change: int, source: Path, copy: Path, tmp_path: Path
 ) -> None:
     build(source, tmp_path / "store")
-    options = {"shard_samples": 8}
-    killed = start(build_until, change, copy, tmp_path / "store", LARGE, options)
+    killed = start(_build_until, change, copy, tmp_path / "store")
     assert end(killed) < 0
     second = build(copy, tmp_path / "store")
     assert CALLS == []

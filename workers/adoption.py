@@ -66,7 +66,12 @@ def _disagree(codes: Iterable[str]) -> bool:
 
 
 def identified_rows(store: Folder, source: DatasetSource, table: RowTable) -> tuple[RowTable, Code]:
-    """A factory's listing with what stands for its code, and that as `CommitEntry` has it."""
+    """A factory's listing with what stands for its code, and that as `CommitEntry` has it.
+
+    Samples that have fingerprints of their own are left as they are.
+    """
+    if source.etag not in table.etags:
+        return table, {}
     name = f"python:{source.factory}"
     named = _named(store)
     known = named.get((name, source.etag), source.etag)

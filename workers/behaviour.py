@@ -11,7 +11,6 @@ cache folder (XDG Base Directory Specification).
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import importlib.metadata
@@ -46,7 +45,7 @@ from precache.pipeline import Field, op_texts
 
 PROBES = Path(__file__).parent / "probes"
 
-SAMPLED_BYTES = 48
+SAMPLED_BYTES = 32
 """Of what a step makes of a probe: kept beside its digest, so that one can tell how far two are."""
 
 MOST_PIXELS = 1 << 18
@@ -62,6 +61,9 @@ SHORTER_SIDES = 20, 11, 5
 
 DRAWS = 8
 """Keys with which a random op is tried on each probe."""
+
+MOST_KEPT = 500
+"""Files of outputs below the cache folder, of some 9 KB at most; the oldest are removed."""
 
 RANDOM = "numpy.random"
 """Name of the step that stands for the streams of numbers that random functions are given."""
@@ -86,7 +88,7 @@ _MODULES = {"pillow": "PIL"}
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 Outputs = Mapping[str, str]
-"""Probe -> digest of what a step makes of it and, after a space, some of its bytes in base64; or
+"""Probe -> digest of what a step makes of it and, after a space, some of its bytes in hex; or
 the class of the error."""
 
 
@@ -297,7 +299,7 @@ def _text(array: np.ndarray) -> str:
     plain = np.ascontiguousarray(array)
     digest = xxhash.xxh3_64_hexdigest(what + plain.tobytes())
     sampled = _sampled(plain.reshape(-1))
-    return f"{digest} {array.dtype.str} {base64.b64encode(sampled.tobytes()).decode()}"
+    return f"{digest} {array.dtype.str} {sampled.tobytes().hex()}"
 
 
 def _sampled(values: np.ndarray) -> np.ndarray:
@@ -330,12 +332,18 @@ def streams() -> Outputs:
 
 def digest_of(outputs: Outputs) -> str:
     """XXH3-128 (hex) of what a step makes of its probes."""
-    return xxhash.xxh3_128_hexdigest(canonical_json(outputs))
+    return xxhash.xxh3_128_hexdigest(canonical_json(_digests(outputs)))
+
+
+def _digests(outputs: Outputs) -> dict[str, str]:
+    """Without the bytes that are kept for people: of these a release may keep others."""
+    return {probe: text.partition(" ")[0] for probe, text in outputs.items()}
 
 
 def how_far(before: Outputs, after: Outputs) -> tuple[str, str]:
     """The first probe of which something else is made, and how far that is, in words."""
-    probes = [each for each in after if before.get(each) != after[each]]
+    old_digests, digests = _digests(before), _digests(after)
+    probes = [each for each in after if old_digests.get(each) != digests[each]]
     probes = probes or [each for each in before if each not in after]
     first = probes[0]
     many = f"; {len(probes)} of {len(after)} probes differ"
@@ -355,7 +363,7 @@ def _values_of(text: str) -> np.ndarray | None:
     if len(parts) != 3:
         return None
     with contextlib.suppress(ValueError, TypeError):
-        return np.frombuffer(base64.b64decode(parts[2]), np.dtype(parts[1]))
+        return np.frombuffer(bytes.fromhex(parts[2]), np.dtype(parts[1]))
     return None
 
 
@@ -404,6 +412,9 @@ def _keep(file: Path, outputs: Outputs) -> None:
         with os.fdopen(handle, "w") as temporary:
             json.dump(outputs, temporary)
         Path(name).replace(file)
+        oldest = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+        for each in oldest[:-MOST_KEPT]:
+            each.unlink(missing_ok=True)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise

@@ -41,7 +41,7 @@ from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
 from workers.goal import SCRATCH, Goal, Recipe, receipt_name
-from workers.identity import behaviours
+from workers.identity import behaviours, installed_versions
 from workers.lease import BuildLease
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
@@ -341,6 +341,7 @@ class _Build:
         for each in take_from_twins(self.store, goal, lost):
             del lost[each]
         todo = sorted({shard for _, shard in lost})
+        self._compare_encoders(goal)
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         with BuildLease(goal.folder) as lease:
             made = self._run_shards(run, goal, lease, todo, {}, lost)
@@ -357,6 +358,16 @@ class _Build:
         result = committed_result(goal, self.listed.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)
         return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
+
+    def _compare_encoders(self, goal: Goal) -> None:
+        """Say that shards may come out different, where another zstd encoded the version."""
+        attributes, here = open_own(goal.folder).attributes, installed_versions()["zstd"]
+        encoded = attributes.libraries.get("zstd", here) if attributes is not None else here
+        if here not in encoded.split(", "):
+            self.progress.say(
+                f"Version {goal.version[:8]} was encoded by zstd {encoded}, and here is {here}: "
+                "of the same rows it may make other bytes, which cannot be put in place of those"
+            )
 
     def _run_shards(
         self,

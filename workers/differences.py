@@ -13,7 +13,7 @@ from precache.errors import PipelineError
 from precache.operations import Function
 from precache.pipeline import Pipeline
 from precache.rowtable import RowTable
-from workers.behaviour import Outputs, how_far
+from workers.behaviour import Outputs, digest_of, how_far
 from workers.goal import Recipe
 from workers.identity import (
     as_recorded,
@@ -322,7 +322,7 @@ def op_changes(
     libraries = {name: step.libraries for name, _, step in named_ops(pipeline) if step is not None}
     found = []
     for name, outputs in behaviours(pipeline).items() if before else ():
-        if name in before and before[name] != outputs:
+        if name in before and digest_of(before[name]) != digest_of(outputs):
             of = libraries.get(name, ("numpy",))
             named = tuple(each for each in of if each in changed) or of
             found.append(OpChange(name, named, *how_far(before[name], outputs)))

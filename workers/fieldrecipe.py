@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from precache.errors import SampleError
+from precache.errors import PipelineError, SampleError
 from precache.operations import (
     CenterCrop,
     Decode,
@@ -78,7 +79,7 @@ class FieldRecipe:
         self._field = field
         self._seed = seed
         self._functions = {
-            op.function: load_object(op.function, (code or {}).get(op.function, ""))
+            op: _loaded(op, (code or {}).get(op.function, ""))
             for op in field.ops
             if isinstance(op, Function)
         }
@@ -213,7 +214,7 @@ class FieldRecipe:
             case Function():
                 drawn = {"random": self._random(key, number)} if op.random else {}
                 try:
-                    return _call(self._functions[op.function], value, {**op.params, **drawn})
+                    return _call(self._functions[op], value, drawn)
                 except MemoryError:
                     raise
                 except (Exception, SystemExit) as error:
@@ -230,6 +231,18 @@ class FieldRecipe:
         variant = self._field.first_variant
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+def _loaded(op: Function, code: str) -> Callable[..., Any]:
+    """What an op is called by: a function with its parameters, or an instance made with them."""
+    found = load_object(op.function, code)
+    if not isinstance(found, type):
+        return functools.partial(found, **op.params)
+    try:
+        made: Callable[..., Any] = found(**op.params)
+    except Exception as error:
+        raise PipelineError(f"{op.function}(**{op.params}) failed: {error!r}") from error
+    return made
 
 
 def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:

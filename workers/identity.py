@@ -7,12 +7,14 @@ or what an older release had, which named libraries by their versions (`workers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+
+from pydantic import TypeAdapter, ValidationError
 
 from precache.attributes import Attributes
 from precache.declared import canonical_json
@@ -73,7 +75,7 @@ def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
     for name, op, step in named_ops(pipeline) if expected else ():
         known = RANDOM if _draws(op) else name
         found = computed(step) if step is not None else streams()
-        if expected.get(known, found) != found:
+        if digest_of(expected.get(known, found)) != digest_of(found):
             libraries = step.libraries if step is not None else ("numpy",)
             versions = " and ".join(f"{each} {installed_version(each)}" for each in libraries)
             probe, far = how_far(expected[known], found)
@@ -148,8 +150,14 @@ NOTHING = "{}"
 
 def libraries_in(code: str) -> dict[str, str]:
     """Versions of libraries that stand for an op, as older releases had it; none in a digest."""
-    found: dict[str, str] = json.loads(code) if code.startswith("{") else {}
+    found: dict[str, str] = {}
+    if code.startswith("{"):
+        with contextlib.suppress(ValidationError):  # a pulled log may hold anything
+            found = _VERSIONS.validate_json(code)
     return found
+
+
+_VERSIONS = TypeAdapter(dict[str, str])
 
 
 def by_libraries(known: Mapping[str, str]) -> Rule:

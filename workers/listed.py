@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precache.commits import Code
@@ -22,6 +22,9 @@ from workers.identity import decides
 from workers.labels import freeze_classes, override_labels, read_classes
 from workers.request import Request
 from workers.reuse import Placed, committed, place_rows
+
+FETCH_SAMPLES = 64
+"""That are held in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def list_rows(
         code |= made_by
     table = _labelled(request, source, table)
     may_have = functools.partial(_may_have, request.shard_samples)
-    placed = place_rows(store, table, request.keep_order, request.compact, may_have)
+    contents = functools.partial(_contents, source) if source.content_decides else None
+    placed = place_rows(store, table, request.keep_order, request.compact, may_have, contents)
     fingerprint = pipeline.fingerprint(decides(pipeline))
     recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest)
     relabelled = request.labels is not None or request.classes is not None
@@ -108,6 +112,15 @@ def list_rows(
         seconds,
         left_out=listing.left_out,
     )
+
+
+def _contents(source: sources.Source, keys: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    found = []
+    for start in range(0, len(keys), FETCH_SAMPLES):
+        run = slice(start, start + FETCH_SAMPLES)
+        fetched = source.fetch(keys[run], sizes[run])
+        found += [each.content if isinstance(each, sources.Sample) else "" for each in fetched]
+    return found
 
 
 def _numbered_on(pipeline: Pipeline, store: Folder) -> Pipeline:

@@ -22,6 +22,11 @@ from workers.goal import Goal
 from workers.made import Made, made_of
 from workers.plan import order_rows
 
+Contents = Callable[[Sequence[str], Sequence[int]], Sequence[str]]
+
+MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
+"""Samples, and their bytes, that are read where a source is listed; more are left to the build."""
+
 
 @dataclass(frozen=True)
 class OfferedField:
@@ -272,8 +277,12 @@ def place_rows(
     keep_order: bool,
     compact: bool,
     may_have: Callable[[int, Mapping[str, RowShape]], bool],
+    contents: Contents | None = None,
 ) -> Placed:
     """The listing in rows: those that its samples have in the current version, where it has them.
+
+    A few samples that differ from those of that version by their time or etag alone are read: where
+    the content is what it was, so is their identity.
 
     Parameters
     ----------
@@ -281,6 +290,9 @@ def place_rows(
         Begin anew, without the rows of samples that are no more.
     may_have
         Whether rows of these shapes may come in shards of so many.
+    contents
+        XXH3-128 (hex) of samples by keys and sizes, empty where one cannot be read; None where
+        identity does not follow from content.
     """
     fresh = order_rows(listing, keep_order)
     current = None if compact else next(committed(store), None)
@@ -299,10 +311,38 @@ def place_rows(
     placed = descend(parent, listing, keep_order)
     if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
         return Placed(fresh)
+    if contents is not None and (touched := _touched(parent, placed)):
+        placed = _as_they_were(parent, placed, touched, folder, contents)
     if placed.digest == attributes.rows_digest:
         parent = placed
     changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
     return Placed(placed, attributes.rows_per_shard, changed)
+
+
+def _touched(before: RowTable, now: RowTable) -> list[int]:
+    """Rows whose samples have the sizes that they had, and another time or etag; none where these
+    are too many to be read here."""
+    count, sizes = len(before), now.sizes[: len(before)]
+    etags = np.fromiter(map(str.__ne__, before.etags, now.etags), np.bool_, count)
+    other = (before.mtimes != now.mtimes[:count]) | etags
+    rows = np.flatnonzero(other & (before.sizes == sizes) & (sizes >= 0))
+    few = len(rows) <= MOST_TOUCHED and sizes[rows].sum() <= MOST_TOUCHED_BYTES
+    return [row for row in rows.tolist() if row not in before.removed] if few else []
+
+
+def _as_they_were(
+    before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, contents: Contents
+) -> RowTable:
+    """A table with the identities that samples of the same content had before."""
+    data = unchecked(folder).read_checked(ROW_TABLE)
+    kept = kept_contents(data, folder.path(ROW_TABLE))
+    found = contents([now.keys[row] for row in touched], now.sizes[touched].tolist())
+    same = [row for row, each in zip(touched, found, strict=True) if each and each == kept[row]]
+    mtimes, etags = now.mtimes.copy(), list(now.etags)
+    mtimes[same] = before.mtimes[same]
+    for row in same:
+        etags[row] = before.etags[row]
+    return replace(now, mtimes=mtimes, etags=etags)
 
 
 def _rows_of(version: Version) -> RowTable:

@@ -12,7 +12,7 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -265,6 +265,10 @@ class DatasetSource:
     `classes`, as torchvision names them, are used where it has them. The source counts as changed
     when the factory's code, or what that reaches, does.
 
+    A dataset may have methods ``key(i)``, a name for sample i, by which it keeps its row wherever
+    it stands, and ``fingerprint(i)``, text that changes if and only if the sample does: then the
+    code does not count, and labels are the `targets`, where it has them.
+
     Attributes
     ----------
     code
@@ -273,9 +277,14 @@ class DatasetSource:
 
     factory: str
     code: str
-    labels_with_samples: bool = True
     content_decides: bool = False  # of an array or an image its plain bytes are hashed
     fetch_threads: int = 1  # a Dataset promises nothing about threads
+
+    @property
+    def labels_with_samples(self) -> bool:
+        """Not so where it has fingerprints and `targets`: then rows can be taken over unseen."""
+        dataset = _dataset(self.factory, self.code)
+        return not (hasattr(dataset, "fingerprint") and hasattr(dataset, "targets"))
 
     @property
     def etag(self) -> str:
@@ -292,21 +301,26 @@ class DatasetSource:
         labels = np.full(count, -1, np.int64) if targets is None else _labels(targets, count)
         unknown = np.full(count, -1, np.int64)
         classes = tuple(map(str, getattr(dataset, "classes", ())))
-        keys = [str(i) for i in range(count)]
-        return Listing(RowTable(keys, unknown, unknown, [self.etag] * count, labels, classes))
+        keys = list(_indices(dataset, self.factory))
+        etags = [self.etag] * count
+        if hasattr(dataset, "fingerprint"):
+            each = _texts(dataset.fingerprint, count, f"{self.factory}: fingerprint")
+            etags = [xxhash.xxh3_128_hexdigest(f"{self.factory} {text}".encode()) for text in each]
+        return Listing(RowTable(keys, unknown, unknown, etags, labels, classes))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         dataset = _dataset(self.factory, self.code)
-        count = self._count(dataset)
+        self._count(dataset)
+        indices = _indices(dataset, self.factory)
         fetched: list[Fetched] = []
         for key in keys:
-            if not re.fullmatch("[0-9]{1,18}", key) or int(key) >= count:
-                why = f"{key!r} is no index of {self.factory}, which has {count} samples"
+            if key not in indices:
+                why = f"{key!r} is no key of {self.factory}, which has {len(indices)} samples"
                 fetched.append(FetchError(why))
                 continue
             notes().begin(FETCHING, key)
             try:
-                fetched.append(_dataset_sample(dataset[int(key)]))
+                fetched.append(_dataset_sample(dataset[indices[key]]))
             except MemoryError:
                 fetched.append(SampleError("making it takes more memory than there is"))
             except (Exception, SystemExit) as error:
@@ -320,6 +334,52 @@ class DatasetSource:
             raise SourceError(f"{self.factory} gives a dataset without a length") from None
 
 
+class _Numbers(Mapping[str, int]):
+    """Keys of a dataset that names none of its samples: the numbers of these."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __getitem__(self, key: str) -> int:
+        if not re.fullmatch("0|[1-9][0-9]{0,17}", key) or int(key) >= self._count:
+            raise KeyError(key)
+        return int(key)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(self._count))
+
+
+def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
+    """Key -> number of each sample of a dataset, in their order."""
+    if not hasattr(dataset, "key"):
+        return _Numbers(len(dataset))
+    held = _named.get(factory)
+    if held is None or held[0] is not dataset:
+        keys = _texts(dataset.key, len(dataset), f"{factory}: key")
+        found = {key: number for number, key in enumerate(keys)}
+        if len(found) < len(keys) or "" in found:
+            twice = next(key for key, count in Counter(["", *keys]).items() if count > 1)
+            raise SourceError(f"{factory}: key gives {twice!r} to several samples, or to one ''")
+        held = _named[factory] = dataset, found
+    return held[1]
+
+
+def _texts(method: Any, count: int, what: str) -> list[str]:
+    """What a method of a dataset gives each of its samples."""
+    try:
+        found = [method(number) for number in range(count)]
+    except Exception as error:
+        raise SourceError(f"{what} failed: {error!r}") from error
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            raise SourceError(f"{what}({number}) is {text!r}; it is to be text")
+    return found
+
+
+_named: dict[str, tuple[Any, Mapping[str, int]]] = {}
 _datasets: dict[str, tuple[str, Any]] = {}
 _lock = threading.Lock()
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import marshal
 import os
 import sys
 import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType
 from typing import Any, NoReturn
 
 import xxhash
@@ -23,10 +24,11 @@ import xxhash
 from precache.errors import PipelineError, PrecacheError, UsageError
 from precache.liveness import process_of
 from precache.pipeline import Pipeline
-from workers.code_digest import Code, canonical, code_of, find_module
+from workers.code_digest import Code, State, code_digest, code_of, file_state, find_module
+from workers.code_names import canonical
 
-_loaded: dict[str, str] = {}
-"""Module -> `_tree_hash` of the code that this process runs."""
+_loaded: dict[str, tuple[State, bytes]] = {}
+"""Module -> state and source of its file, whose code this process runs."""
 
 
 def require_permission(pipeline: Pipeline, allowed: bool) -> None:
@@ -82,7 +84,7 @@ def load_object(name: str, code: str = "") -> Any:
             f"cannot load {name!r}: {error}; give package.module:name, importable from "
             f"{sys.path[0] or 'the current folder'}"
         ) from None
-    if found is not None and code not in ("", found.digest):
+    if found is not None and code not in ("", code_digest(name)):  # it may have changed since
         raise PipelineError(
             f"the code of {name!r}, or a package that it uses, is not what it was when the build "
             "began; run the same command again, with the same packages on all nodes"
@@ -94,31 +96,54 @@ _lock = threading.RLock()
 
 
 def _bring_up_to_date(code: Code, present: Collection[str]) -> None:
-    """Execute modules again that changed since this process imported them, or that use such.
+    """Execute modules again that may run an older state of their files, or that import such.
 
     Parameters
     ----------
     present
         Modules that had been imported before.
     """
-    hashes = {name: tree_hash(name) for name in code.modules if name in sys.modules}
-    changed = {
-        name
-        for name, found in hashes.items()
-        if (found != _loaded[name] if name in _loaded else name in present and _is_newer(name))
-    }
-    while more := {n for n in hashes if code.modules[n] & changed} - changed:
-        changed |= more
-    for name in code.modules:
-        if name in changed and name in present and _source_of(name) is not None:
-            _run_again(sys.modules[name])
-    _loaded.update(hashes)
+    paths = {name: path for name in code.modules if (path := _path_of(name)) is not None}
+    outdated = {name for name, path in paths.items() if _is_outdated(name, path, name in present)}
+    while more := {n for n in paths if code.modules[n] & outdated} - outdated:
+        outdated |= more
+    for name, path in paths.items():
+        state = file_state(path)
+        if name in outdated or name not in _loaded or _loaded[name][0] != state:
+            source = path.read_bytes()
+            if name in outdated:
+                exec(_compiled(source, path), sys.modules[name].__dict__)
+            _loaded[name] = state, source
 
 
-def _is_newer(module: str) -> bool:
-    """Whether a module's file changed after this process began, and so perhaps after its import."""
-    path = _source_of(module)
-    return path is not None and path.stat().st_mtime > _began()
+def _compiled(source: bytes, path: Path) -> CodeType:
+    return compile(source, str(path), "exec", dont_inherit=True)
+
+
+def _path_of(module: str) -> Path | None:
+    """The file of an imported module with Python source."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return Path(file) if file.endswith(".py") else None
+
+
+def _is_outdated(module: str, path: Path, present: bool) -> bool:
+    """Whether a module may run an older state of its file, comments and layout apart.
+
+    Modification times tell nothing: copies of files keep theirs, and of two edits within a second
+    Python takes the code that it cached of the first for that of the second.
+    """
+    state = file_state(path)
+    if module in _loaded:
+        known, loaded = _loaded[module]
+        source = loaded if state == known else path.read_bytes()
+        return source != loaded and canonical(ast.parse(source)) != canonical(ast.parse(loaded))
+    changed = path.stat().st_ctime_ns
+    if present and changed > _began() * 1e9:
+        return True
+    cached = Path(getattr(sys.modules[module].__spec__, "cached", None) or "")
+    if not cached.is_file() or cached.stat().st_ctime_ns > changed:
+        return False
+    return bool(marshal.loads(cached.read_bytes()[16:]) != _compiled(path.read_bytes(), path))
 
 
 @functools.cache
@@ -133,19 +158,12 @@ def _began() -> float:
     return time.time() - age
 
 
-def _run_again(module: ModuleType) -> None:
-    """Bring a module up to its file; `importlib.reload` may take an outdated cached one for it."""
-    path = Path(str(module.__file__))
-    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
-
-
 def tree_hash(module: str) -> str:
     """XXH3-128 (hex) of a module's syntax tree; empty for a module without Python source."""
     path = _source_of(module)
     if path is None:
         return ""
-    status = path.stat()
-    return _hash_of(path, status.st_mtime_ns, status.st_size)
+    return _hash_of(path, file_state(path))
 
 
 def _source_of(module: str) -> Path | None:
@@ -155,9 +173,9 @@ def _source_of(module: str) -> Path | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _hash_of(path: Path, mtime_ns: int, size: int) -> str:
+def _hash_of(path: Path, state: State) -> str:
     try:
         tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise PipelineError(f"{path} does not parse: {error}") from None
-    return xxhash.xxh3_128_hexdigest(canonical(tree, docstrings=True).encode())
+    return xxhash.xxh3_128_hexdigest(canonical(tree).encode())
