@@ -139,9 +139,11 @@ def _differences(found: Differences, keeps_rows: bool) -> Iterator[tuple[str, st
         [
             f"{each.name} {each.before} → {each.after}: "
             + (
-                "other pixels, so that they are computed again"
-                if each.decides
-                else "the same pixels, so that nothing is computed again for it"
+                "the same pixels, so that nothing is computed again for it"
+                if not each.decides
+                else "other pixels, so that they are computed again"
+                if any(each.name in op.libraries for op in found.ops)
+                else "what it made was not recorded, so that all is computed again"
             )
             for each in found.libraries
         ],

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from precache.operations import ToDType
 from precache.pipeline import Pipeline
-from workers import behaviour, decoding, ops
-from workers.behaviour import Outputs, Step, computed, digest_of, steps_of
+from workers import behaviour, decoding, fieldrecipe, ops
+from workers.behaviour import Outputs, Step, computed, digest_of, how_far, steps_of
 
 
 def steps(*listed: dict[str, Any]) -> list[Step]:
@@ -26,6 +27,67 @@ DECODE = {"op": "decode"}
 
 
 # --- what is noticed ----------------------------------------------------------------------------
+
+
+OPS: dict[str, tuple[list[dict[str, Any]], Any, str]] = {
+    "decode": ([DECODE], fieldrecipe, "decode"),
+    "resize": ([DECODE, {"op": "resize", "size": 40}], torch.ops.aten, "_upsample_bilinear2d_aa"),
+    "bicubic": (
+        [DECODE, {"op": "resize", "size": 40, "interpolation": "bicubic"}],
+        torch.ops.aten,
+        "_upsample_bicubic2d_aa",
+    ),
+    "center_crop": ([DECODE, {"op": "center_crop", "size": 20}], fieldrecipe, "center_crop"),
+    "a crop after a resize": (
+        [DECODE, {"op": "resize", "size": 40}, {"op": "center_crop", "size": 32}],
+        torch.ops.aten,
+        "_upsample_bilinear2d_aa",
+    ),
+    "random_resized_crop": (
+        [DECODE, {"op": "random_resized_crop", "size": 20}],
+        torch.ops.aten,
+        "_upsample_bilinear2d_aa",
+    ),
+    "to_dtype": ([DECODE, {"op": "to_dtype", "dtype": "float32"}], fieldrecipe, "to_dtype"),
+}
+"""Op -> a recipe that ends with it, and what computes it."""
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_value_of_one_probe_is_noticed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library changes it that is wrong once."""
+    recipe, where, name = OPS[op]
+    step, real = steps(*recipe)[-1], getattr(where, name)
+    calls, wrong = 0, -1
+
+    def call(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        result = real(*given, **named)
+        if calls == wrong:
+            result = result.clone() if isinstance(result, torch.Tensor) else result.copy()
+            result[tuple(length // 2 for length in result.shape)] += 1
+        calls += 1
+        return result
+
+    monkeypatch.setattr(where, name, call)
+    before = anew(step)
+    for number in sorted({0, calls // 2, calls - 1}):
+        calls, wrong = 0, number
+        after = anew(step)
+        assert digest_of(before) != digest_of(after)
+        assert sum(before[probe] != after[probe] for probe in before) == 1
+        assert how_far(before, after)[0] in before
+
+
+def test_another_stream_of_random_numbers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = [
+        [DECODE, {"op": "horizontal_flip"}],
+        [DECODE, {"op": "random_resized_crop", "size": 20}],
+    ]
+    before = [digest_of(anew(steps(*each)[-1])) for each in recipes]
+    monkeypatch.setattr(np.random, "PCG64", np.random.PCG64DXSM)
+    after = [digest_of(anew(steps(*each)[-1])) for each in recipes]
+    assert not set(before) & set(after)
 
 
 def test_scaled_decoding_is_tried_however_large_the_resize_is(
