@@ -117,8 +117,9 @@ class CommitEntry(_Document):
     """A file of the commit log: the version made current, the one before, seconds since 1970.
 
     `source` is what a build was given, where that has no credentials. `code` is, by name of each
-    function and factory that the log had not named so, the digest of its code and what stands for
-    it in fingerprints and row tables: of versions of older releases, a hash of its module.
+    op, function and factory that made the version, its digest and what stands for that in
+    fingerprints and row tables: of versions of older releases, versions of libraries, or a hash of
+    its module.
     """
 
     version: VersionId
@@ -153,7 +154,8 @@ class Identity(_Document):
     """What tells a version from others; `_build/build.json` while it is being made.
 
     That file also has the version's rows, when (seconds since 1970) and by which process a build
-    last began it, why that one failed, and of which version it is a refresh.
+    last began it, why that one failed, of which version it is a refresh, and whether all of it is
+    computed again: then no other build goes on with it.
     """
 
     version: VersionId
@@ -167,6 +169,7 @@ class Identity(_Document):
     by: Process | None = None
     failed: str | None = None
     refreshes: VersionId | None = None
+    recompute: bool = False
 
 
 class Claimed(_Document):

@@ -59,6 +59,9 @@ DEEPEST = 64
 STREAMS = 100
 """Requests to a web server at a time; aiohttp opens as many connections."""
 
+PIECE = 1 << 16
+"""Bytes that are read at a time of what comes before a range, where a server knows none."""
+
 LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
 
@@ -232,7 +235,7 @@ class RemoteFolder:
     async def _stream(self, parts: Sequence[Part], *, ranges: bool) -> list[Any]:
         """The bytes of each, or the exception that says why not.
 
-        No more is read than was asked for, whatever the server sends.
+        No more is held than was asked for, whatever the server sends.
         """
         fs, places = self._fs, asyncio.Semaphore(STREAMS)
         session = await fs.set_session()
@@ -248,11 +251,15 @@ class RemoteFolder:
                 if answer.status == 404:
                     raise FileNotFoundError(str(url))
                 answer.raise_for_status()
-                most = sys.maxsize if end is None else end - start * (answer.status == 206)
+                skipped = 0 if answer.status == 206 else start
+                while skipped and (piece := await answer.content.read(min(skipped, PIECE))):
+                    skipped -= len(piece)
+                most = sys.maxsize if end is None else end - start
                 while piece := await answer.content.read(most - len(data)):
                     data += piece
-            part: bytes = self._part(bytes(data), (name, start, end))
-            return part
+                if "Range" in headers and answer.status != 206 and not answer.content.at_eof():
+                    _warn_of_whole_objects(self._url("").split("/")[2])
+            return bytes(data)
 
         return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 

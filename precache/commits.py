@@ -152,7 +152,7 @@ def append_entry(
                 return last
             parent, began = last.parent, last.time
         else:
-            parent, began = last.version if last else None, time.time()
+            parent, began, new = last.version if last else None, time.time(), dict(code)
         entry = CommitEntry(
             version=version, parent=parent, time=began, source=source, code=new or None
         )

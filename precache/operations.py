@@ -219,6 +219,8 @@ def _by_reference(value: Any) -> Any:
     if isinstance(value, BaseModel | Mapping) or not callable(value):
         return value
     params: Mapping[str, Any] = {}
+    if isinstance(value, type) and issubclass(value, BaseModel):
+        raise ValueError(f"{value.__name__} is a class of ops; write {value.__name__}(…)")
     if isinstance(value, functools.partial):
         if value.args:
             raise ValueError(f"{value!r} has positional arguments; give them by name")

@@ -81,6 +81,7 @@ def local() -> Any:
         (functools.partial(shift, np.zeros(1)), "has positional arguments; give them by name"),
         (functools.partial(shift, by=np.zeros(1)), "params must be what JSON can hold"),
         (7, "ops"),
+        (Decode, r"write Decode\(…\)"),
     ],
 )
 def test_what_workers_cannot_import_is_refused(op: Any, message: str) -> None:

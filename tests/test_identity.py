@@ -23,6 +23,8 @@ from tests.building import (
     build_here,
     build_until,
     cli,
+    cut,
+    encoded,
     end,
     environment,
     pixels,
@@ -232,8 +234,9 @@ def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(cache: Path) -> Non
     assert found() == first
 
 
+@pytest.mark.parametrize("what", ["build", "plan"])
 def test_what_is_kept_and_wrong_is_found_out_and_forgotten(
-    photos: Path, tmp_path: Path, cache: Path
+    what: str, photos: Path, tmp_path: Path, cache: Path
 ) -> None:
     """A library may change where nothing tells, such as one of the system that it loads."""
     store = tmp_path / "store"
@@ -241,10 +244,9 @@ def test_what_is_kept_and_wrong_is_found_out_and_forgotten(
     for file in (cache / "precache/ops").iterdir():
         kept = json.loads(file.read_bytes())
         file.write_text(json.dumps({**kept, next(iter(kept)): "0 |u1 AAAA"}))
-    flags = "--resize", "40", "--crop", "32", *SERIAL
-    ran = cli("build", photos, store, *flags)
+    ran = cli(what, photos, store, "--resize", "40", "--crop", "32", *SERIAL)
     assert (ran.returncode, "run the same command again" in ran.stderr) == (1, True)
-    assert run("build", photos, store, *SERIAL)["version"] == first
+    assert run(what, photos, store, *SERIAL)["version"] == first
 
 
 def test_a_process_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,3 +467,58 @@ def test_a_repair_by_another_encoder_says_so_beforehand(
         assert said is shown
         monkeypatch.setattr(workers.build, "installed_versions", lambda: {"zstd": "9.9"})
     assert precache.verify(tmp_path / "store").ok
+
+
+def test_no_other_build_goes_on_with_a_recompute_that_was_cut_off(
+    photos: Path, tmp_path: Path, number: Path
+) -> None:
+    store, options = tmp_path / "store", {"shard_samples": 1}
+    write(photos / "cat/broken.jpg", b"no photo")
+    build_here(photos, store, shifted(), options)
+    before = pixels(store)
+    write(number, b"3")
+    killed = start(build_until, 60, photos, store, shifted(), {**options, "recompute": True})
+    assert end(killed) < 0
+    assert list(store.glob("*/_build/receipts/*.json"))
+    write(number, b"1")
+    mended = encoded(cut(5))
+    write(photos / "cat/broken.jpg", mended)
+    build_here(photos, store, shifted(), {**options, "retry_failed": True})
+    assert differences(store, before) == {0}
+
+
+def test_a_retry_gives_no_id_that_a_removed_version_had(
+    photos: Path, tmp_path: Path, number: Path
+) -> None:
+    store = tmp_path / "store"
+    write(photos / "cat/broken.jpg", b"no photo")
+    first = build_here(photos, store, shifted())
+    second = build_here(photos, store, shifted(), {"recompute": True})
+    precache.use(f"{store}@{first.version}")
+    shutil.rmtree(store / second.version)
+    write(photos / "cat/broken.jpg", encoded(cut(5)))
+    third = build_here(photos, store, shifted(), {"retry_failed": True})
+    assert third.version not in (first.version, second.version)
+
+
+def test_a_function_that_is_used_with_a_version_and_without_is_noticed_when_edited(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recipe() -> Pipeline:
+        ops = [{"op": "decode"}, {"op": "resize", "size": [8, 8]}]
+        own = {"op": "function", "function": "twice:f", "shape": [3, 8, 8]}
+        fields = {"a": {"ops": [*ops, own]}, "b": {"ops": [*ops, {**own, "version": "1"}]}}
+        return Pipeline.from_dict({"fields": fields})
+
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.delitem(sys.modules, "twice", raising=False)
+    versions = []
+    for value in (1, 2):
+        write(
+            tmp_path / "code/twice.py", f"def f(image):\n    return image * 0 + {value}\n".encode()
+        )
+        versions.append(build_here(photos, tmp_path / "store", recipe()).version)
+        rows = pixels(tmp_path / "store", "a")
+        assert all((row == value).all() for row in rows.values())
+    assert len(set(versions)) == 2
+    assert not precache.verify(tmp_path / "store").unchecked

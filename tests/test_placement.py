@@ -114,6 +114,7 @@ def test_tasks_run_where_they_are_allowed_and_nicely(cluster: Cluster, tmp_path:
         assert (places == {spare}) == (flag[0] != "--nice"), places
 
 
+@pytest.mark.heavy
 def test_samples_that_kill_their_workers_become_holes(cluster: Cluster, tmp_path: Path) -> None:
     """One of them among those that are measured first."""
     write_jpegs(tmp_path / "in", 40)

@@ -252,6 +252,7 @@ def shaky(array, random):
 """
 
 
+@pytest.mark.heavy
 def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
     work = Work(tmp_path, head)
     source, code = write_jpegs(tmp_path / "in", 6), tmp_path / "code"

@@ -29,7 +29,16 @@ from precache.inspection import inspect
 from precache.places import COPIES, TRASH
 from precache.storage import open_folder
 from precache.version import Version
-from tests.building import ask, changes_of_pull, contents, end, pull_until, remains, start
+from tests.building import (
+    ask,
+    changes_of_pull,
+    contents,
+    end,
+    pull_until,
+    remains,
+    start,
+    write_jpegs,
+)
 from tests.conftest import BuiltStore
 from tests.servers import PatientServer
 from workers.lease import BuildLease
@@ -486,3 +495,17 @@ def test_the_place_for_copies_is_not_reached_through_a_link(
         precache.pull(built.path, tmp_path / "to")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert not (tmp_path / "to" / TRASH).exists()
+
+
+def test_each_version_keeps_what_stands_for_its_code(tmp_path: Path) -> None:
+    """Of two versions by the same ops, pulled alone."""
+    photos = write_jpegs(tmp_path / "photos", 4)
+    recipe = precache.Pipeline.image(resize=40, crop=32)
+    precache.build(photos, tmp_path / "store", recipe, address="serial")
+    write_jpegs(photos, 6)
+    second = precache.build(photos, tmp_path / "store", recipe, address="serial")
+    precache.pull(f"{tmp_path / 'store'}@{second.version}", tmp_path / "there")
+    [commit] = read_commits(open_folder(tmp_path / "there"))
+    assert len(commit.code) == 3
+    again = precache.build(photos, tmp_path / "there", recipe, address="serial")
+    assert (again.version, again.cpu_seconds) == (second.version, 0)

@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 
 from precache.declared import canonical_json
-from precache.errors import UsageError
+from precache.errors import BuildError, MismatchError, UsageError
 from precache.operations import (
     CenterCrop,
     Decode,
@@ -291,6 +291,10 @@ def _output(apply: Callable[..., Any], step: Step, value: Any, key: str) -> str:
     try:
         return _text(np.asarray(apply(value, step.first, step.stop, key)))
     except Exception as error:  # a hole, or what would be one
+        if isinstance(error, MemoryError) or "alloc" in str(error):  # torch's is a RuntimeError
+            raise BuildError(
+                f"memory does not suffice to try {step.name} on its probes: {error}"
+            ) from None
         return type(error).__name__
 
 
@@ -393,8 +397,19 @@ def _kept(step: Step) -> Outputs:
     return outputs
 
 
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """Have steps computed anew next time where a process makes other pixels than were kept: then
+    libraries may have changed in a way that `_state` does not show."""
+    try:
+        yield
+    except MismatchError:
+        forget()
+        raise
+
+
 def forget() -> None:
-    """Have all steps computed anew, as libraries changed in a way that `_state` does not show."""
+    """Have all steps computed anew."""
     _kept.cache_clear()
     with contextlib.suppress(RuntimeError):
         shutil.rmtree(_folder(), ignore_errors=True)

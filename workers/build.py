@@ -17,7 +17,6 @@ from precache.errors import (
     CrashError,
     FetchError,
     GoneError,
-    MismatchError,
     PrecacheError,
     StorageError,
     UsageError,
@@ -35,7 +34,7 @@ from precache.storage import open_folder
 from precache.store import open_own
 from workers import sources
 from workers.account import Account
-from workers.behaviour import forget
+from workers.behaviour import forgetting
 from workers.buildreport import check_reports, report_failure, write_reports
 from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
@@ -85,14 +84,12 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
     started = time.perf_counter()
     check_request(request)
     check_reports(request.reports)
-    with BuildProgress(shown) as progress:
+    with BuildProgress(shown) as progress, forgetting():
         account = Account(request, progress)
         build = _Build(request, progress, account, listed)
         try:
             result = replace(build.run(), left_out=build.listed.left_out)
         except BaseException as error:
-            if isinstance(error, MismatchError):
-                forget()
             report_failure(account, error, progress.say)
             raise
         timings = {**build.timings, **result.timings}
@@ -272,7 +269,7 @@ class _Build:
             if version_of(document) == goal.version:
                 return None
             goal.folder.remove(ROOT)  # it is damaged
-        goal.begin(refreshes=self.listed.refreshes)
+        goal.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
         left = remaining(work)
         if others := lease.others():
             who = ", ".join(str(each.holder) for each in others.values())

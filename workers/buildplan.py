@@ -25,6 +25,7 @@ from precache.status import DESCRIPTION
 from precache.storage import open_folder
 from precache.store import unchecked
 from precache.version import ROW_TABLE
+from workers.behaviour import forgetting
 from workers.cluster import Run, executor, is_joined, node_cpus
 from workers.differences import Differences, compare
 from workers.estimate import Estimate, Rates, estimate
@@ -151,7 +152,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         follow_links=request.follow_links,
         most_bytes=request.max_sample_bytes,
     )
-    with BuildProgress(shown) as progress, contextlib.ExitStack() as stack:
+    with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, forgetting():
         listed = list_rows(request, store, source, progress.listed)
         for line in listed.unfollowed():
             progress.say(line)

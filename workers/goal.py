@@ -128,19 +128,22 @@ class Goal:
             },
         }
 
-    def begin(self, refreshes: str | None = None) -> None:
+    def begin(self, refreshes: str | None = None, *, recompute: bool = False) -> None:
         """Freeze the row table, unless it is frozen, and put the description.
 
         Parameters
         ----------
         refreshes
             Id of the version of which it is a refresh.
+        recompute
+            Whether all of it is computed again.
         """
         if self.folder.size(FROZEN_ROWS) is None:
             self.folder.create(FROZEN_ROWS, [self.table.to_parquet()], scratch=SCRATCH)
         by = process_of(os.getpid()).model_dump()
         begun = {**self.describe(), "rows": len(self.table), "begun": time.time(), "by": by}
         begun |= {"refreshes": refreshes} if refreshes else {}
+        begun |= {"recompute": True} if recompute else {}
         self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
 
     def frozen_rows(self) -> RowTable:
@@ -168,7 +171,9 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
         Rows a shard, as the user gave them; any will do by default.
     """
     committed, begun = _goals(store, recipe, wanted)
-    begun = [goal for goal in begun if goal.recipe.retries == recipe.retries]
+    begun = [
+        goal for goal in begun if goal.recipe.retries == recipe.retries and not is_recomputed(goal)
+    ]
     return max(committed or begun, key=lambda each: each.recipe.retries, default=None)
 
 
@@ -182,16 +187,27 @@ def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     """
     committed, begun = _goals(store, recipe, wanted)
     last = max(committed + begun, key=lambda each: each.recipe.retries, default=None)
-    return None if last is None else unnamed(store, last.anew(store))
+    return None if last is None else untaken(store, last.anew(store), removed=True)
 
 
-def unnamed(store: Folder, goal: Goal) -> Goal:
-    """The version that makes the same rows by an id that the log never named.
+def is_recomputed(goal: Goal) -> bool:
+    """Whether a version that is not committed was begun to compute all of it again."""
+    data = goal.folder.get(DESCRIPTION)
+    begun = None if data is None else _begun(data, goal.folder.path(DESCRIPTION))
+    return begun is not None and begun.recompute
 
-    One that was removed may have had other pixels, and copies of it may be elsewhere.
+
+def untaken(store: Folder, goal: Goal, *, removed: bool = False) -> Goal:
+    """The version that makes the same rows by an id under which nobody computes all of them again.
+
+    Parameters
+    ----------
+    removed
+        Nor one of a version that was removed, which may have had other pixels, and of which copies
+        may be elsewhere.
     """
-    named = {entry.version for entry in read_commits(store)}
-    while goal.version in named:
+    named = {entry.version for entry in read_commits(store)} if removed else ()
+    while goal.folder.size(ROOT) is None and (goal.version in named or is_recomputed(goal)):
         goal = goal.anew(store)
     return goal
 

@@ -116,12 +116,18 @@ def with_code(pipeline: Pipeline, code: Mapping[str, str]) -> Pipeline:
 
 def decides(pipeline: Pipeline) -> dict[str, str]:
     """What stands for whatever decides the pixels, by name."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = _versions(pipeline)
     for name, op, step in named_ops(pipeline):
-        version = op.version if isinstance(op, Function) else None
-        code = version or op.code or _code(op, step)
-        found |= {name: code} if version else libraries_in(code) or {name: code}
+        if not (isinstance(op, Function) and op.version):
+            code = op.code or _code(op, step)
+            found |= libraries_in(code) or {name: code}
     return {name: code for name, code in found.items() if code != NOTHING}
+
+
+def _versions(pipeline: Pipeline) -> dict[str, str]:
+    """Those that functions declare; where another op has the same function without one, its code
+    comes in their place."""
+    return {op.function: op.version for op in pipeline.functions if op.version}
 
 
 def _code(op: Op, step: Step | None) -> str:
@@ -199,8 +205,10 @@ def as_recorded(attributes: Attributes) -> Rule:
         return by_libraries(attributes.libraries)
 
     def rule(pipeline: Pipeline) -> dict[str, str]:
-        found: dict[str, str] = {}
+        found = _versions(pipeline)
         for name, op, _ in named_ops(pipeline):
+            if isinstance(op, Function) and op.version:
+                continue
             names = (name,) if name in attributes.decides else libraries_of(op)
             found |= {each: attributes.decides.get(each, "") for each in names}
         return found

@@ -292,6 +292,8 @@ class DatasetSource:
         return xxhash.xxh3_128_hexdigest(f"{self.factory} {self.code}".encode())
 
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
+        with _lock:
+            _datasets.pop(self.factory, None)  # it may have grown
         dataset = _dataset(self.factory, self.code)
         count = self._count(dataset)
         if not count:

@@ -12,7 +12,7 @@ from precache.layout import RowShape, rows_per_shard
 from precache.receipts import Receipt
 from precache.rowtable import REMOVED
 from precache.store import open_own
-from workers.goal import Goal, Recipe, find_goal, next_goal, unnamed
+from workers.goal import Goal, Recipe, find_goal, next_goal, untaken
 from workers.listed import Listed
 from workers.plan import shards_to_do
 from workers.request import Request
@@ -90,7 +90,7 @@ def find_work(
     if goal is not None and is_committed(goal):
         if not is_tried_again(request, goal):
             return _losses(goal)
-        failed, goal = goal, goal.anew(store)
+        failed, goal = goal, untaken(store, goal.anew(store), removed=True)
     recipe, origin, needed = listed.recipe, None, None
     if not request.recompute:
         bases = not listed.fetches_labels
@@ -106,8 +106,9 @@ def find_work(
         shapes, needed = _known(recipe, origin) or _measured(recipe, origin, measure)
         shapes = {**shapes, **(origin.shapes() if origin else {})}
         goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
-        if request.recompute:
-            goal = unnamed(store, goal)
+        goal = untaken(store, goal, removed=request.recompute)
+        while request.recompute and is_committed(goal):
+            goal = untaken(store, goal.anew(store), removed=True)
         if is_committed(goal):
             return _losses(goal)
     return Work(goal, origin, needed=needed, failed=failed)
