@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 import precache
 from precache.errors import UsageError
 from tests.building import build_here, cut, encoded, pixels, write, write_jpegs
+from workers import listed
+from workers.sources import Fetched, FolderSource, open_source
+from workers.time_limit import FETCHING, notes
 
 PIPELINE = precache.Pipeline.image(resize=40, crop=32)
 
@@ -84,3 +89,19 @@ def test_a_checkpoint_of_another_version_is_refused_with_the_way_to_open_that(
         loader.load_state_dict(state)
     with precache.Loader(f"{store}@{before}", batch_size=4, device="cpu") as loader:
         loader.load_state_dict(state)
+
+
+def test_a_touched_photo_that_hangs_is_left_to_the_build(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def hang(source: FolderSource, keys: Sequence[str], sizes: Sequence[int]) -> list[Fetched]:
+        notes().begin(FETCHING, *keys, foreign=False)
+        released.wait()
+        return []
+
+    monkeypatch.setattr(FolderSource, "fetch", hang)
+    source = open_source(str(photos))
+    assert listed._contents(source, 0.5, ["a", "b"], [1, 1]) == ["", ""]
+    released.set()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precache.commits import Code
-from precache.errors import PipelineError, SourceError
+from precache.errors import HangError, PipelineError, SourceError
 from precache.folder import Folder
 from precache.layout import RowShape, rows_per_shard
 from precache.messages import shown
@@ -22,6 +22,7 @@ from workers.identity import decides
 from workers.labels import freeze_classes, override_labels, read_classes
 from workers.request import Request
 from workers.reuse import Placed, committed, place_rows
+from workers.time_limit import run_in_time
 
 FETCH_SAMPLES = 64
 """That are held in memory at a time."""
@@ -96,7 +97,9 @@ def list_rows(
         code |= made_by
     table = _labelled(request, source, table)
     may_have = functools.partial(_may_have, request.shard_samples)
-    contents = functools.partial(_contents, source) if source.content_decides else None
+    contents = None
+    if source.content_decides:
+        contents = functools.partial(_contents, source, request.sample_timeout)
     placed = place_rows(store, table, request.keep_order, request.compact, may_have, contents)
     fingerprint = pipeline.fingerprint(decides(pipeline))
     recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest)
@@ -114,7 +117,17 @@ def list_rows(
     )
 
 
-def _contents(source: sources.Source, keys: Sequence[str], sizes: Sequence[int]) -> list[str]:
+def _contents(
+    source: sources.Source, seconds: float, keys: Sequence[str], sizes: Sequence[int]
+) -> list[str]:
+    """Of samples; empty for all where one hangs, which is for the build to find out."""
+    try:
+        return run_in_time(lambda: _read(source, keys, sizes), seconds)
+    except HangError:
+        return [""] * len(keys)
+
+
+def _read(source: sources.Source, keys: Sequence[str], sizes: Sequence[int]) -> list[str]:
     found = []
     for start in range(0, len(keys), FETCH_SAMPLES):
         run = slice(start, start + FETCH_SAMPLES)
