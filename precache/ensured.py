@@ -33,10 +33,11 @@ def ensure(
 
     Every rank of a training, on every node, may call this: one builds, and the others wait and
     open the same version, as long as the source stands still. If the one that builds is killed,
-    another one goes on where it was. Where the version is there, nothing is written to the store,
-    and Ray is not loaded, nor a decoder, unless libraries have changed since the last time; the
-    source is listed each time. Once `torch.distributed` is
-    initialised with ``MASTER_ADDR`` and ``MASTER_PORT``, rank 0 lists it for all, and what it fails
+    another one goes on where it was. Where the version is there, nothing is written to the store
+    but an entry of its log where that lacks one, and Ray is not loaded, nor a decoder, unless
+    libraries have changed since the last time; the source is listed each time. Once
+    `torch.distributed` is initialised with ``MASTER_ADDR`` and ``MASTER_PORT``, rank 0 lists it for
+    all, and what it fails
     with they all raise; else each process lists it.
 
     Parameters
