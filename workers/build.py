@@ -347,12 +347,16 @@ class _Build:
             del lost[each]
         todo = sorted({shard for _, shard in lost})
         recorded = recorded_of(goal, lost)
+        if any(shard.other_encoder for shard in recorded.values()):
+            self.progress.say(
+                f"Version {goal.version[:8]} was encoded by another release of a library than the "
+                "one here, which may make other bytes: rows are compared instead"
+            )
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         with BuildLease(goal.folder) as lease:
             made = self._run_shards(run, goal, lease, todo, {}, recorded)
             remade = objects_of(made)
-            if restate(goal.folder, lost, remade):
-                self.progress.say("Encoded by another release: other bytes of the same rows")
+            restate(goal.folder, lost, remade)
             self._mend(run, goal)
         others = give_to_twins(self.store, goal, lost, remade)
         if others:

@@ -306,15 +306,15 @@ def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, 
     }
 
 
-def restate(folder: Folder, lost: Lost, remade: Lost) -> bool:
-    """Have a version record objects that took the place of lost ones; False where it does.
+def restate(folder: Folder, lost: Lost, remade: Lost) -> None:
+    """Record the objects of a version that took the place of lost ones, where they differ.
 
     Its own document goes first: where this is cut off between the two, the table is the one that
     does not fit, and it is made again from the shards.
     """
     changed = {each: remade[each] for each in lost.keys() & remade if remade[each] != lost[each]}
     if not changed:
-        return False
+        return
     version = unchecked(folder)
     document = json.loads(folder.read(ROOT))
     own = document["attributes"]["precache"]
@@ -334,7 +334,6 @@ def restate(folder: Folder, lost: Lost, remade: Lost) -> bool:
         own["libraries"][library] = ", ".join(sorted(releases))
     for name, data in {ROOT: as_json(document), **objects}.items():
         folder.put(name, [data], scratch=SCRATCH)
-    return True
 
 
 def take_from_twins(store: Folder, goal: Goal, lost: Lost) -> list[tuple[str, int]]:
