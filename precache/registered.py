@@ -34,8 +34,8 @@ from precache.columns import Columns
 from precache.errors import StorageError, UsageError
 from precache.gathering import Frames, Placed, Places, gather, gather_frames
 from precache.layout import align
-from precache.report import size
 from precache.shards import ArrayReader
+from precache.units import size
 from precache.usage import available_bytes
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ import torch
 
 from precache.columns import Columns
 from precache.errors import UsageError
-from precache.report import size
 from precache.sampler import Order
 from precache.slots import Batch
 from precache.stream import BatchStream
+from precache.units import size
 from precache.usage import available_bytes
 
 LOAD_ROWS = 256

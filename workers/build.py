@@ -27,11 +27,11 @@ from precache.imagecodec import load_zstd
 from precache.messages import shown
 from precache.places import version_of
 from precache.receipts import Receipt
-from precache.report import size
 from precache.rowtable import REMOVED
 from precache.status import remove_left_scratch, remove_scratch
 from precache.storage import open_folder
 from precache.store import open_own
+from precache.units import size
 from workers import sources
 from workers.account import Account
 from workers.behaviour import forgetting

@@ -22,7 +22,7 @@ from typing import Any
 
 from precache.errors import BuildError, HangError, MismatchError, PrecacheError, UsageError
 from precache.liveness import Process, has_ended, process_of
-from precache.report import size
+from precache.units import size
 from workers.dispatch import TASK_SECONDS, Done, Hung, Item, Lost, Outcome, Patience, dispatch
 from workers.lookout import explain, write_report
 from workers.placement import Placement
