@@ -34,7 +34,7 @@ PRECACHE = """
     version_commands cli __main__
 """
 WORKERS = """
-    lookout time_limit behaviour code_names code_digest identity usercode sources plan labels
+    node lookout time_limit behaviour code_names code_digest identity usercode sources plan labels
     descent goal finishing lease standing made reuse adoption spared segments decoding ops
     fieldrecipe timing
     offered outputs shardrows shard_objects shard_task

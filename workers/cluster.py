@@ -25,9 +25,9 @@ from precache.liveness import Process, has_ended, process_of
 from precache.units import size
 from workers.dispatch import TASK_SECONDS, Done, Hung, Item, Lost, Outcome, Patience, dispatch
 from workers.lookout import explain, write_report
+from workers.node import NODE
 from workers.placement import Placement
 from workers.time_limit import Lookout, lookout_kept
-from workers.timing import NODE
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from precache.variants import field_of
 from workers.behaviour import Outputs
 from workers.fieldrecipe import Common, FieldRecipe
 from workers.identity import installed_versions, require_same
+from workers.node import node_name
 from workers.offered import SpoiledOffer
 from workers.reuse import Offer
 from workers.shard_objects import (
@@ -34,7 +35,7 @@ from workers.shard_objects import (
 from workers.shardrows import ShardRows
 from workers.sources import Fetched, Sample, Source
 from workers.time_limit import DECODING, FETCHING, SAMPLE_SECONDS, notes, run_in_time
-from workers.timing import Timing, node_name
+from workers.timing import Timing
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
