@@ -47,6 +47,7 @@ from workers.plan import default_max_failures
 from workers.progress import BuildProgress
 from workers.repair import (
     give_to_twins,
+    is_other_encoder,
     mend_small,
     objects_of,
     recorded_of,
@@ -347,18 +348,21 @@ class _Build:
             del lost[each]
         todo = sorted({shard for _, shard in lost})
         recorded = recorded_of(goal, lost)
-        if any(shard.other_encoder for shard in recorded.values()):
+        if any(is_other_encoder(goal, field) for field in {field for field, _ in lost}):
             self.progress.say(
                 f"Version {goal.version[:8]} was encoded by another release of a library than the "
                 "one here, which may make other bytes: rows are compared instead"
             )
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         with BuildLease(goal.folder) as lease:
-            made = self._run_shards(run, goal, lease, todo, {}, recorded)
-            remade = objects_of(made)
-            restate(goal.folder, lost, remade)
+            receipts: dict[int, Receipt] = {}
+            try:
+                made = self._run_shards(run, goal, lease, todo, receipts, recorded)
+            finally:  # also of those that were made before one failed
+                remade = objects_of(receipts.values())
+                others = give_to_twins(self.store, goal, lost, remade)
+                restate(self.store, goal.folder, lost, remade)
             self._mend(run, goal)
-        others = give_to_twins(self.store, goal, lost, remade)
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
@@ -423,10 +427,10 @@ class _Build:
             todo = sorted(errors)
             if crashed and attempt < ATTEMPTS:
                 self._bar_killers(run, crashed)
+        kept = "all is computed again by" if self.request.recompute else "the rest is kept:"
         raise BuildError(
-            f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}. The rest is "
-            "kept: run the same command again, or with --accept-missing to leave holes for what "
-            "cannot be fetched"
+            f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}; {kept} run the "
+            "same command again, or with --accept-missing to leave holes for what cannot be fetched"
         )
 
     def _task(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from precache.claims import deciding
 from precache.commits import BUILD, ROOT
 from precache.documents import SUMS, is_summed
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
@@ -276,15 +277,13 @@ def recorded_of(goal: Goal, lost: Lost) -> dict[int, Recorded]:
     version = unchecked(goal.folder)
     assert version.attributes is not None
     content = kept_contents(version.read_checked(ROW_TABLE), ROW_TABLE)
-    here, there = installed_versions(), version.attributes.libraries
-    others: dict[str, np.ndarray | None] = {}
+    encoded: dict[str, np.ndarray | None] = {}
     for name in {name for name, _ in lost}:
         field = goal.recipe.pipeline.fields[name]
-        library = _ENCODERS.get(field.stored_as.name)
-        if library is not None and there.get(library) != here[library]:
+        if field.stored_as.name in _ENCODERS:
             with contextlib.suppress(DamageError, StorageError):  # else the bytes must be the same
                 summed = is_summed(field, goal.shapes[name])
-                others[name] = version.stored_sums(name) if summed else None
+                encoded[name] = version.stored_sums(name) if summed else None
     found = {}
     for shard in sorted({shard for _, shard in lost}):
         rows = goal.rows_of(shard)
@@ -292,9 +291,19 @@ def recorded_of(goal: Goal, lost: Lost) -> dict[int, Recorded]:
             {name: made for (name, number), made in lost.items() if number == shard},
             content[rows.start : rows.stop],
             frozenset(row for row in version.holes if row in rows),
-            {n: None if sums is None else sums[shard].tolist() for n, sums in others.items()},
+            {n: None if sums is None else sums[shard].tolist() for n, sums in encoded.items()},
         )
     return found
+
+
+def is_other_encoder(goal: Goal, field: str) -> bool:
+    """Whether another release than the one here encoded shards of a field of a version."""
+    attributes = unchecked(goal.folder).attributes
+    assert attributes is not None
+    library = _ENCODERS.get(goal.recipe.pipeline.fields[field].stored_as.name)
+    return (
+        library is not None and attributes.libraries.get(library) != installed_versions()[library]
+    )
 
 
 def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, int]]:
@@ -306,15 +315,19 @@ def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, 
     }
 
 
-def restate(folder: Folder, lost: Lost, remade: Lost) -> None:
+def restate(store: Folder, folder: Folder, lost: Lost, remade: Lost) -> None:
     """Record the objects of a version that took the place of lost ones, where they differ.
 
     Its own document goes first: where this is cut off between the two, the table is the one that
     does not fit, and it is made again from the shards.
     """
     changed = {each: remade[each] for each in lost.keys() & remade if remade[each] != lost[each]}
-    if not changed:
-        return
+    if changed:
+        with deciding(store, folder.name):
+            _restate(folder, changed)
+
+
+def _restate(folder: Folder, changed: Lost) -> None:
     version = unchecked(folder)
     document = json.loads(folder.read(ROOT))
     own = document["attributes"]["precache"]
@@ -323,8 +336,11 @@ def restate(folder: Folder, lost: Lost, remade: Lost) -> None:
         table = version.shard_table(name)
         assert table is not None  # a version of ours
         table = table.copy()
+        layout = version.arrays[name][1]
         for shard in (shard for field, shard in changed if field == name):
-            table[shard] = changed[name, shard]
+            path = f"{name}/{layout.object_name(shard)}"
+            if _is_whole(folder, path, changed[name, shard]):  # else another repair put its own
+                table[shard] = changed[name, shard]
         objects |= shard_table_objects(name, table)
         described = own["fields"][name]
         described["stored"] = sum(table[:, 0].tolist())
@@ -352,15 +368,16 @@ def take_from_twins(store: Folder, goal: Goal, lost: Lost) -> list[tuple[str, in
 def give_to_twins(store: Folder, goal: Goal, lost: Lost, remade: Lost) -> list[str]:
     """Put objects that were made again where other versions have the same ones damaged.
 
-    Returns the ids of these versions.
+    Returns the ids of these versions. They are found by what the goal recorded of the lost objects,
+    so that the goal is restated last.
     """
     found = set()
-    for (field, shard), made in lost.items():
-        name = goal.object_name(field, shard)
+    for field, shard in lost.keys() & remade:
+        made, name = lost[field, shard], goal.object_name(field, shard)
         for twin in _twins(store, goal, field, shard, made):
             if not _is_one_file(twin, goal.folder, name) and not _is_whole(twin, name, made):
                 twin.copy(name, goal.folder, name, scratch=SCRATCH)
-                restate(twin, {(field, shard): made}, remade)
+                restate(store, twin, {(field, shard): made}, remade)
                 twin.remove(SCRATCH)
                 if not twin.names(BUILD):
                     twin.remove(BUILD)

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xxhash
@@ -24,6 +24,7 @@ from precache.codecs import codec_metadata, decoder
 from precache.errors import BuildError, DamageError
 from precache.folder import Buffer
 from precache.layout import MISSING, decode_index
+from precache.operations import Function
 from precache.receipts import ChannelSums, Receipt, ShardObject
 from precache.status import ALIVE_SECONDS, live_leases
 from workers.goal import SCRATCH, receipt_name
@@ -48,15 +49,15 @@ class Recorded:
         XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
     holes
         Rows of the version that are holes.
-    other_encoder
-        Field -> its sums by channel, None where it has none; of fields whose bytes may differ from
-        those recorded, because another release of a library encodes them here.
+    encoded
+        Field -> its sums by channel, None where it has none; of fields whose bytes depend on the
+        release of the library that encodes them.
     """
 
     objects: Mapping[str, tuple[int, int]]
     content: Sequence[str]
     holes: frozenset[int]
-    other_encoder: Mapping[str, Sequence[float] | None]
+    encoded: Mapping[str, Sequence[float] | None]
 
 
 class DoneElsewhere(Exception):
@@ -116,7 +117,8 @@ def replace_lost(
 
     They are where the bytes are. Encoded by another release of a library they are if the samples,
     the holes and the sums by channel are those recorded, and so are all rows that can still be read
-    in the object that is replaced.
+    in the object that is replaced; at least one, if a function of the user's own makes them, as its
+    code may depend on what nobody sees.
 
     Raises
     ------
@@ -125,10 +127,10 @@ def replace_lost(
     """
     for field, recorded in lost.objects.items():
         if (made.objects[field].size, made.objects[field].xxh3) != recorded and not (
-            field in lost.other_encoder
+            field in lost.encoded
             and made.content == lost.content
             and made.holes.keys() == lost.holes
-            and _are_recorded(made.sums.get(field), lost.other_encoder[field])
+            and _are_recorded(made.sums.get(field), lost.encoded[field])
             and _agrees_with_lost(task, field, objects[field])
         ):
             raise BuildError(
@@ -147,7 +149,7 @@ def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
     if data is None:
         raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
     found = replace(own.made, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
-    if found == own.made or _same_rows(task, field, data, b"".join(own.parts())):
+    if found == own.made or _compared(task, field, data, own).all_same:
         return found
     began = time.monotonic()
     while (receipt := finished(task)) is None:
@@ -186,49 +188,53 @@ def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
     return first
 
 
-def _same_rows(
-    task: ShardTask, field: str, one: Buffer, other: Buffer, *, damaged: bool = False
-) -> bool:
-    """Whether two objects hold the same rows.
+class _Compared(NamedTuple):
+    """Numbers of chunks of an object: with the same rows as another, with others, unreadable."""
 
-    Parameters
-    ----------
-    damaged
-        Whether what cannot be read is passed over; by default it is taken as other rows.
-    """
+    same: int
+    other: int
+    unreadable: int
+
+    @property
+    def all_same(self) -> bool:
+        return not (self.other or self.unreadable)
+
+
+def _compared(task: ShardTask, field: str, data: Buffer, own: Object) -> _Compared:
+    """Compare the rows of an object that is there with those of one that was made."""
     shape = task.shapes[field]
     codecs = codec_metadata(task.job.pipeline.fields[field].stored_as, shape.dtype)
     decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field).decode
     per_chunk = shape.chunk_rows(task.rows_per_shard)
     chunks = task.rows_per_shard // per_chunk
     decoded = np.empty((2, per_chunk, *shape.shape), shape.dtype)
-    both = memoryview(one), memoryview(other)
+    both = memoryview(data), memoryview(b"".join(own.parts()))
+    counts = [0, 0, 0]
     try:
-        indexes = [decode_index(data[-16 * chunks - 4 :], chunks).tolist() for data in both]
+        indexes = [decode_index(each[-16 * chunks - 4 :], chunks).tolist() for each in both]
     except DamageError:
-        return damaged
+        return _Compared(0, 0, chunks)
     for places in zip(*indexes, strict=True):
         if places[0] == places[1] == [int(MISSING)] * 2:
             continue
         try:
-            for data, (offset, length), rows in zip(both, places, decoded, strict=True):
-                decode(data[offset : offset + length], rows)
+            for part, (offset, length), rows in zip(both, places, decoded, strict=True):
+                decode(part[offset : offset + length], rows)
+            counts[decoded[0].tobytes() != decoded[1].tobytes()] += 1
         except DamageError:
-            if damaged:
-                continue
-            return False
-        if decoded[0].tobytes() != decoded[1].tobytes():
-            return False
-    return True
+            counts[2] += 1
+    return _Compared(*counts)
 
 
 def _agrees_with_lost(task: ShardTask, field: str, own: Object) -> bool:
     """Whether an object has the rows that can still be read in the one it is to replace."""
     left = task.folder.get(task.objects[field])
-    return left is None or _same_rows(task, field, left, b"".join(own.parts()), damaged=True)
+    found = _Compared(0, 0, 0) if left is None else _compared(task, field, left, own)
+    ops = task.job.pipeline.fields[field].ops
+    return not found.other and bool(found.same or not any(isinstance(o, Function) for o in ops))
 
 
 def _are_recorded(sums: ChannelSums | None, recorded: Sequence[float] | None) -> bool:
     if sums is None or recorded is None:
         return sums is None and recorded is None
-    return np.allclose(sums.flat(), recorded, rtol=1e-9, atol=0)
+    return np.allclose(sums.flat(), recorded, rtol=1e-9, atol=0, equal_nan=True)
