@@ -11,9 +11,8 @@ import pytest
 
 pytest.importorskip("coverage", reason="measures branches by coverage.py")
 
-LIMITS = {"Scratch.take", "_parts", "_segments", "_cut_png"}
-"""Functions with a branch for pictures beyond 64 MiB or files of thousands of parts: no probe is as
-large, and none of these branches decides a pixel."""
+LIMITS = {"_parts", "_segments", "_cut_png"}
+"""Functions of `segments` with a branch that refuses files of thousands of parts."""
 
 COMPUTE = """
 from precache.pipeline import Pipeline
