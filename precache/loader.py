@@ -20,8 +20,9 @@ from precache.errors import UsageError
 from precache.eventclock import stall_clock
 from precache.following import FINISHED, FollowOrder, check_options
 from precache.growing import GrowingVersion
+from precache.integers import whole
 from precache.kernels import tell_if_missing
-from precache.loader_options import find_device, require_sense
+from precache.loader_options import find_device, sensible
 from precache.orders import order_of, shuffle_of
 from precache.ranks import find_rank, require_rank
 from precache.selection import Selection
@@ -178,8 +179,8 @@ class Loader:
         weights: np.ndarray | Sequence[float] | None = None,
         refresh: str | None = None,
     ) -> None:
-        given = {n: value for n, value in locals().items() if n not in ("self", "uri")}
-        require_sense(given)
+        given = sensible({n: v for n, v in locals().items() if n not in ("self", "uri")})
+        batch_size, seed, drop_last = given["batch_size"], given["seed"], given["drop_last"]
         grows = isinstance(uri, GrowingVersion)
         if grows:
             check_options(given)
@@ -202,20 +203,28 @@ class Loader:
         widest = WINDOW
         if self._columns.cached and cache_limit is not None:
             widest = self._columns.cached.window(WINDOW)
-        shuffled = shuffle_of(shuffle, self._columns, window or widest, num_canonical_nodes)
+        shuffled = shuffle_of(
+            shuffle, self._columns, given["window"] or widest, given["num_canonical_nodes"]
+        )
         self._selection = Selection.of(self._columns, rows, weights)
-        ranks = find_rank(rank, world_size)
+        ranks = find_rank(given["rank"], given["world_size"])
         self._told_rank = rank is not None
         self._order = order_of(
-            self.version, self._selection, batch_size, shuffled, seed, drop_last, order, ranks,
-            self._stopped,
+            self.version, self._selection, batch_size, shuffled, seed, drop_last, given["order"],
+            ranks, self._stopped,
         )  # fmt: skip
-        self._sorted_by = FINISHED if grows else order
+        self._sorted_by = FINISHED if grows else given["order"]
         self._transform = transform
         self._output = self._output_names(output)
         stream = _made_resident(self._columns, self.device, resident)
         self._stream = stream or BatchStream(
-            self._columns, batch_size, self.device, threads, ahead, decompress, gather
+            self._columns,
+            batch_size,
+            self.device,
+            given["threads"],
+            given["ahead"],
+            decompress,
+            gather,
         )
         tell_if_missing()
         self._clock = stall_clock(self.device)
@@ -279,6 +288,7 @@ class Loader:
         UsageError
             An epoch has no such batch.
         """
+        epoch, batch = whole("epoch", epoch), whole("batch", batch)
         if not 0 <= batch < len(self):
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
         if epoch and isinstance(self.version, GrowingVersion):

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import operator
 import re
 import threading
 import time
@@ -61,8 +62,9 @@ class Settings:
         if isinstance(every, str):
             match = re.fullmatch(r"(\d+(?:\.\d+)?) ?s", every)
             seconds = float(match[1]) if match else 0
-        elif isinstance(every, int):
-            steps = every
+        elif not isinstance(every, bool):
+            with contextlib.suppress(TypeError):
+                steps = operator.index(every)
         if not (seconds > 0 and steps >= 1) or steps == seconds:
             raise UsageError(f"every is {every!r}; give steps, as 100, or seconds, as '30s'")
         if not 0 <= threshold <= 1:

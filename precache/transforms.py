@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from precache.errors import UsageError
+from precache.integers import sides, whole
 
 Batch = dict[str, torch.Tensor]
 GREY = (0.299, 0.587, 0.114)
@@ -133,8 +134,8 @@ class RandomCrop(ImageTransform):
     """A random window of `size`, after `padding` zeros on every side."""
 
     def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
-        self.size = (size, size) if isinstance(size, int) else size
-        self.padding = padding
+        self.size = sides("size", size)
+        self.padding = whole("padding", padding, 0)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
@@ -165,7 +166,7 @@ class RandomResizedCrop(ImageTransform):
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
-        self.size = (size, size) if isinstance(size, int) else size
+        self.size = sides("size", size)
         self.scale = scale
         self.ratio = ratio
 
@@ -353,7 +354,7 @@ class MixUp(Transform):
     """
 
     def __init__(self, classes: int, alpha: float = 0.2) -> None:
-        self.classes = classes
+        self.classes = whole("classes", classes, 1)
         self.alpha = alpha
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
@@ -373,7 +374,7 @@ class CutMix(Transform):
     """
 
     def __init__(self, classes: int, alpha: float = 1.0) -> None:
-        self.classes = classes
+        self.classes = whole("classes", classes, 1)
         self.alpha = alpha
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:

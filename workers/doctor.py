@@ -153,10 +153,6 @@ def _stages(
 
 def _check(question: Question) -> None:
     require_permission(question.pipeline, question.run_functions)
-    for name in ("samples", "cores"):
-        value = getattr(question, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
     for name in ("seconds", "rate"):
         value = getattr(question, name)
         if not 0 < value < math.inf:
