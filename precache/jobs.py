@@ -94,7 +94,7 @@ def build(
     check_space
         Refuse to begin where the disk is too small by estimate.
     cpus
-        CPUs that a local Ray may use; by default all.
+        CPUs that a local Ray may use; by default all that this process may use.
     compact
         Lay all rows down anew. By default they keep the places that they have in the current
         version, and samples that the source has no more leave holes.

@@ -74,7 +74,8 @@ class Loader:
     verify
         When CRC32C checksums are checked: ``first`` (once a process), ``always`` or ``off``.
     threads
-        That decode; by default one where reading is copying, else up to four.
+        That decode; by default one where reading is copying, else up to four, and no more than the
+        cores that this process may use by its affinity and the CPU quota of its control group.
     ahead
         Batches in the making; by default one more than threads, and up to 8 times as many where
         they are small.
