@@ -64,8 +64,9 @@ class Loader:
         Names to read, by default all; or name -> path of an array in a group that other software
         wrote.
     transform
-        One of `precache.transforms`, seeded by (seed, epoch, row), or any callable: given each
-        batch as a dict on the device, returns what takes its place.
+        One of `precache.transforms`, seeded by (seed, epoch, row), or by the position in the order
+        where a row may come again in an epoch, as with `weights`; or any callable: given each batch
+        as a dict on the device, returns what takes its place.
     output
         ``dict``: field -> tensor, with `row` (int64). ``tuple``: (image, label), after the
         transform.
@@ -385,7 +386,11 @@ class Loader:
     def _finish(self, batch: Any, epoch: int, number: int) -> Any:
         """Apply the transform, and shape the output."""
         if self._transform is not None:
-            draw = Draw((self._order.seed, epoch), number, batch["row"])
+            numbers, again = batch["row"], self._order.again(number)
+            if again is not None:
+                repeated = torch.from_numpy(again).to(self.device, non_blocking=True)
+                numbers = torch.where(repeated < 0, repeated, numbers)
+            draw = Draw((self._order.seed, epoch), number, numbers)
             batch = run(self._transform, batch, draw)
         return batch if self._output is None else tuple(batch[name] for name in self._output)
 

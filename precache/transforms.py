@@ -1,8 +1,10 @@
 """Batched transforms on the device: random for every sample, the same on every run.
 
 What a sample draws depends on (seed, epoch, row) and its transform's place alone: not on the batch
-it is in, the number of ranks, or where training was resumed. Only what mixes samples (`MixUp`,
-`CutMix`) depends on the batch.
+it is in, the number of ranks, or where training was resumed. Where a row may come more than once in
+an epoch (drawn by weight, or to fill up the last batch), its position in the epoch's order, which
+all ranks share, takes the place of its number, so that each time it draws anew. Only what mixes
+samples (`MixUp`, `CutMix`) depends on the batch.
 """
 
 from __future__ import annotations
@@ -48,25 +50,26 @@ class Draw:
         Of the run, the epoch and the transform's place.
     step
         Number of the batch in its epoch, for what mixes samples.
-    rows
-        (N,) int64 row numbers, on the device.
+    numbers
+        (N,) int64 that tell samples apart, on the device: row numbers, or -1 less the position in
+        the epoch's order of a row that may have come before.
     """
 
     key: tuple[int | str, ...]
     step: int
-    rows: torch.Tensor
+    numbers: torch.Tensor
 
     def inside(self, place: int) -> Draw:
         """The draw of the transform at a place within this one."""
-        return Draw((*self.key, place), self.step, self.rows)
+        return Draw((*self.key, place), self.step, self.numbers)
 
     def uniform(self, count: int) -> torch.Tensor:
-        """(N, count) float32, uniform in [0, 1), a function of (key, row)."""
+        """(N, count) float32, uniform in [0, 1), a function of (key, number)."""
         seed = int.from_bytes(self._digest(), "little")
-        columns = torch.arange(1, count + 1, device=self.rows.device)
-        # Odd multipliers keep distinct (row, column) apart before they are mixed.
+        columns = torch.arange(1, count + 1, device=self.numbers.device)
+        # Odd multipliers keep distinct (number, column) apart before they are mixed.
         mixed = _mix(
-            self.rows.to(torch.int64)[:, None] * _signed(0x9E3779B97F4A7C15) ^ _signed(seed)
+            self.numbers.to(torch.int64)[:, None] * _signed(0x9E3779B97F4A7C15) ^ _signed(seed)
         )
         mixed = _mix(mixed + columns * _signed(0xD1B54A32D192ED03))
         return ((mixed >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)

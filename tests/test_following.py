@@ -102,6 +102,21 @@ def test_ranks_have_as_many_batches_and_all_rows(
     assert ranks[0].take_repeated() == 0
 
 
+@given(coming(), st.integers(1, 4))
+def test_each_draw_of_an_epoch_has_a_number_of_its_own(
+    version: tuple[Any, ...], world: int
+) -> None:
+    if len(version[3]) == version[0] or world > version[0]:
+        return
+    drawn = []
+    for order in orders(version, world, 1):
+        for number, rows in enumerate(order.epoch(0)):
+            again = order.again(number)
+            drawn += rows.tolist() if again is None else np.where(again < 0, again, rows).tolist()
+    assert len(set(drawn)) == len(drawn)
+    assert {number for number in drawn if number >= 0} == set(range(version[0])) - version[3]
+
+
 @given(coming(), st.integers(1, 4), st.integers(0, 20))
 def test_steps_are_the_same_for_any_number_of_ranks_and_from_any_start(
     version: tuple[Any, ...], world: int, start: int

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import colorsys
+import itertools
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -353,3 +356,59 @@ def test_a_transform_comes_before_the_tuple(tile_store: BuiltStore) -> None:
         image, label = next(iter(loader))
     assert image.shape == (8, 3, 32, 32)
     assert label.shape == (8, 5)
+
+
+# --- rows that come again -----------------------------------------------------------------------
+
+
+def _crops(store: BuiltStore, start: int = 0, **options: Any) -> list[tuple[int, bytes]]:
+    """Rows of the rest of an epoch, in order, each with its crop."""
+    with precache.Loader(store.path, seed=3, transform=RandomCrop(16), **options) as loader:
+        loader.seek(2, start)
+        return [
+            (int(row), image.numpy().tobytes())
+            for batch in loader
+            for row, image in zip(batch["row"], batch["image"], strict=True)
+        ]
+
+
+def _repeated(crops: list[tuple[int, bytes]]) -> list[set[bytes]]:
+    """Crops of each row that came more than once, which all differ with near certainty."""
+    counts = Counter(row for row, _ in crops)
+    again = [row for row, count in counts.items() if count > 1]
+    assert len(set(crops)) > len(counts)
+    return [{crop for other, crop in crops if other == row} for row in again]
+
+
+def test_a_row_that_is_drawn_twice_is_augmented_anew(tile_store: BuiltStore) -> None:
+    weights = np.where(tile_store.open().labels == 0, 5.0, 1.0)
+    crops = _crops(tile_store, batch_size=4, weights=weights)
+    repeated = _repeated(crops)
+    assert len(repeated) > 3
+    assert all(len(each) > 1 for each in repeated)
+
+
+def test_draws_by_weight_are_the_same_for_all_ranks_and_after_a_resume(
+    tile_store: BuiltStore,
+) -> None:
+    weights = np.where(tile_store.open().labels == 0, 5.0, 1.0)
+    whole = _crops(tile_store, batch_size=8, weights=weights)
+    assert _crops(tile_store, batch_size=8, start=2, weights=weights) == whole[16:]
+    assert _crops(tile_store, batch_size=5, weights=weights) == whole
+    options = {"weights": weights, "world_size": 2, "drop_last": True}
+    ranks = [_crops(tile_store, batch_size=4, rank=rank, **options) for rank in range(2)]
+    steps = [rank[start : start + 4] for start in range(0, len(ranks[0]), 4) for rank in ranks]
+    assert list(itertools.chain(*steps)) == whole[: len(whole) // 8 * 8]
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", False])
+def test_rows_that_fill_up_the_last_step_are_augmented_anew(
+    tile_store: BuiltStore, shuffle: str | bool
+) -> None:
+    options = {"batch_size": 4, "shuffle": shuffle, "num_canonical_nodes": 1, "world_size": 7}
+    ranks = [_crops(tile_store, rank=rank, **options) for rank in range(7)]
+    drawn = list(itertools.chain(*ranks))
+    assert len(drawn) > len({row for row, _ in drawn})
+    assert all(len(each) == 2 for each in _repeated(drawn))
+    alone = dict(_crops(tile_store, batch_size=4, shuffle=shuffle))
+    assert set(alone.items()) <= set(drawn)  # by its row, as in any other order
