@@ -30,9 +30,9 @@ from precache.slots import Batch
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
-from precache.stream import BatchStream, ResidentStream
+from precache.stream import BatchStream, ResidentStream, Rows
 from precache.succession import Refresh
-from precache.transforms import Compose, Draw, Transform, run
+from precache.transforms import Compose, Draw, Transform, label_mixing, run
 from precache.version import Version
 
 STATE_FORMAT = 1
@@ -209,6 +209,9 @@ class Loader:
             shuffle, self._columns, given["window"] or widest, given["num_canonical_nodes"]
         )
         self._selection = Selection.of(self._columns, rows, weights)
+        self._mixing = label_mixing(transform)
+        if self._mixing:
+            self._require_labels(self._selection.read, unknown=grows)
         ranks = find_rank(given["rank"], given["world_size"])
         self._told_rank = rank is not None
         self._order = order_of(
@@ -237,6 +240,14 @@ class Loader:
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
             self._columns.cached.claim(shards)
+
+    def _require_labels(self, rows: np.ndarray, *, unknown: bool = False) -> None:
+        """Refuse labels that the transform cannot mix; with `unknown`, -1 may be none yet."""
+        labels = self._columns.small.get("label")
+        if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+            rows = rows[labels[rows] >= 0] if unknown else rows
+            assert self._mixing is not None  # else no label need be in any range
+            self._mixing.require(labels[rows], rows, self.version.path)
 
     def _output_names(self, output: str) -> tuple[str, str] | None:
         if output == "dict":
@@ -379,9 +390,19 @@ class Loader:
                 ready = self._stream.ready
 
     def _batches(self, epoch: int, start: int) -> Generator[Batch, None, None]:
-        for rows in self._order.runs(epoch, start):
+        runs = self._order.runs(epoch, start)
+        if self._mixing and isinstance(self.version, GrowingVersion):
+            runs = map(self._with_labels, runs)
+        for rows in runs:
             with contextlib.closing(self._stream.batches(rows, epoch)) as batches:
                 yield from batches
+
+    def _with_labels(self, rows: Rows) -> Rows:
+        """The same row numbers, of samples that brought their labels when they were fetched."""
+        with contextlib.closing(rows):
+            for numbers in rows:
+                self._require_labels(numbers)
+                yield numbers
 
     def _finish(self, batch: Any, epoch: int, number: int) -> Any:
         """Apply the transform, and shape the output."""

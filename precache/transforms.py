@@ -343,13 +343,62 @@ def _beta(alpha: float, count: int, draw: Draw, device: torch.device) -> torch.T
     return torch.from_numpy(shares).to(device, non_blocking=True)
 
 
-def _mix_labels(labels: torch.Tensor, share: torch.Tensor, classes: int) -> torch.Tensor:
-    """(N, classes) float32: `share` of each label, the rest of its predecessor's."""
-    one_hot = functional.one_hot(labels, classes).to(torch.float32)
-    return torch.lerp(one_hot.roll(1, 0), one_hot, share[:, None])
+class Mixing(Transform):
+    """Mixes each sample with its predecessor in the batch; labels become (N, classes) float32.
+
+    Labels must be from 0 to `classes` - 1. A `Loader` refuses others before its first batch, unless
+    a function of the user's own comes before and may change them; those are refused with their
+    batch on the CPU, and on a device, which it would take a wait to ask, they become NaN.
+    """
+
+    def __init__(self, classes: int, alpha: float) -> None:
+        self.classes = whole("classes", classes, 1)
+        self.alpha = alpha
+
+    def require(self, labels: np.ndarray, rows: np.ndarray, where: str) -> None:
+        """Raise `UsageError` for labels (n,) of rows (n,) that are none of the classes."""
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.classes))
+        if len(wrong):
+            some = ", ".join(map(str, rows[wrong[:5]].tolist()))
+            raise UsageError(
+                f"{where} has the label {labels[wrong[0]]}, and {type(self).__name__} takes 0 to "
+                f"{self.classes - 1}; {len(wrong)} rows have such labels, the first ones are "
+                f"{some}: leave them out by rows or weights, or give more classes"
+            )
+
+    def _shared(self, batch: Batch, share: torch.Tensor) -> torch.Tensor:
+        """(N, classes) float32: `share` of each label, the rest of its predecessor's."""
+        labels = batch["label"]
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise UsageError(
+                f"{type(self).__name__} takes a whole number as each label, not {labels.dtype} "
+                f"{tuple(labels.shape[1:])}; labels are mixed once"
+            )
+        if labels.device.type == "cpu":
+            rows = batch.get("row", torch.arange(len(labels)))
+            self.require(labels.numpy(), rows.numpy(), "a batch")
+        known = torch.arange(self.classes, device=labels.device)
+        one_hot = (labels[:, None] == known).to(torch.float32)
+        outside = (labels < 0) | (labels >= self.classes)
+        one_hot = one_hot.masked_fill(outside[:, None], math.nan)
+        return torch.lerp(one_hot.roll(1, 0), one_hot, share[:, None])
 
 
-class MixUp(Transform):
+def label_mixing(transform: object) -> Mixing | None:
+    """The first step that mixes labels, where nothing before it may change them."""
+    steps = [transform]
+    while steps:
+        step = steps.pop(0)
+        if isinstance(step, Compose):
+            steps = [*step.steps, *steps]
+        elif isinstance(step, Mixing):
+            return step
+        elif getattr(type(step), "apply", None) is not ImageTransform.apply:
+            return None
+    return None
+
+
+class MixUp(Mixing):
     """Each image blended with its predecessor in the batch, by a share from Beta(alpha, alpha).
 
     Labels become (N, classes) float32. Source: Zhang et al., "mixup: Beyond Empirical Risk
@@ -357,19 +406,17 @@ class MixUp(Transform):
     """
 
     def __init__(self, classes: int, alpha: float = 0.2) -> None:
-        self.classes = whole("classes", classes, 1)
-        self.alpha = alpha
+        super().__init__(classes, alpha)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         images = batch["image"]
         share = _beta(self.alpha, len(images), draw, images.device)
         pixels = images.float()
         mixed = torch.lerp(pixels.roll(1, 0), pixels, share[:, None, None, None])
-        label = _mix_labels(batch["label"], share, self.classes)
-        return {**batch, "image": _like(mixed, images), "label": label}
+        return {**batch, "image": _like(mixed, images), "label": self._shared(batch, share)}
 
 
-class CutMix(Transform):
+class CutMix(Mixing):
     """A box of each image replaced by the same box of its predecessor in the batch.
 
     The box keeps the image's aspect ratio and is clipped at its edges; labels become (N, classes)
@@ -377,8 +424,7 @@ class CutMix(Transform):
     """
 
     def __init__(self, classes: int, alpha: float = 1.0) -> None:
-        self.classes = whole("classes", classes, 1)
-        self.alpha = alpha
+        super().__init__(classes, alpha)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         images = batch["image"]
@@ -390,7 +436,7 @@ class CutMix(Transform):
         box = rows[:, :, None] & columns[:, None, :]
         share = 1 - box.float().mean((1, 2))
         mixed = torch.where(box[:, None], images.roll(1, 0), images)
-        return {**batch, "image": mixed, "label": _mix_labels(batch["label"], share, self.classes)}
+        return {**batch, "image": mixed, "label": self._shared(batch, share)}
 
 
 def _inside(centre: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:

@@ -23,6 +23,7 @@ from precache import growing
 from precache.errors import BuildError, UsageError
 from precache.following import FollowOrder
 from precache.growing import GrowingVersion
+from precache.transforms import MixUp
 from tests.building import (
     build_here,
     contents,
@@ -399,6 +400,28 @@ class Squares(Dataset[tuple[np.ndarray, int]]):
 
 def squares() -> Squares:
     return Squares()
+
+
+def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINGER", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    recipe = precache.Pipeline.image(codec="raw")
+    source = "python:tests.test_following:squares"
+    store = tmp_path / "store"
+    version = precache.ensure(recipe, source, store, follow=True, progress=False, address="serial")
+    assert isinstance(version, GrowingVersion)
+    with (
+        precache.Loader(version, batch_size=4, transform=MixUp(39)) as loader,
+        pytest.raises(UsageError, match=r"has the label 39, and MixUp takes 0 to 38; 1 rows"),
+    ):
+        for _ in loader:
+            pass
+    poll(lambda: not list(tmp_path.glob("store/_claims/*")), "the end of the build")
+    with pytest.raises(UsageError, match="has the label 39, and MixUp takes 0 to 38"):
+        precache.Loader(store, batch_size=4, transform=MixUp(39))
 
 
 def test_small_fields_and_labels_that_come_with_samples_grow_too(

@@ -300,6 +300,83 @@ def test_mixing_is_the_same_again_and_another_in_the_next_step() -> None:
         assert not torch.equal(first, mix.apply(_batch(), Draw((11, 3), 6, ROWS))["label"])
 
 
+@pytest.mark.parametrize("mix", [MixUp(5), CutMix(5)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("wrong", [-1, 5, 2**40])
+def test_a_label_that_is_no_class_is_refused(mix: Transform, wrong: int) -> None:
+    batch = {**_batch(), "label": ROWS % 5}
+    batch["label"][3] = batch["label"][7] = wrong
+    text = (
+        f"a batch has the label {wrong}, and .* takes 0 to 4; 2 rows .* the first ones are 103, 107"
+    )
+    with pytest.raises(UsageError, match=text):
+        mix.apply(batch, _draw())
+    with pytest.raises(UsageError, match=r"not torch.float32 \(5,\); labels are mixed once"):
+        mix.apply({**batch, "label": torch.zeros(24, 5)}, _draw())
+
+
+@pytest.mark.parametrize("mix", [MixUp(5), CutMix(5)], ids=lambda each: type(each).__name__)
+def test_labels_of_one_byte_are_mixed(mix: Transform) -> None:
+    batch = {**_batch(), "label": ROWS % 5}
+    expected = mix.apply(batch, _draw())["label"]
+    assert torch.equal(
+        mix.apply({**batch, "label": batch["label"].byte()}, _draw())["label"], expected
+    )
+
+
+# --- labels, in a loader ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_labels_of_a_store_are_looked_at_before_the_first_batch(
+    tile_store: BuiltStore, classes: int
+) -> None:
+    version = tile_store.open()
+    wrong = np.flatnonzero(version.valid & (version.labels >= classes))
+    first = ", ".join(map(str, wrong[:5].tolist()))
+    text = f"has the label {version.labels[wrong[0]]}, .*; {len(wrong)} rows .* are {first}:"
+    inner = Compose([HorizontalFlip(), Normalize([1] * 3, [1] * 3), MixUp(classes)])
+    for transform in (CutMix(classes), Compose([ToDType(), inner])):
+        with pytest.raises(UsageError, match=text):
+            precache.Loader(tile_store.path, 8, transform=transform)
+    sound = np.where(version.labels < classes, 1.0, 0.0)
+    for chosen in ({"rows": sound > 0}, {"weights": sound}):
+        with precache.Loader(tile_store.path, 2, transform=inner, **chosen) as loader:  # type: ignore[arg-type]
+            assert all(
+                batch["label"].shape == (2, classes) for batch in loader if len(batch["row"]) == 2
+            )
+
+
+def test_labels_that_a_function_makes_are_looked_at_with_their_batch(
+    tile_store: BuiltStore,
+) -> None:
+    def coarse(batch: Batch) -> Batch:
+        return {**batch, "label": batch["label"] * 0}
+
+    def unknown(batch: Batch) -> Batch:
+        return {**batch, "label": batch["label"] * 0 - 1}
+
+    with precache.Loader(tile_store.path, 8, transform=Compose([coarse, MixUp(1)])) as loader:
+        assert all((batch["label"] == 1).all() for batch in loader)
+    with (
+        precache.Loader(tile_store.path, 8, transform=Compose([unknown, MixUp(1)])) as loader,
+        pytest.raises(UsageError, match="a batch has the label -1"),
+    ):
+        next(iter(loader))
+
+
+def test_labels_of_each_source_of_a_mixture_are_looked_at(
+    stores: dict[str, BuiltStore], tile_store: BuiltStore
+) -> None:
+    small, large = (store.open().labels.max() + 1 for store in (stores["raw"], tile_store))
+    with pytest.raises(UsageError, match="has the label"):
+        precache.mix(
+            [
+                precache.Loader(stores["raw"].path, 4, transform=MixUp(small)),
+                precache.Loader(tile_store.path, 4, transform=MixUp(large - 1)),
+            ]
+        )
+
+
 # --- all of them, in a loader -------------------------------------------------------------------
 
 EVERY: dict[str, Callable[[], Transform]] = {
