@@ -145,12 +145,11 @@ class Publisher:
         self._store = RankStore.connect(self._settings.name, self._rank, self._world_size)
 
     def publish(self, window: Window) -> None:
-        """Have the thread do it; not where the loop is collected, which must take no lock."""
+        """Have the thread do it; not where the loop is collected, which must take no lock, nor at
+        the end of the process, where it has nobody to report to."""
         if collected():
             return
-        # Where the interpreter is ending, a loop that it ends has nobody to report to.
-        with contextlib.suppress(RuntimeError):
-            self._last = self._threads.submit(self._publish, window)
+        self._last = self._threads.submit(self._publish, window)
 
     def close(self, hurry: bool) -> None:
         """Wait for the last report, for slower ranks only without `hurry`; end the thread."""
