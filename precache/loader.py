@@ -234,6 +234,8 @@ class Loader:
         tell_if_missing()
         self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+        # At the end of the process, while there still are modules, and before what they read goes.
+        weakref.finalize(self, _end, self._iterators)
         self._closed = False
         self._place = Place(len(self))
         self._last = (0, 0)
@@ -343,7 +345,7 @@ class Loader:
 
     def _at(self, uri: str | Version) -> Loader:
         """The same loader of another version; this one keeps no iterator and no disk cache."""
-        self._end_iterators()
+        _end(self._iterators)
         if self._columns.cached:
             self._columns.cached.close()
         shapes = self._columns.shapes
@@ -470,21 +472,22 @@ class Loader:
         """
         self._closed = True
         self._stopped.set()
-        self._end_iterators()
+        _end(self._iterators)
         self._stream.close()
         if self._columns.cached:
             self._columns.cached.close()
-
-    def _end_iterators(self) -> None:
-        for iterator in list(self._iterators):
-            with contextlib.suppress(ValueError):  # it is at work
-                iterator.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end(iterators: Iterable[Generator[Any, None, None]]) -> None:
+    for iterator in list(iterators):
+        with contextlib.suppress(ValueError):  # it is at work
+            iterator.close()
 
 
 def _made_resident(

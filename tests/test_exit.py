@@ -45,14 +45,15 @@ sys.stdin.readline()
 
 def _process(code: str, *arguments: object) -> subprocess.Popen[str]:
     line = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def _assert_ends(process: subprocess.Popen[str]) -> None:
-    """It ends by itself, once told that it may."""
+    """It ends by itself, once told that it may, and has nothing to complain of."""
     try:
-        process.communicate("\n", LIMIT)
-        assert process.returncode == 0
+        _, errors = process.communicate("\n", LIMIT)
+        assert (process.returncode, errors) == (0, "")
     finally:
         process.kill()
         process.communicate()
