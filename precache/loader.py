@@ -377,17 +377,17 @@ class Loader:
         with contextlib.closing(batches):
             self._clock.begin()
             ready = self._stream.ready
-            for number, batch in enumerate(batches, start + 1):
+            for batch in batches:
                 rows, nbytes = len(batch["row"]), sum(t.nbytes for t in batch.values())
                 if self._closed:
                     return
-                output = self._finish(batch, epoch, number - 1)
+                outputs = [self._finish(batch, epoch, start)]
                 del batch
+                self._last = (epoch, start)
+                start += 1
                 self._clock.arrived(rows, nbytes, ready)
-                self._last = (epoch, number - 1)
-                self._place.received(epoch, number)
-                yield output
-                del output  # what the caller dropped must not live on here
+                self._place.received(epoch, start)
+                yield outputs.pop()  # and not a name more: what the caller drops is gone
                 self._clock.asked()
                 ready = self._stream.ready
 

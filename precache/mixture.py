@@ -179,12 +179,10 @@ class Mixture:
             self._clock.begin()
             for number, sources in enumerate(self._turns.sources(epoch, start), start + 1):
                 parts = [next(rounds[source]) for source in sources]
-                batch = join(parts) if self._turns.together else _told(parts[0], sources[0])
-                del parts
+                parts[:] = [join(parts) if self._turns.together else _told(parts[0], sources[0])]
                 self._clock.arrived(0, 0, 0)
                 self._place.received(epoch, number)
-                yield batch
-                del batch  # what the caller dropped must not live on here
+                yield parts.pop()  # and not a name more: what the caller drops is gone
                 self._clock.asked()
 
     def stats(self) -> LoaderStats:

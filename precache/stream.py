@@ -179,11 +179,10 @@ class BatchStream:
             ends.enter_context(contextlib.closing(work))
             for made in work:
                 ready.pop()
-                batch = self._deliver(made)
+                batches = [self._deliver(made)]
                 del made
                 doubts.settle()
-                yield batch
-                del batch  # what the caller dropped must not live on here
+                yield batches.pop()  # and not a name more: what the caller drops is gone
         doubts.settle(wait=True)
         self._pool.trim()
 
