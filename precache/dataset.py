@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from precache.columns import Columns, FieldNames
+from precache.integers import whole
 from precache.storage import StorageOptions
 from precache.version import Keys, Version
 
@@ -94,7 +95,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; workers that run already do not hear."""
-        self._epoch = operator.index(epoch)
+        self._epoch = whole("epoch", epoch)
         self._columns = self._columns.at_epoch(self._epoch)
 
     @property

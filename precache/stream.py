@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import math
-import os
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from precache.slots import (
     undo_image_tensor,
 )
 from precache.stallclock import ThreadTime
+from precache.usage import cores
 from precache.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class BatchStream:
         there = self._registered.places if self._registered else {}
         self._gathered = {name for name, array in columns.arrays.items() if array in there}
         copying = all(n in self._framed or each.copying for n, each in columns.readers.items())
-        self._threads = threads or (1 if copying else min(4, os.cpu_count() or 1))
+        self._threads = threads or (1 if copying else min(4, cores()))
         self._ahead = ahead or self._threads + 1
         self.thread_time = ThreadTime()
         self._read_ahead = self._advising(columns)
@@ -179,11 +179,10 @@ class BatchStream:
             ends.enter_context(contextlib.closing(work))
             for made in work:
                 ready.pop()
-                batch = self._deliver(made)
+                batches = [self._deliver(made)]
                 del made
                 doubts.settle()
-                yield batch
-                del batch  # what the caller dropped must not live on here
+                yield batches.pop()  # and not a name more: what the caller drops is gone
         doubts.settle(wait=True)
         self._pool.trim()
 

@@ -17,7 +17,8 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    units variants messages errors liveness states declared operations pipeline attributes layout
+    units variants messages errors integers liveness states declared operations pipeline attributes
+    layout
     kernels ownfolder imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls
     folder ahead localfiles localdisk retries filesystems s3reads listings copies prefetch blobs
     storage

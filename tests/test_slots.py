@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +214,38 @@ def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) 
     assert len(addresses) == 44
     assert len(set(addresses)) <= 5
     assert all(address % 64 == 0 for address in addresses)
+
+
+ITERABLES: dict[str, Callable[..., Any]] = {
+    "a loader": lambda first, second: first,
+    "a mixture by batch": lambda first, second: precache.mix([first, second]),
+    "a mixture by sample": lambda first, second: precache.mix([first, second], by="sample"),
+    "a meter": lambda first, second: precache.meter(first, to=[]),
+}
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("name", ITERABLES)
+def test_a_batch_that_is_dropped_within_its_step_is_gone(name: str, store: BuiltStore) -> None:
+    raw: list[weakref.ref[torch.Tensor]] = []
+
+    def transform(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        raw.append(weakref.ref(batch["image"]))
+        return {**batch, "image": batch["image"].float()}
+
+    with contextlib.ExitStack() as ends:
+        loaders = [
+            ends.enter_context(precache.Loader(store.path, 3, transform=transform))
+            for _ in range(2)
+        ]
+        batches = iter(ITERABLES[name](*loaders))
+        for _ in range(4):
+            batch = next(batches)
+            assert [each() for each in raw] == [None] * len(raw)
+            image = weakref.ref(batch["image"])
+            del batch
+            assert image() is None
+        batches.close()
 
 
 def test_rows_of_a_batch_are_aligned(tile_stores: dict[str, BuiltStore]) -> None:

@@ -204,7 +204,7 @@ def fetch_ahead(
     runs = (
         (fetch_run(run) for run in several)
         if alone
-        else prefetch(fetch_run, several, threads, threads + 1, abandon=True)
+        else prefetch(fetch_run, several, threads, threads + 1)
     )
     with contextlib.closing(runs):
         for run in runs:
