@@ -1,4 +1,9 @@
-"""Reading rows of shards into the caller's buffer."""
+"""Reading rows of shards into the caller's buffer.
+
+The filter of `image` belongs to a chunk: it is undone on each chunk that was decoded, before rows
+are cut out of it, and never on fill values. Only rows of ours, which are whole chunks, can stay
+filtered, to be undone on a device.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +92,9 @@ class ArrayReader:
 
     @property
     def filtered(self) -> bool:
-        """Whether rows read with ``undo=False`` are still filtered."""
-        return self.array.decoder.filtered
+        """Whether rows read with ``undo=False`` are still filtered: chunks of other software may
+        hold parts of rows, or be missing."""
+        return self.array.decoder.filtered and self._objects.expected is not None
 
     def read(self, rows: np.ndarray, out: np.ndarray, *, undo: bool = True) -> None:
         """Read rows in the given order.
@@ -100,7 +106,7 @@ class ArrayReader:
         out
             (n, ...) C-contiguous, of the array's dtype.
         undo
-            Whether the image filter is undone.
+            Whether the image filter is undone; of arrays that are not `filtered` it always is.
 
         Raises
         ------
@@ -109,21 +115,18 @@ class ArrayReader:
         """
         if len(rows) == 0:
             return
+        undo = self.array.decoder.filtered and (undo or not self.filtered)
         rows = np.ascontiguousarray(rows, np.int64)
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         if not self.array.whole_rows:
             self._read_chunked(rows, out)
         elif self._small and self._fits:
             self._read_shared(rows, out, undo)
-            return
         elif not (self.plain and self._read_plain(rows, numbers, inside, out)):
             if self.array.chunk_shape[0] == 1:
                 self._read_single(rows, numbers, self._chunks(inside), out, undo)
             else:
                 self._read_shared(rows, out, undo)
-            return
-        if undo and self.filtered:
-            undo_image(out)
 
     def _read_plain(
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
@@ -256,16 +259,15 @@ class ArrayReader:
         undo: bool,
     ) -> None:
         """One chunk a row, the row whole: decode straight into `out`."""
-        filtered = undo and self.filtered
         verify = ~self._checked[numbers, chunks] | (self._verify == "always")
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         places = list(zip(*columns, strict=True))
-        numpys = filtered and not kernels.decodes
+        numpys = undo and not kernels.decodes
         together = undone_together(out.shape[1:]) if numpys else len(rows)
         with self._objects.gathered(rows):
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
-                self._decode_places(places[part], out[part], filtered, out.nbytes)
+                self._decode_places(places[part], out[part], undo, out.nbytes)
         self._checked[numbers, chunks] = True
 
     def _chunks(self, inside: np.ndarray) -> np.ndarray:
@@ -274,11 +276,11 @@ class ArrayReader:
         return chunks
 
     def _decode_places(
-        self, places: Sequence[Place], out: np.ndarray, filtered: bool, batch_nbytes: int
+        self, places: Sequence[Place], out: np.ndarray, undo: bool, batch_nbytes: int
     ) -> None:
-        """Decode chunks (n, ...), each whole; `filtered`: and undo the filter."""
+        """Decode chunks (n, ...), each whole; `undo`: and undo the filter."""
         decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
-        whole = 0
+        whole, missing = 0, []
         if kernels.decodes and self.array.decoder.framed:
             frames = []
             for row, number, chunk, _ in places:
@@ -287,18 +289,20 @@ class ArrayReader:
                     break
                 frames.append(data)
             room = out[: len(frames)]
-            whole = kernels.decode(frames, room, filtered=filtered, batch_nbytes=batch_nbytes)
+            whole = kernels.decode(frames, room, filtered=undo, batch_nbytes=batch_nbytes)
         for position, (row, number, chunk, check) in enumerate(places[whole:], whole):
             data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
-                out[position] = self.array.fill_value
+                missing.append(position)
                 continue
             try:
                 decode(data, out[position : position + 1], verify=check)
             except DamageError as error:
                 raise self._objects.damage(number, tail, row, str(error)) from None
-        if filtered:
+        if undo:
             undo_image(out[whole:])
+        if missing:
+            out[missing] = self.array.fill_value
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         """Several rows a chunk: decode those that are not kept from an earlier batch."""
@@ -338,7 +342,7 @@ class ArrayReader:
         columns = rows.tolist(), numbers.tolist(), self._chunks(inside).tolist()
         places = [(*place, self._verify != "off") for place in zip(*columns, strict=True)]
         with self._objects.gathered(rows):
-            self._decode_places(places, decoded, undo and self.filtered, batch_nbytes=0)
+            self._decode_places(places, decoded, undo, batch_nbytes=0)
         return decoded
 
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
@@ -370,6 +374,8 @@ class ArrayReader:
             self.array.decoder.decode(data, scratch, verify=self._verify != "off")
         except DamageError as error:
             raise self._objects.damage(number, piece.object_tail, row, str(error)) from None
+        if self.array.decoder.filtered:
+            undo_image(scratch)
 
     def damage(self, row: int, reason: str) -> PrecacheError:
         """The error that says so of a row, and what to do."""

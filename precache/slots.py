@@ -242,9 +242,9 @@ class DeviceCopier:
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:
-    """`undo_image` as tensor operations: (N, C, H, W) uint8 on any device -> the same, new."""
-    plain = torch.cumsum(rows, 2, dtype=torch.uint8)
-    if plain.shape[1] == 3:
-        plain[:, 0] += plain[:, 1]
-        plain[:, 2] += plain[:, 1]
+    """`undo_image` as tensor operations: (..., C, H, W) uint8 on any device -> the same, new."""
+    plain = torch.cumsum(rows, -2, dtype=torch.uint8)
+    if plain.shape[-3] == 3:
+        plain[..., 0, :, :] += plain[..., 1, :, :]
+        plain[..., 2, :, :] += plain[..., 1, :, :]
     return plain
