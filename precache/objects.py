@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import is_missing
 from precache.layout import MISSING, decode_index
+from precache.localfiles import map_file
 from precache.version import Version, gone
 
 _NOTHING = memoryview(b"")
@@ -40,24 +40,6 @@ class StoredObject:
     index: np.ndarray
     data: memoryview = _NOTHING
     begin: int | None = None
-
-
-def map_file(descriptor: int) -> np.ndarray:
-    """The bytes of an open file as a memory map that holds no descriptor (uint8)."""
-    return map_path(f"/dev/fd/{descriptor}", os.fstat(descriptor).st_size)
-
-
-def map_path(path: str | os.PathLike[str], size: int) -> np.ndarray:
-    """As `map_file`, of so many bytes of the file at a path."""
-    if size == 0:
-        return np.empty(0, np.uint8)
-    try:
-        mapped: np.ndarray = torch.from_file(
-            os.fspath(path), False, size, dtype=torch.uint8
-        ).numpy()
-    except RuntimeError as error:
-        raise OSError(f"it cannot be mapped: {error}") from None
-    return mapped
 
 
 class Objects(ABC):

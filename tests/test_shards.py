@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,11 +26,11 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import precache
-from precache import kernels
+from precache import kernels, localfiles
 from precache.codecs import encoder
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.layout import decode_index
-from precache.objects import map_file
+from precache.localfiles import map_file
 from precache.pipeline import RawCodec
 from precache.shards import ArrayReader
 from precache.shardwriter import ShardWriter
@@ -292,6 +296,59 @@ def test_a_mapped_file_holds_no_descriptor(store: BuiltStore) -> None:
     assert _descriptors() == before
     for number, mapped in enumerate(maps):
         assert mapped.tobytes() == store.shard_path(number).read_bytes()
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+import precache
+
+def data() -> int:
+    [line] = [l for l in Path("/proc/self/status").read_text().splitlines() if "VmData" in l]
+    return int(line.split()[1]) << 10
+
+precache.Loader  # with all that it imports
+resource.setrlimit(resource.RLIMIT_DATA, (data() + (1 << 30), -1))
+with precache.Loader(sys.argv[1], 2, fields={"x": "x"}, shuffle=False, device="cpu") as loader:
+    batches = iter(loader)
+    assert (next(batches)["x"].numpy() == 7).all()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    [access] = {l.split()[1] for l in maps if sys.argv[1] in l}
+    print(access)
+    batches.close()
+"""
+
+
+def test_a_file_longer_than_the_data_limit_is_read(tmp_path: Path) -> None:
+    """As under `ulimit -d` or strict overcommit."""
+    array = zarr.create_array(
+        tmp_path, name="x", shape=(1 << 20, 1 << 13), chunks=(1 << 20, 1 << 13), dtype="uint8",
+        compressors=None,
+    )  # fmt: skip
+    assert array.nbytes == 8 << 30
+    chunk = tmp_path / "x/c/0/0"
+    chunk.parent.mkdir(parents=True)
+    with chunk.open("wb") as file:
+        file.write(b"\7" * (8 << 13))
+        file.truncate(array.nbytes)
+    script = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("r--s\n", 0), done.stderr
+
+
+def test_a_disk_that_shares_no_maps_is_mapped_all_the_same(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    map_at = localfiles.map_at
+
+    def unshared(address: None, nbytes: int, access: int, flags: int, descriptor: int) -> int:
+        if flags & mmap.MAP_SHARED:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return map_at(address, nbytes, access, flags, descriptor)
+
+    monkeypatch.setattr(localfiles, "map_at", unshared)
+    assert _mapped(store.shard_path(0)).tobytes() == store.shard_path(0).read_bytes()
 
 
 def test_an_empty_file_maps_to_nothing(tmp_path: Path) -> None:
