@@ -1,6 +1,9 @@
 """Zarr v3 metadata documents: made for what precache writes, parsed for what it reads.
 
 Format: the Zarr core specification, version 3, and its `sharding_indexed` codec.
+
+A stranger's document may promise any size. Sizes that would take memory or time by their number
+alone, whatever is stored, are refused when it is parsed.
 """
 
 from __future__ import annotations
@@ -19,6 +22,18 @@ from precache.errors import StoreError
 from precache.operations import DTYPES
 
 Json = dict[str, Any]
+
+MOST_AXES = 32
+"""Of an array; NumPy and torch have 64, with those that are added on the way."""
+
+MOST_OBJECTS = 1 << 25
+"""Stored objects along axis 0."""
+
+MOST_ENTRIES = 1 << 26
+"""Chunks of a shard, whose index then takes a gibibyte."""
+
+MOST_PIECES = 1 << 16
+"""Chunks that a row is spread over."""
 
 
 def group_document(attributes: Json) -> Json:
@@ -121,6 +136,10 @@ class Array:
         return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @property
+    def chunk_nbytes(self) -> int:
+        return math.prod(self.chunk_shape) * np.dtype(self.dtype).itemsize
+
+    @property
     def objects(self) -> int:
         """Stored objects along axis 0."""
         return -(-self.shape[0] // self.object_shape[0])
@@ -215,6 +234,7 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
         raise StoreError(f"{where} has a grid {object_shape} that does not fit its shape {shape}")
     if any(o % c for o, c in zip(object_shape, chunk_shape, strict=True)) or not shape:
         raise StoreError(f"{where}: chunks of {chunk_shape} do not tile shards of {object_shape}")
+    _require_bounded(shape, object_shape, chunk_shape, np.dtype(dtype).itemsize, where)
     key_prefix, separator = _key_encoding(document.get("chunk_key_encoding"), where)
     decode = decoder(codecs, np.dtype(dtype).itemsize, where)
     if decode.filtered and (dtype != "uint8" or len(shape) < 4):
@@ -233,9 +253,35 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     )
 
 
+def _require_bounded(
+    shape: tuple[int, ...],
+    object_shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    itemsize: int,
+    where: str,
+) -> None:
+    if len(shape) > MOST_AXES:
+        raise StoreError(f"{where} has {len(shape)} axes; precache reads up to {MOST_AXES}")
+    along = [-(-n // c) for n, c in zip(shape, chunk_shape, strict=True)]
+    entries = math.prod(o // c for o, c in zip(object_shape, chunk_shape, strict=True))
+    for count, what, most in (
+        (math.prod(shape) * itemsize, "bytes", 2**63 - 1),
+        (math.prod(object_shape) * itemsize, "bytes in each object", 2**63 - 1),
+        (-(-shape[0] // object_shape[0]), "objects along its first axis", MOST_OBJECTS),
+        (entries, "chunks in each shard", MOST_ENTRIES),
+        (math.prod(along[1:]), "chunks in each row", MOST_PIECES),
+    ):
+        if count > most:
+            raise StoreError(
+                f"{where} says that the array has {count} {what}; precache reads up to {most}: it "
+                "is damaged or forged, or the array needs other chunks"
+            )
+
+
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or any(
-        not isinstance(n, int) or not 0 <= n < 2**63 for n in value
+        type(n) is not int or not 0 <= n < 2**63
+        for n in value  # which `True` is not
     ):
         raise TypeError(f"{value!r} is no shape")
     return tuple(value)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from precache.codecs import bounds
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import is_missing
 from precache.layout import MISSING, decode_index
@@ -73,6 +74,7 @@ class Objects(ABC):
                 "apart"
             ) from None
         self._kept: dict[tuple[int, ...], StoredObject | None] = {}
+        self._longest = bounds(self.array.decoder.codecs, self.array.chunk_nbytes)[-1]
 
     def get(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
         """An object; None where it is missing, as only foreign ones may be."""
@@ -113,7 +115,7 @@ class Objects(ABC):
     @property
     def pitch(self) -> int:
         """Bytes from one plain chunk to the next."""
-        return self.array.chunk_shape[0] * self.array.row_nbytes + self.gap
+        return self.array.chunk_nbytes + self.gap
 
     @property
     def gap(self) -> int:
@@ -136,6 +138,9 @@ class Objects(ABC):
             return None
         if offset + length > found.size:
             raise self.damage(number, tail, row, "its index points outside of it")
+        if length > self._longest:
+            reason = f"it has {length} bytes for a chunk that takes {self._longest} at most"
+            raise self.damage(number, tail, row, reason)
         return offset, length
 
     def index_extent(self, size: int) -> tuple[int, int]:

@@ -23,7 +23,11 @@ from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.imagecodec import undo_image, undone_together
 from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
+from precache.usage import available_bytes
 from precache.version import Version
+
+MOST_CHUNKS = 1 << 30
+"""Of an array, each of which takes a byte that says whether it was checked."""
 
 CHECK_ROWS = 8
 """Rows that are decompressed together where only their checksum counts."""
@@ -31,6 +35,9 @@ CHECK_ROWS = 8
 DECODE_NBYTES = 1 << 20
 """Chunks of small rows are decoded, and plain rows checked, up to this size before their rows are
 copied."""
+
+CHUNKS_AT_ONCE = 5
+"""Decoded chunks that reading holds, where rows are cut out of them: one a thread, and one kept."""
 
 Place = tuple[int, int, int, bool]
 """A row, its object, its chunk there, and whether to check that."""
@@ -58,6 +65,7 @@ class ArrayReader:
         if verify not in ("first", "always", "off"):
             raise UsageError(f"verify is {verify!r}; choose first, always or off")
         self.name = name
+        self._where = f"{version.path}/{version.arrays[name][0]}"
         self._objects = objects or MappedObjects(version, name)
         self.array = self._objects.array
         self._pieces = self._objects.pieces
@@ -67,17 +75,36 @@ class ArrayReader:
         self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
         whole = self.array.shape[0] * self.array.row_nbytes
         self._fits = self.array.chunk_shape[0] > 1 and whole <= DECODED_NBYTES
-        chunk_nbytes = self.array.chunk_shape[0] * self.array.row_nbytes
-        self._together = max(1, DECODE_NBYTES // max(1, chunk_nbytes))
+        self._together = max(1, DECODE_NBYTES // self.array.chunk_nbytes)
+        straight = self.array.whole_rows and (self.plain or self.array.chunk_shape[0] == 1)
+        held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
+        self.require_memory(max(self.array.row_nbytes, held))
         chunks = math.prod(self.array.chunks_per_object)
         self._beyond = math.prod(self.array.chunks_per_object[1:])
-        try:
-            self._checked = np.full((self.array.objects, chunks), verify == "off")
-        except (MemoryError, ValueError):
+        if self.array.objects * chunks > MOST_CHUNKS:
             raise StoreError(
-                f"{version.path}/{self._objects.folder} has {self.array.objects} x {chunks} "
-                "chunks, too many to tell apart"
-            ) from None
+                f"{self._where} has {self.array.objects} x {chunks} chunks; precache reads up to "
+                f"{MOST_CHUNKS}: rewrite the array with larger ones"
+            )
+        # Zeros take no memory until they are written to.
+        made = np.ones if verify == "off" else np.zeros
+        try:
+            self._checked = made((self.array.objects, chunks), bool)
+        except MemoryError:
+            raise self._no_memory(self.array.objects * chunks) from None
+
+    def require_memory(self, nbytes: int) -> None:
+        """Refuse what no memory holds, before any is taken for it."""
+        free = available_bytes()
+        if free is not None and nbytes > free:
+            raise self._no_memory(nbytes)
+
+    def _no_memory(self, nbytes: int) -> StoreError:
+        return StoreError(
+            f"there is no memory for {self._where}: its {self.array.shape[0]} rows of "
+            f"{self.array.row_nbytes} bytes in chunks of {self.array.chunk_nbytes} take {nbytes} "
+            "at once; it is damaged or forged, or the array needs other chunks"
+        )
 
     @property
     def plain(self) -> bool:
@@ -112,7 +139,15 @@ class ArrayReader:
         ------
         DamageError
             Stored bytes are missing or wrong; names the file and the key.
+        StoreError
+            There is no memory for a chunk of the array.
         """
+        try:
+            self._read(rows, out, undo)
+        except MemoryError:
+            raise self._no_memory(CHUNKS_AT_ONCE * self.array.chunk_nbytes) from None
+
+    def _read(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         if len(rows) == 0:
             return
         undo = self.array.decoder.filtered and (undo or not self.filtered)
@@ -328,7 +363,8 @@ class ArrayReader:
             return self._decoded[undo]
         except KeyError:
             array = self.array
-            chunks = -(-array.objects * array.object_shape[0] // array.chunk_shape[0])
+            self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
+            chunks = array.objects * array.chunks_per_object[0]
             made = DecodedChunks(chunks, array.chunk_shape, array.dtype)
             return self._decoded.setdefault(undo, made)
 

@@ -16,7 +16,7 @@ import torch
 
 from precache import nvcomp
 from precache.columns import Columns
-from precache.errors import DamageError
+from precache.errors import DamageError, UsageError
 from precache.feed import ShardFeed
 from precache.fetchers import Requests
 from precache.gathering import Places
@@ -35,6 +35,7 @@ from precache.slots import (
     undo_image_tensor,
 )
 from precache.stallclock import ThreadTime
+from precache.usage import available_bytes
 from precache.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,12 @@ class BatchStream:
         self.together = min(MOST_TOGETHER, fitting) if grouped else 1
         slots = (self._ahead + 1) * self.together - 1 + SLOTS_IN_USE
         slots += STEPS_AHEAD if cuda else 0
+        free = available_bytes()
+        if free is not None and self._layout.nbytes + frames > free:
+            raise UsageError(
+                f"a batch of {batch_size} rows takes {self._layout.nbytes + frames} bytes, and "
+                f"{free} are free; give a smaller batch_size"
+            )
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
         self._copier = DeviceCopier(self._pool, cuda) if cuda else None
         self._filled: deque[None] = deque()
