@@ -166,7 +166,7 @@ class Decoder:
         except (RuntimeError, ValueError, zlib.error) as error:
             raise DamageError(f"a chunk does not decode: {error}") from None
         if self.swap:
-            out.byteswap(inplace=True)
+            out.view(f"u{out.itemsize}").byteswap(inplace=True)  # bfloat16 knows no byte order
 
 
 @functools.lru_cache

@@ -8,6 +8,7 @@ alone, whatever is stored, are refused when it is parsed.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ from precache.errors import StoreError
 from precache.operations import DTYPES
 
 Json = dict[str, Any]
+
+BFLOAT16 = "bfloat16"
+"""Of arrays of other software."""
 
 MOST_AXES = 32
 """Of an array; NumPy and torch have 64, with those that are added on the way."""
@@ -216,8 +220,11 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     if document.get("storage_transformers"):
         raise StoreError(f"{where} has storage_transformers, which precache does not read")
     dtype = document["data_type"]
-    if dtype not in DTYPES:
-        raise StoreError(f"{where} has data type {dtype!r}; precache reads {', '.join(DTYPES)}")
+    if dtype == BFLOAT16:
+        _require_bfloat16(where)
+    elif dtype not in DTYPES:
+        known = ", ".join((*DTYPES, BFLOAT16))
+        raise StoreError(f"{where} has data type {dtype!r}; precache reads {known}")
     shape, object_shape = _shape(document["shape"]), _grid(document, where)
     chunk_shape, codecs = object_shape, document["codecs"]
     index_at_start, index_checksum = None, False
@@ -251,6 +258,16 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
         index_at_start,
         index_checksum,
     )
+
+
+def _require_bfloat16(where: str) -> None:
+    try:
+        importlib.import_module("ml_dtypes")  # has NumPy know it by its name
+    except ImportError:
+        raise StoreError(
+            f"{where} has data type {BFLOAT16!r}, for which ml_dtypes is needed: "
+            "pip install ml_dtypes"
+        ) from None
 
 
 def _require_bounded(

@@ -32,6 +32,8 @@ from precache.slots import (
     Sent,
     SlotLayout,
     SlotPool,
+    as_tensor,
+    indexable,
     undo_image_tensor,
 )
 from precache.stallclock import ThreadTime
@@ -294,7 +296,7 @@ class BatchStream:
         # NumPy's views: torch's own would each let go of the interpreter lock, and wait for it.
         large = self._layout.arrays(self._pool.lend(made.slot), len(made.rows))
         made_of = {**large, **made.small}
-        return {name: torch.from_numpy(made_of[name]) for name in self._columns.shapes}
+        return {name: as_tensor(made_of[name]) for name in self._columns.shapes}
 
     def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
@@ -325,7 +327,7 @@ class BatchStream:
     def _shaped(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """(n, bytes of a row) uint8 as (n, ...) of a field's dtype."""
         shape, dtype = self._columns.shapes[name]
-        like = torch.from_numpy(np.empty(0, dtype)).dtype
+        like = as_tensor(np.empty(0, dtype)).dtype
         return values.view(like).view(len(values), *shape)
 
 
@@ -420,4 +422,7 @@ class ResidentStream:
             for numbers in rows:
                 # Else the host would wait for all that the device has to do.
                 index = torch.from_numpy(numbers).to(self._device, non_blocking=True)
-                yield {name: held.index_select(0, index) for name, held in fields.items()}
+                yield {
+                    name: indexable(held).index_select(0, index).view(held.dtype)
+                    for name, held in fields.items()
+                }

@@ -19,6 +19,7 @@ import google_crc32c
 import numpy as np
 import pytest
 import tensorstore
+import torch
 import xxhash
 import zarr
 from hypothesis import given
@@ -625,15 +626,6 @@ def test_missing_large_rows_are_fill_values(rows: slice, tmp_path: Path) -> None
     _assert_reads(tmp_path, values)
 
 
-@pytest.mark.parametrize("name", ["default", "v2"])
-@pytest.mark.parametrize("separator", ["/", "."])
-def test_both_ways_to_name_chunks_are_read(name: str, separator: str, tmp_path: Path) -> None:
-    values = _values("uint8")
-    encoding = {"name": name, "separator": separator}
-    _write(tmp_path, values, chunks=(2, 3, 4, 8), chunk_key_encoding=encoding)
-    _assert_reads(tmp_path, values)
-
-
 TENSORSTORE_CODECS: dict[str, list[dict[str, Any]]] = {
     "raw": [{"name": "bytes", "configuration": {"endian": "little"}}],
     "big-endian": [{"name": "bytes", "configuration": {"endian": "big"}}],
@@ -656,6 +648,50 @@ TENSORSTORE_CODECS: dict[str, list[dict[str, Any]]] = {
     ],
     "crc32c": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", ["raw", "big-endian", "zstd", "gzip", "crc32c"])
+@pytest.mark.parametrize("chunks", [[4, 3, 8, 8], [1, 3, 8, 8], [2, 2, 8, 8]])
+@pytest.mark.parametrize("fill_value", [1.5, "NaN", "0x3fc0"])
+def test_bfloat16_is_read(codec: str, chunks: list[int], fill_value: Any, tmp_path: Path) -> None:
+    metadata = {
+        "shape": list(SHAPE),
+        "data_type": "bfloat16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "codecs": TENSORSTORE_CODECS[codec],
+        "fill_value": fill_value,
+    }
+    array = _tensorstore(tmp_path / "x", metadata=metadata, create=True)
+    array[:7].write(np.random.default_rng(0).normal(size=SHAPE).astype("bfloat16")[:7]).result()
+    values = array.read().result()
+    how: Any = {"fields": {"x": "x"}}
+    with precache.Loader(tmp_path, 13, shuffle=False, device="cpu", **how) as loader:
+        [batch] = list(loader)
+    loaded = [
+        batch["x"],
+        precache.CachedDataset(tmp_path, **how).__getitems__(range(13)).batch["x"],
+    ]
+    for tensor in loaded:
+        assert tensor.dtype == torch.bfloat16
+        np.testing.assert_array_equal(tensor.float().numpy(), values.astype(np.float32))
+
+
+def test_bfloat16_without_ml_dtypes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tensorstore(tmp_path / "x", metadata={"shape": [3], "data_type": "bfloat16"}, create=True)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(StoreError, match=r"'bfloat16', for which ml_dtypes is needed: pip install"):
+        precache.store.open_version(tmp_path, {"x": "x"})
+
+
+@pytest.mark.parametrize("name", ["default", "v2"])
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_both_ways_to_name_chunks_are_read(name: str, separator: str, tmp_path: Path) -> None:
+    values = _values("uint8")
+    encoding = {"name": name, "separator": separator}
+    _write(tmp_path, values, chunks=(2, 3, 4, 8), chunk_key_encoding=encoding)
+    _assert_reads(tmp_path, values)
 
 
 @pytest.mark.parametrize("codec", TENSORSTORE_CODECS)
