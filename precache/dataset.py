@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from precache.columns import Columns, FieldNames
 from precache.integers import whole
+from precache.slots import as_tensor
 from precache.storage import StorageOptions
 from precache.version import Keys, Version
 
@@ -126,7 +127,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
             for name, (shape, dtype) in self._columns.shapes.items()
         }
         self._columns.read(rows, batch)
-        return _Samples({name: torch.from_numpy(values) for name, values in batch.items()})
+        return _Samples({name: as_tensor(values) for name, values in batch.items()})
 
     @staticmethod
     def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from precache.loader_options import find_device, sensible
 from precache.orders import order_of, shuffle_of
 from precache.ranks import find_rank, require_rank
 from precache.selection import Selection
-from precache.slots import Batch
+from precache.slots import Batch, as_array
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
@@ -498,5 +498,5 @@ def _made_resident(
         return ResidentStream(residence.load(columns, device), device)
     if resident is not None:
         for turn, held in enumerate(residence.load(columns, torch.device("cpu"))):
-            columns.at_epoch(turn).adopt({name: values.numpy() for name, values in held.items()})
+            columns.at_epoch(turn).adopt({name: as_array(values) for name, values in held.items()})
     return None

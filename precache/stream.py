@@ -15,7 +15,7 @@ import torch
 
 from precache import nvcomp
 from precache.columns import Columns
-from precache.errors import DamageError
+from precache.errors import DamageError, UsageError
 from precache.feed import ShardFeed
 from precache.fetchers import Requests
 from precache.gathering import Places
@@ -31,10 +31,12 @@ from precache.slots import (
     Sent,
     SlotLayout,
     SlotPool,
+    as_tensor,
+    indexable,
     undo_image_tensor,
 )
 from precache.stallclock import ThreadTime
-from precache.usage import cores
+from precache.usage import available_bytes, cores
 from precache.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
@@ -135,6 +137,12 @@ class BatchStream:
         self.together = min(MOST_TOGETHER, fitting) if grouped else 1
         slots = (self._ahead + 1) * self.together - 1 + SLOTS_IN_USE
         slots += STEPS_AHEAD if cuda else 0
+        free = available_bytes()
+        if free is not None and self._layout.nbytes + frames > free:
+            raise UsageError(
+                f"a batch of {batch_size} rows takes {self._layout.nbytes + frames} bytes, and "
+                f"{free} are free; give a smaller batch_size"
+            )
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
         self._copier = DeviceCopier(self._pool, cuda) if cuda else None
         self._filled: deque[None] = deque()
@@ -286,7 +294,7 @@ class BatchStream:
         # NumPy's views: torch's own would each let go of the interpreter lock, and wait for it.
         large = self._layout.arrays(self._pool.lend(made.slot), len(made.rows))
         made_of = {**large, **made.small}
-        return {name: torch.from_numpy(made_of[name]) for name in self._columns.shapes}
+        return {name: as_tensor(made_of[name]) for name in self._columns.shapes}
 
     def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
@@ -317,7 +325,7 @@ class BatchStream:
     def _shaped(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """(n, bytes of a row) uint8 as (n, ...) of a field's dtype."""
         shape, dtype = self._columns.shapes[name]
-        like = torch.from_numpy(np.empty(0, dtype)).dtype
+        like = as_tensor(np.empty(0, dtype)).dtype
         return values.view(like).view(len(values), *shape)
 
 
@@ -412,4 +420,7 @@ class ResidentStream:
             for numbers in rows:
                 # Else the host would wait for all that the device has to do.
                 index = torch.from_numpy(numbers).to(self._device, non_blocking=True)
-                yield {name: held.index_select(0, index) for name, held in fields.items()}
+                yield {
+                    name: indexable(held).index_select(0, index).view(held.dtype)
+                    for name, held in fields.items()
+                }

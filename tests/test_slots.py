@@ -359,7 +359,7 @@ def test_the_host_waits_for_the_device_once_it_is_too_far_ahead(
 
 
 @given(
-    st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)).flatmap(
+    hnp.array_shapes(min_dims=4, max_dims=5, max_side=6).flatmap(
         lambda shape: hnp.arrays(np.uint8, shape)
     )
 )
