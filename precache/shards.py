@@ -27,6 +27,8 @@ DECODE_NBYTES = 1 << 20
 """Chunks of small rows are decoded, and plain rows checked, up to this size before their rows are
 copied."""
 
+NOT_HELD = "its CRC32C does not hold"
+
 Place = tuple[int, int, int, bool]
 """A row, its object, its chunk there, and whether to check that."""
 
@@ -140,26 +142,39 @@ class ArrayReader:
         starts = begins + inside * self.array.row_nbytes + chunks * objects.gap
         checks = self._checks(numbers, chunks)
         if not checks.any():
-            return self._gather(numbers, starts, out, out.nbytes)
+            return self._gather(rows, numbers, starts, out, out.nbytes)
+        if kernels.checks and self.array.chunk_shape[0] == 1:
+            held = self._gather(rows, numbers, starts, out, out.nbytes, checks)
+            self._checked[numbers, chunks] |= held
+            return held
         # Right before they are copied: they are then read from memory once for both.
         together = DECODE_NBYTES // self.array.row_nbytes + 1
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             for at in (start + np.flatnonzero(checks[part])).tolist():
                 self._check_plain(rows[at], numbers[at], chunks[at])
-            if not self._gather(numbers[part], starts[part], out[part], out.nbytes):
+            if not self._gather(rows[part], numbers[part], starts[part], out[part], out.nbytes):
                 return False
         return True
 
     def _gather(
-        self, numbers: np.ndarray, starts: np.ndarray, out: np.ndarray, batch_nbytes: int
+        self,
+        rows: np.ndarray,
+        numbers: np.ndarray,
+        starts: np.ndarray,
+        out: np.ndarray,
+        batch_nbytes: int,
+        checks: np.ndarray | None = None,
     ) -> bool:
-        """Copy rows; False where another iterator's feed let go of an object meanwhile."""
-        lengths = np.full(len(out), self.array.row_nbytes, np.int64)
+        """Copy rows, and check some; False where another iterator's feed let go of an object
+        meanwhile."""
+        sources, lengths = self._objects.sources, np.full(len(out), self.array.row_nbytes, np.int64)
         try:
-            kernels.gather(self._objects.sources, numbers, starts, lengths, out, batch_nbytes)
+            whole = kernels.gather(sources, numbers, starts, lengths, out, batch_nbytes, checks)
         except ValueError:
             return False
+        if whole < len(rows):
+            raise self.damage(int(rows[whole]), NOT_HELD)
         return True
 
     @property
@@ -244,7 +259,7 @@ class ArrayReader:
         tail = self._pieces[0].object_tail
         data = self._objects.chunk(int(number), tail, int(chunk), int(row))
         if data is None or not crc32c_holds(data):
-            raise self._objects.damage(int(number), tail, int(row), "its CRC32C does not hold")
+            raise self._objects.damage(int(number), tail, int(row), NOT_HELD)
         self._checked[number, chunk] = True
 
     def _read_single(

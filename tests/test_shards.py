@@ -262,6 +262,7 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(kernels, "compiled", None)
+        monkeypatch.setattr(kernels, "checks", False)
     store = stores["raw"]
     reader = _reader(store.open())
     checks = reader._checks
