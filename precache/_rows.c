@@ -479,16 +479,18 @@ static PyObject *undo_image(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- zstd ----------------------------------------------------------------------------------- */
 
-/* Of the stable interface of zstd.h; from the library that numcodecs brings. */
+/* Of the interface of zstd.h; from the library that numcodecs brings. */
 typedef struct {
     void *(*create)(void);
     size_t (*release)(void *context);
     size_t (*decompress)(void *context, void *out, size_t room, const void *in, size_t size);
     unsigned long long (*content_size)(const void *in, size_t size);
     size_t (*frame_size)(const void *in, size_t size);
+    size_t (*set)(void *context, int parameter, int value); /* may be NULL */
 } Zstd;
 
 #define CONTENT_SIZE_UNKNOWN (0ULL - 1)
+#define FORCE_IGNORE_CHECKSUM 1002
 
 static Zstd zstd;
 
@@ -513,6 +515,7 @@ static PyObject *load_zstd(PyObject *Py_UNUSED(module), PyObject *args)
     if (!found.create || !found.release || !found.decompress || !found.content_size ||
         !found.frame_size)
         Py_RETURN_FALSE;
+    *(void **)&found.set = dlsym(library, "ZSTD_DCtx_setParameter");
     zstd = found;
     Py_RETURN_TRUE;
 }
@@ -527,19 +530,41 @@ static int decompress(void *context, uint8_t *out, size_t room, const Py_buffer 
            zstd.decompress(context, out, room, in->buf, size) == room;
 }
 
-/* How many of the frames came out whole, to `size` bytes each, before one did not. By way of
-   `aside` where that is not NULL: zstd and the filter read what they have written, which must be
-   in a cache. */
-static Py_ssize_t decode_frames(const Sources *frames, uint8_t *out, size_t size, int filtered,
-                                Shape shape, uint8_t *aside, void *context)
+/* zstd and the filter read what they have written, which must be in a cache: rows that are written
+   past the caches are made aside, but not those that would not stay in a cache there either. */
+#if defined(__SSE2__)
+#define MOST_ASIDE (1 << 20)
+#else
+#define MOST_ASIDE 0
+#endif
+
+typedef struct {
+    Sources sources;
+    const uint8_t *checks; /* of each whether its checksum is checked; NULL: all are */
+    int filtered;
+    Shape shape;
+} Frames;
+
+/* How many of the frames came out whole, to `size` bytes each, before one did not; by way of
+   `aside` where that is not NULL. */
+static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size, uint8_t *aside,
+                                void *context)
 {
     Py_ssize_t whole = 0;
-    for (; whole < frames->count; whole++, out += size) {
+    int checking = 1;
+    for (; whole < frames->sources.count; whole++, out += size) {
         uint8_t *to = aside ? aside : out;
-        if (!decompress(context, to, size, &frames->views[whole]))
+        int check = frames->checks == NULL || frames->checks[whole];
+        if (check != checking && zstd.set) {
+            /* A library that cannot leave it out checks it. */
+            if (zstd.set(context, FORCE_IGNORE_CHECKSUM, !check) != 0 && check)
+                break;
+            checking = check;
+        }
+        if (!decompress(context, to, size, &frames->sources.views[whole]))
             break;
-        if (filtered)
-            undo_rows(to, size, shape);
+        if (frames->filtered)
+            undo_rows(to, size, frames->shape);
         if (aside)
             stream(out, aside, size);
     }
@@ -548,39 +573,45 @@ static Py_ssize_t decode_frames(const Sources *frames, uint8_t *out, size_t size
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(frames, out, filtered, channels, height, width, past_caches)\n--\n\n"
+"decode(frames, checks, out, filtered, channels, height, width, past_caches)\n--\n\n"
 "Decompress zstd frames, each to the same share of `out`, and undo the filter of their rows.\n\n"
+"Their content checksums are checked but for those of which the byte in `checks` is 0.\n"
 "Returns how many came out whole before one did not.");
 
 static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
-    Sources frames;
-    Py_buffer out;
-    Shape shape;
-    int filtered, past_caches;
-    if (!PyArg_ParseTuple(args, "O!w*pnnnp:decode", &PyList_Type, &list, &out, &filtered,
-                          &shape.channels, &shape.height, &shape.width, &past_caches))
+    Frames frames;
+    Py_buffer checks, out;
+    int past_caches;
+    if (!PyArg_ParseTuple(args, "O!z*w*pnnnp:decode", &PyList_Type, &list, &checks, &out,
+                          &frames.filtered, &frames.shape.channels, &frames.shape.height,
+                          &frames.shape.width, &past_caches))
         return NULL;
-    if (open_sources(&frames, list, NULL) == 0) {
-        Py_ssize_t size = frames.count ? out.len / frames.count : 0, whole;
+    if (open_sources(&frames.sources, list, NULL) == 0) {
+        Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, whole;
         void *context = zstd.create ? zstd.create() : NULL;
-        if (size * frames.count != out.len || (filtered && !holds_rows(shape, size))) {
+        frames.checks = checks.buf;
+        if (size * count != out.len || (checks.buf && checks.len != count) ||
+            (frames.filtered && !holds_rows(frames.shape, size))) {
             PyErr_SetString(PyExc_ValueError, "rows of another shape");
         } else if (context == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "zstd was not loaded, or has no memory");
         } else {
-            uint8_t *aside = past_caches && size ? malloc((size_t)size) : NULL;
+            int by_way = past_caches && size && size <= MOST_ASIDE;
+            uint8_t *aside = by_way ? malloc((size_t)size) : NULL;
             Py_BEGIN_ALLOW_THREADS
-            whole = decode_frames(&frames, out.buf, (size_t)size, filtered, shape, aside, context);
+            whole = decode_frames(&frames, out.buf, (size_t)size, aside, context);
             Py_END_ALLOW_THREADS
             free(aside);
             result = PyLong_FromSsize_t(whole);
         }
         if (context)
             zstd.release(context);
-        close_sources(&frames);
+        close_sources(&frames.sources);
     }
+    if (checks.obj)
+        PyBuffer_Release(&checks);
     PyBuffer_Release(&out);
     return result;
 }

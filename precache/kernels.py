@@ -142,7 +142,12 @@ def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
 
 
 def decode(
-    frames: Sequence[memoryview], out: np.ndarray, *, filtered: bool, batch_nbytes: int
+    frames: Sequence[memoryview],
+    out: np.ndarray,
+    *,
+    filtered: bool,
+    batch_nbytes: int,
+    checked: np.ndarray | None = None,
 ) -> int:
     """Decompress zstd frames; only where this module `decodes`.
 
@@ -154,6 +159,8 @@ def decode(
         Whether these are (..., C, H, W) uint8, and the filter of `image` is undone.
     batch_nbytes
         Of the batch that `out` is part of.
+    checked
+        (n,) bool: the frames whose content checksum is checked; by default all.
 
     Returns
     -------
@@ -163,5 +170,6 @@ def decode(
     assert compiled is not None
     channels, height, width = out.shape[-3:] if filtered else (1, 1, 1)
     past = batch_nbytes >= PAST_CACHES_NBYTES
-    whole: int = compiled.decode(list(frames), out, filtered, channels, height, width, past)
+    shape = channels, height, width
+    whole: int = compiled.decode(list(frames), checked, out, filtered, *shape, past)
     return whole

@@ -43,8 +43,9 @@ class ArrayReader:
     Parameters
     ----------
     verify
-        ``first``: the CRC32C of a chunk is checked the first time this process reads it;
-        ``always``; ``off``. zstd frames always check their own content checksum.
+        ``first``: the checksum of a chunk, a CRC32C or that of a zstd frame, is checked the first
+        time this process maps and reads it; ``always``; ``off``: that of frames still is. Without
+        compiled code, frames always are.
     objects
         Of the array; by default those in the version's own folder, mapped.
     """
@@ -253,6 +254,12 @@ class ArrayReader:
         checks: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
         return checks
 
+    def _passed(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
+        """Remember that chunks were checked; bytes that are not mapped are fetched anew, and may
+        be others then."""
+        if self._objects.mapped:
+            self._checked[numbers, chunks] = True
+
     def _check_plain(self, row: int, number: int, chunk: int) -> None:
         if self._verify == "first" and self._checked[number, chunk]:
             return
@@ -281,7 +288,7 @@ class ArrayReader:
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
                 self._decode_places(places[part], out[part], filtered, out.nbytes)
-        self._checked[numbers, chunks] = True
+        self._passed(numbers, chunks)
 
     def _chunks(self, inside: np.ndarray) -> np.ndarray:
         """(n,) int64: the chunk of an object that each row is in, by the row's place there."""
@@ -301,8 +308,12 @@ class ArrayReader:
                 if data is None:
                     break
                 frames.append(data)
-            room = out[: len(frames)]
-            whole = kernels.decode(frames, room, filtered=filtered, batch_nbytes=batch_nbytes)
+            room, checked = out[: len(frames)], None
+            if self._verify == "first":
+                checked = np.array([check for *_, check in places[: len(frames)]], bool)
+            whole = kernels.decode(
+                frames, room, filtered=filtered, batch_nbytes=batch_nbytes, checked=checked
+            )
         for position, (row, number, chunk, check) in enumerate(places[whole:], whole):
             data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
@@ -350,10 +361,13 @@ class ArrayReader:
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        columns = rows.tolist(), numbers.tolist(), self._chunks(inside).tolist()
-        places = [(*place, self._verify != "off") for place in zip(*columns, strict=True)]
+        chunks = self._chunks(inside)
+        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
+        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         with self._objects.gathered(rows):
+            places = list(zip(*columns, strict=True))
             self._decode_places(places, decoded, undo and self.filtered, batch_nbytes=0)
+        self._passed(numbers, chunks)
         return decoded
 
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
@@ -435,7 +449,7 @@ class ArrayReader:
                     except DamageError as error:
                         raise self._objects.damage(number, tail, row, str(error)) from None
                 frames.append(data)
-        self._checked[numbers, chunks] = True
+        self._passed(numbers, chunks)
         lengths = np.array([len(frame) for frame in frames], np.int64)
         kernels.join(frames, out[: int(lengths.sum())])
         return lengths

@@ -228,7 +228,7 @@ def test_rows_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
         kernels.compiled.undo_image(np.zeros(48, np.uint8), *shape)
     frame = [memoryview(bytes(zstd.compress(bytes(48))))]
     with pytest.raises(ValueError, match="another shape"):
-        kernels.compiled.decode(frame, np.zeros(48, np.uint8), True, *shape, False)
+        kernels.compiled.decode(frame, None, np.zeros(48, np.uint8), True, *shape, False)
 
 
 # --- zstd ---------------------------------------------------------------------------------------
@@ -249,6 +249,25 @@ def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) ->
         views = list(map(memoryview, frames[first:]))
         assert kernels.decode(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
         np.testing.assert_array_equal(out[:whole], rows[first : first + whole])
+
+
+@needs_compiled
+@pytest.mark.usefixtures("past")
+def test_a_content_checksum_is_checked_where_that_is_asked_for() -> None:
+    rows = np.random.default_rng(0).integers(0, 9, (4, 3, 20, 31), np.uint8)
+    frames = [bytearray(zstd.compress(row, 1, True)) for row in rows]
+    frames[2][-1] ^= 1  # of the checksum
+    views, out = list(map(memoryview, frames)), np.empty_like(rows)
+
+    def whole(checked: list[bool] | None) -> int:
+        flags = None if checked is None else np.array(checked)
+        return kernels.decode(views, out, filtered=False, batch_nbytes=out.nbytes, checked=flags)
+
+    assert whole([True, True, False, True]) == whole([False, False, False, False]) == 4
+    np.testing.assert_array_equal(out, rows)
+    assert whole(None) == whole([True, True, True, True]) == whole([False, False, True, True]) == 2
+    with pytest.raises(ValueError, match="another shape"):
+        whole([True, True, False])
 
 
 def _empty_and(frame: bytes) -> bytes:
