@@ -14,7 +14,7 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
 #include <nmmintrin.h>
 #define HAS_CRC32C __builtin_cpu_supports("sse4.2")
 #else
@@ -167,7 +167,7 @@ static void put(uint8_t *out, const uint8_t *in, size_t size, int past_caches)
 
 #define CRC_SIZE 4
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
 
 /* The CRCs of PLACES pieces of `size` bytes, which are copied unless `out` is NULL. The instruction
    takes three cycles, and another can begin in each: four places keep it busy. */
