@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numcodecs import blosc, zstd
 
+from precache import kernels
 from precache.errors import DamageError, PipelineError, StoreError
 from precache.imagecodec import IMAGE_FILTER, IMAGE_FILTER_VERSION, ImageEncoder
 from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
@@ -82,8 +82,7 @@ def _encode_raw(chunk: np.ndarray) -> bytes:
 
 
 def _with_crc32c(data: bytes | memoryview) -> bytes:
-    checksum = int(google_crc32c.value(np.frombuffer(data, np.uint8)))
-    return b"".join((data, checksum.to_bytes(4, "little")))
+    return b"".join((data, kernels.crc32c(data).to_bytes(4, "little")))
 
 
 def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
@@ -223,7 +222,7 @@ def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -
 def crc32c_holds(chunk: memoryview) -> bool:
     """Whether a chunk that ends in its CRC32C matches it."""
     stored = int.from_bytes(chunk[-4:], "little")
-    return len(chunk) >= 4 and google_crc32c.value(np.frombuffer(chunk[:-4], np.uint8)) == stored
+    return len(chunk) >= 4 and kernels.crc32c(chunk[:-4]) == stored
 
 
 def _strip_crc32c(source: memoryview, verify: bool) -> memoryview:

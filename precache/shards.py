@@ -38,6 +38,7 @@ copied."""
 
 CHUNKS_AT_ONCE = 5
 """Decoded chunks that reading holds, where rows are cut out of them: one a thread, and one kept."""
+NOT_HELD = "its CRC32C does not hold"
 
 Place = tuple[int, int, int, bool]
 """A row, its object, its chunk there, and whether to check that."""
@@ -53,8 +54,9 @@ class ArrayReader:
     Parameters
     ----------
     verify
-        ``first``: the CRC32C of a chunk is checked the first time this process reads it;
-        ``always``; ``off``. zstd frames always check their own content checksum.
+        ``first``: the checksum of a chunk, a CRC32C or that of a zstd frame, is checked the first
+        time this process maps and reads it; ``always``; ``off``: that of frames still is. Without
+        compiled code, frames always are.
     objects
         Of the array; by default those in the version's own folder, mapped.
     """
@@ -178,26 +180,39 @@ class ArrayReader:
         starts = begins + inside * self.array.row_nbytes + chunks * objects.gap
         checks = self._checks(numbers, chunks)
         if not checks.any():
-            return self._gather(numbers, starts, out, out.nbytes)
+            return self._gather(rows, numbers, starts, out, out.nbytes)
+        if kernels.checks and self.array.chunk_shape[0] == 1:
+            held = self._gather(rows, numbers, starts, out, out.nbytes, checks)
+            self._checked[numbers, chunks] |= held
+            return held
         # Right before they are copied: they are then read from memory once for both.
         together = DECODE_NBYTES // self.array.row_nbytes + 1
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             for at in (start + np.flatnonzero(checks[part])).tolist():
                 self._check_plain(rows[at], numbers[at], chunks[at])
-            if not self._gather(numbers[part], starts[part], out[part], out.nbytes):
+            if not self._gather(rows[part], numbers[part], starts[part], out[part], out.nbytes):
                 return False
         return True
 
     def _gather(
-        self, numbers: np.ndarray, starts: np.ndarray, out: np.ndarray, batch_nbytes: int
+        self,
+        rows: np.ndarray,
+        numbers: np.ndarray,
+        starts: np.ndarray,
+        out: np.ndarray,
+        batch_nbytes: int,
+        checks: np.ndarray | None = None,
     ) -> bool:
-        """Copy rows; False where another iterator's feed let go of an object meanwhile."""
-        lengths = np.full(len(out), self.array.row_nbytes, np.int64)
+        """Copy rows, and check some; False where another iterator's feed let go of an object
+        meanwhile."""
+        sources, lengths = self._objects.sources, np.full(len(out), self.array.row_nbytes, np.int64)
         try:
-            kernels.gather(self._objects.sources, numbers, starts, lengths, out, batch_nbytes)
+            whole = kernels.gather(sources, numbers, starts, lengths, out, batch_nbytes, checks)
         except ValueError:
             return False
+        if whole < len(rows):
+            raise self.damage(int(rows[whole]), NOT_HELD)
         return True
 
     @property
@@ -276,13 +291,19 @@ class ArrayReader:
         checks: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
         return checks
 
+    def _passed(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
+        """Remember that chunks were checked; bytes that are not mapped are fetched anew, and may
+        be others then."""
+        if self._objects.mapped:
+            self._checked[numbers, chunks] = True
+
     def _check_plain(self, row: int, number: int, chunk: int) -> None:
         if self._verify == "first" and self._checked[number, chunk]:
             return
         tail = self._pieces[0].object_tail
         data = self._objects.chunk(int(number), tail, int(chunk), int(row))
         if data is None or not crc32c_holds(data):
-            raise self._objects.damage(int(number), tail, int(row), "its CRC32C does not hold")
+            raise self._objects.damage(int(number), tail, int(row), NOT_HELD)
         self._checked[number, chunk] = True
 
     def _read_single(
@@ -303,7 +324,7 @@ class ArrayReader:
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
                 self._decode_places(places[part], out[part], undo, out.nbytes)
-        self._checked[numbers, chunks] = True
+        self._passed(numbers, chunks)
 
     def _chunks(self, inside: np.ndarray) -> np.ndarray:
         """(n,) int64: the chunk of an object that each row is in, by the row's place there."""
@@ -323,8 +344,12 @@ class ArrayReader:
                 if data is None:
                     break
                 frames.append(data)
-            room = out[: len(frames)]
-            whole = kernels.decode(frames, room, filtered=undo, batch_nbytes=batch_nbytes)
+            room, checked = out[: len(frames)], None
+            if self._verify == "first":
+                checked = np.array([check for *_, check in places[: len(frames)]], bool)
+            whole = kernels.decode(
+                frames, room, filtered=undo, batch_nbytes=batch_nbytes, checked=checked
+            )
         for position, (row, number, chunk, check) in enumerate(places[whole:], whole):
             data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
@@ -375,10 +400,13 @@ class ArrayReader:
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        columns = rows.tolist(), numbers.tolist(), self._chunks(inside).tolist()
-        places = [(*place, self._verify != "off") for place in zip(*columns, strict=True)]
+        chunks = self._chunks(inside)
+        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
+        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         with self._objects.gathered(rows):
+            places = list(zip(*columns, strict=True))
             self._decode_places(places, decoded, undo, batch_nbytes=0)
+        self._passed(numbers, chunks)
         return decoded
 
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
@@ -462,7 +490,7 @@ class ArrayReader:
                     except DamageError as error:
                         raise self._objects.damage(number, tail, row, str(error)) from None
                 frames.append(data)
-        self._checked[numbers, chunks] = True
+        self._passed(numbers, chunks)
         lengths = np.array([len(frame) for frame in frames], np.int64)
         kernels.join(frames, out[: int(lengths.sum())])
         return lengths

@@ -267,6 +267,7 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(kernels, "compiled", None)
+        monkeypatch.setattr(kernels, "checks", False)
     store = stores["raw"]
     reader = _reader(store.open())
     checks = reader._checks
@@ -377,6 +378,15 @@ def _change(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
+def _change_in_place(path: Path, position: int) -> None:
+    """As maps of the file see at once."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x55]))
+
+
 def _assert_damaged(store: BuiltStore, shard: int, reason: str = "") -> None:
     """Rows of `shard` fail by its name and a key of it; all others are read."""
     version, expected = store.open(), store.rows()
@@ -404,6 +414,35 @@ def test_a_changed_byte_is_named_by_shard_and_key(own: BuiltStore, where: float)
     # The middle of a chunk, since some bits of a zstd header say nothing about pixels.
     _change(path, int((path.stat().st_size - 132) * where) + 20)
     _assert_damaged(own, 1)
+
+
+@pytest.mark.skipif(not kernels.decodes, reason="numcodecs checks every frame")
+@pytest.mark.parametrize("codec", ["zstd", "image"])
+@pytest.mark.parametrize("verify", ["first", "always", "off"])
+def test_the_checksum_of_a_frame_is_checked_once_if_that_is_asked_for(
+    stores: dict[str, BuiltStore], copy_store: CopyStore, codec: str, verify: str
+) -> None:
+    own = copy_store(stores[codec])
+    reader, expected = _reader(own.open(), verify=verify), own.rows()
+    frame = int(own.shard_path(0).stat().st_size) - 132
+    end = int(np.frombuffer(own.shard_path(0).read_bytes()[frame:-4], "<u8")[:2].sum())
+    np.testing.assert_array_equal(_read(reader, [0, 3]), expected[[0, 3]])
+    _change_in_place(own.shard_path(0), end - 1)
+    if verify == "first":
+        np.testing.assert_array_equal(_read(reader, [3, 0]), expected[[3, 0]])
+    else:
+        with pytest.raises(DamageError, match="row 0"):
+            _read(reader, [3, 0])
+
+
+def test_bytes_that_are_read_anew_are_checked_anew(own: BuiltStore) -> None:
+    dataset = precache.CachedDataset(own.path, access="pread")
+    for path in map(own.shard_path, range(3)):
+        assert len(list(dataset)) == len(dataset)  # type: ignore[call-overload]
+        _change_in_place(path, 20)
+        with pytest.raises(DamageError, match="is damaged at row"):
+            list(dataset)  # type: ignore[call-overload]
+        _change_in_place(path, 20)
 
 
 @pytest.mark.parametrize("position", [-1, -4, -5, -132])
