@@ -1,4 +1,9 @@
-"""From a bucket to the disk cache, ahead of need: the shards that coming batches read."""
+"""From a bucket to the disk cache, ahead of need: the shards that coming batches read.
+
+A feed never gets stuck, whatever the order of rows, because batches take their shards in order: a
+batch takes none before all batches before it have taken all of theirs. Once these are read, all the
+room is free for the next batch, and there is always room for the shards of one.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,11 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,14 +51,30 @@ BLOCK = 256 << 10
 """Bytes that are read at a time where only their checksum counts: they stay in the caches."""
 
 
+PATIENCE = 60.0
+"""Seconds without progress after which the log says what a batch waits for."""
+
+
 @dataclass
 class _Shard:
-    """A shard that begun batches read: when it is there, how many of them are left, and whether it
-    is being fetched yet."""
+    """A shard that takes room: when it is there, and how many batches that took it are left."""
 
     there: Future[None]
     batches: int = 0
-    begun: bool = False
+
+
+@dataclass
+class _Coming:
+    """The shards of a batch: all, those that it has not taken yet, and when it need not wait to
+    take any more."""
+
+    shards: list[int]
+    left: set[int]
+    complete: Future[None]
+
+    def proceed(self) -> None:
+        with contextlib.suppress(InvalidStateError):  # two threads may say so
+            self.complete.set_result(None)
 
 
 class _CachedObjects(MappedObjects):
@@ -238,14 +261,11 @@ class CachedShards:
 class ShardFeed:
     """Fetches the shards of coming batches, and holds them until these are read.
 
-    Nobody waits for room: shards are fetched in the order in which batches need them, each as soon
-    as there is room for it, and batches wait for their own shards alone.
-
     Parameters
     ----------
     room
-        Shards that it holds at most; enough for those of any one batch and those that it shares
-        windows with.
+        Shards that it holds at most; enough for those of any one batch. More let the shards of
+        later batches be fetched meanwhile.
     arrays
         Whose objects make up a shard.
     """
@@ -258,63 +278,108 @@ class ShardFeed:
         self._lease = lease
         self._room = room
         self._open: dict[int, _Shard] = {}
-        self._queued: deque[int] = deque()
-        self._taken = 0
+        self._queued: deque[_Coming] = deque()
         self._lock = threading.Lock()
+        self._progress = time.monotonic()
         self._stopped = False
         self._fetchers = Fetchers(FETCHES, shards.where)
 
     def around(
         self, batches: Generator[np.ndarray, None, None]
-    ) -> Generator[np.ndarray, None, None]:
-        """The same batches of row numbers, with the shards of as many as there is room for."""
-        waiting: deque[np.ndarray] = deque()
+    ) -> Generator[tuple[np.ndarray, AbstractContextManager[None]], None, None]:
+        """The same batches of row numbers, each with a context that waits for its shards and holds
+        them; every context must be entered, once."""
+        waiting: deque[tuple[np.ndarray, _Coming]] = deque()
         rows_waiting = 0
         for rows in batches:
             while waiting and (self._queued or rows_waiting > LOOKAHEAD):
-                rows_waiting -= len(waiting[0])
-                yield waiting.popleft()
-            self._begin(rows)
-            waiting.append(rows)
+                rows_waiting -= len(waiting[0][0])
+                yield self._with_shards(*waiting.popleft())
+            waiting.append((rows, self._announce(rows)))
             rows_waiting += len(rows)
         while waiting:
-            yield waiting.popleft()
+            yield self._with_shards(*waiting.popleft())
+
+    def _with_shards(
+        self, rows: np.ndarray, batch: _Coming
+    ) -> tuple[np.ndarray, AbstractContextManager[None]]:
+        return rows, self._present(batch)
 
     def _numbers(self, rows: np.ndarray) -> list[int]:
         numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
         return numbers
 
-    def _begin(self, rows: np.ndarray) -> None:
+    def _announce(self, rows: np.ndarray) -> _Coming:
         """Have the shards of a batch fetched, once there is room."""
+        numbers = self._numbers(rows)
+        batch = _Coming(numbers, set(numbers), Future())
         with self._lock:
-            for number in self._numbers(rows):
-                if number not in self._open:
-                    self._open[number] = _Shard(Future())
-                    self._queued.append(number)
-                self._open[number].batches += 1
-            self._fetch_queued()
+            self._queued.append(batch)
+            self._take()
+        return batch
 
-    def _fetch_queued(self) -> None:
-        while self._queued and self._taken < self._room and not self._stopped:
-            number = self._queued.popleft()
-            self._taken += 1
-            self._open[number].begun = True
-            self._fetchers.submit(partial(self._bring, number), self._open[number].there)
+    def _take(self) -> None:
+        """Let batches take their shards, in order, while there is room."""
+        while self._queued and not self._stopped:
+            batch = self._queued[0]
+            # Those at hand first: nobody else may hold them any longer.
+            for number in sorted(batch.left, key=lambda n: (n not in self._open, n)):
+                if number not in self._open:
+                    if len(self._open) == self._room:
+                        return
+                    shard = self._open[number] = _Shard(Future())
+                    self._fetchers.submit(partial(self._bring, number), shard.there)
+                self._open[number].batches += 1
+                batch.left.remove(number)
+            self._queued.popleft()
+            batch.proceed()
 
     @contextlib.contextmanager
-    def present(self, rows: np.ndarray) -> Iterator[None]:
-        """Wait for the shards of a batch that `around` gave; the block reads it."""
-        numbers = self._numbers(rows)
+    def _present(self, batch: _Coming) -> Iterator[None]:
+        """Wait for the shards of a batch; the block reads them."""
         try:
-            for number in numbers:
+            self._await(batch.complete, batch.shards)
+            for number in batch.shards:
+                self._await(self._open[number].there, batch.shards)
                 self._open[number].there.result()
             yield
         finally:
             # What waits for room must go on to the error, where the cache cannot be written.
             with self._lock, contextlib.ExitStack() as ends:
-                ends.callback(self._fetch_queued)
-                for number in numbers:
-                    ends.callback(self._read, number)
+                ends.callback(self._take)
+                for number in batch.shards:
+                    if number not in batch.left:
+                        ends.callback(self._read, number)
+                self._progress = time.monotonic()
+
+    def _await(self, done: Future[None], numbers: Sequence[int]) -> None:
+        """Wait for what a batch needs before it can read some shards."""
+        while not (self._stopped or done.done() or wait([done], PATIENCE).done):
+            self._report(numbers)
+        if self._stopped:  # looked at when `stop` may find it among those that wait
+            raise StorageError("stopped")
+
+    def _report(self, numbers: Sequence[int]) -> None:
+        """Log what a batch waits for, unless a shard came, or was read, or is named in the log."""
+        with self._lock:
+            there = {number: shard.there.done() for number, shard in self._open.items()}
+            missing = [number for number in numbers if not there.get(number)]
+            if not missing or time.monotonic() - self._progress < PATIENCE:
+                return
+            self._progress = time.monotonic()
+        number = missing[0]
+        log.warning(
+            "%s: nothing was read for %.0f s, as shard %d (%s) %s; it holds %d shards of at most "
+            "%d: %s",
+            self._shards.where,
+            PATIENCE,
+            number,
+            ", ".join(each.name(number) for each in self._arrays),
+            "is being fetched" if number in there else "waits for room",
+            len(there),
+            self._room,
+            ", ".join(f"{n} ({'there' if come else 'coming'})" for n, come in there.items()),
+        )
 
     def _read(self, number: int) -> None:
         """A batch has read a shard."""
@@ -323,10 +388,7 @@ class ShardFeed:
             self._let_go(number)
 
     def _let_go(self, number: int) -> None:
-        if not self._open.pop(number).begun:
-            self._queued.remove(number)
-            return
-        self._taken -= 1
+        del self._open[number]
         with contextlib.ExitStack() as ends:
             for each in self._arrays:
                 each.forget(number)
@@ -339,6 +401,7 @@ class ShardFeed:
             sound = partial(self._is_sound, each, number)
             if self._lease.obtain(each.cached_name(number), size, fetch, sound):
                 self._shards.count(size)
+        self._progress = time.monotonic()
 
     def _is_sound(self, objects: _CachedObjects, number: int, descriptor: int) -> bool:
         _read_ahead(descriptor, objects.nbytes(number))
@@ -356,8 +419,7 @@ class ShardFeed:
                 if shard.there.done():
                     shard.there = Future()
                     self._fetchers.submit(partial(self._renew, number), shard.there)
-            if self._stopped:  # looked at when `stop` may find it among those that wait
-                raise StorageError("stopped")
+            self._await(shard.there, [number])
             shard.there.result()
 
     def _renew(self, number: int) -> None:
@@ -400,6 +462,8 @@ class ShardFeed:
         self._fetchers.stop()
         for shard in list(self._open.values()):
             settle(shard.there, StorageError("stopped"))
+        for batch in list(self._queued):
+            batch.proceed()
 
     def close(self) -> bool:
         """End all fetches, and let go of all shards; nobody may be reading them.

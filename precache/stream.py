@@ -8,6 +8,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,9 @@ from precache.version import SMALL_ROW_NBYTES
 log = logging.getLogger(__name__)
 
 Rows = Generator[np.ndarray, None, None]
+
+_Coming = tuple[np.ndarray, AbstractContextManager[None]]
+"""Rows of a batch, and the context to read them in."""
 
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from there."""
@@ -176,11 +180,17 @@ class BatchStream:
                     feed.stop()
 
             together = 1 if feed else self.together
-            coming = feed.around(rows) if feed else ahead.around(rows, self._ahead * together)
-            ends.enter_context(contextlib.closing(coming))
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
-            make = functools.partial(self._make, columns, ready, feed, requests, doubts)
+            coming: Generator[_Coming, None, None]
+            if feed:
+                coming = feed.around(rows)
+            else:
+                advised = ahead.around(rows, self._ahead * together)
+                ends.enter_context(contextlib.closing(advised))
+                coming = ((rows, requests.made_here()) for rows in advised)
+            ends.enter_context(contextlib.closing(coming))
+            make = functools.partial(self._make, columns, ready, feed, doubts)
             work = prefetch(
                 make, coming, self._threads, self._ahead, self._give_back, together, stop
             )
@@ -212,14 +222,13 @@ class BatchStream:
         columns: Columns,
         ready: deque[None],
         feed: ShardFeed | None,
-        requests: Requests,
         doubts: _Doubts,
-        rows: np.ndarray,
+        coming: _Coming,
     ) -> _Filled | Sent:
         """Decode a batch, and send it to the device; runs on the decoding threads."""
-        present = feed.present(rows) if feed else requests.made_here()
+        rows, at_hand = coming
         with self.thread_time.counted():
-            with present:
+            with at_hand:
                 filled = self._fill_soundly(columns, feed, rows)
             made = filled if self._copier is None else self._send(self._copier, filled, doubts)
         ready.append(None)

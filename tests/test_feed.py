@@ -6,6 +6,7 @@ import errno
 import gc
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -198,6 +199,55 @@ def test_any_order_and_batch_size_gets_by_with_what_it_claims(
         precache.Loader(
             url, batch_size, device="cpu", cache_limit=smallest - 1, **options, **cached
         )
+
+
+def test_shares_of_nodes_that_meet_within_a_shard_do_not_block_an_epoch(
+    image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore], tmp_path: Path
+) -> None:
+    """The shard that both nodes read is read by early batches of one and late ones of the other."""
+    store = make_store(image_folder(310, (40, 40)), shard_samples=8)
+    precache.pull(store.path, "memory://shares")
+    with precache.Loader(
+        "memory://shares", 46, "block", 92, device="cpu", window=4, num_canonical_nodes=2,
+        threads=4, cache_dir=tmp_path,
+    ) as loader:  # fmt: skip
+        loader.set_epoch(2)
+        assert_whole(epoch(loader), store)
+
+
+def test_the_log_names_what_a_batch_waits_for(
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed, "PATIENCE", 0.05)
+    messages, reported = list[str](), threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+            if "as shard 3 " in messages[-1]:
+                reported.set()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/3/0/0/0"):
+            assert reported.wait(60)
+
+    proxy.before = hang
+    handler = Handler()
+    logging.getLogger("precache.feed").addHandler(handler)
+    try:
+        with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
+            assert_whole(epoch(loader), large)
+    finally:
+        logging.getLogger("precache.feed").removeHandler(handler)
+    said = [message for message in messages if "as shard 3 " in message]
+    assert f"{loader.version.path}: nothing was read for 0 s" in said[0]
+    assert "as shard 3 (image/c/3/0/0/0) is being fetched; it holds" in said[0]
+    assert "3 (coming)" in said[0]
 
 
 def test_two_iterators_of_a_loader_each_have_their_share(
