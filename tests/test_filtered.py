@@ -87,6 +87,7 @@ def interpreted(compiled: bool) -> Iterator[None]:
         if not compiled:
             patch.setattr(kernels, "compiled", None)
             patch.setattr(kernels, "decodes", False)
+            patch.setattr(kernels, "checks", False)
         yield
 
 

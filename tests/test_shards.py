@@ -706,11 +706,8 @@ def test_bfloat16_is_read(codec: str, chunks: list[int], fill_value: Any, tmp_pa
     how: Any = {"fields": {"x": "x"}}
     with precache.Loader(tmp_path, 13, shuffle=False, device="cpu", **how) as loader:
         [batch] = list(loader)
-    loaded = [
-        batch["x"],
-        precache.CachedDataset(tmp_path, **how).__getitems__(range(13)).batch["x"],
-    ]
-    for tensor in loaded:
+    dataset = precache.CachedDataset(tmp_path, **how)
+    for tensor in (batch["x"], dataset.collate(dataset.__getitems__(range(13)))["x"]):
         assert tensor.dtype == torch.bfloat16
         np.testing.assert_array_equal(tensor.float().numpy(), values.astype(np.float32))
 
