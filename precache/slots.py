@@ -131,7 +131,7 @@ class SlotPool:
     def _returned(self, free: np.ndarray | _Lent) -> np.ndarray:
         if not isinstance(free, _Lent):
             return free
-        del self._lent[id(free)]
+        self._lent.pop(id(free), None)
         return free.slot
 
     def trim(self, keep: int | None = None) -> None:
@@ -143,6 +143,27 @@ class SlotPool:
             except IndexError:  # another thread took it
                 return
             self._made -= 1
+
+    def settle(self, keep: int | None = None) -> None:
+        """Own no more than `keep` slots, by default as for `trim`, whoever holds them: what is
+        beyond belongs to its last reader alone, and goes with it."""
+        keep = self._keep if keep is None else keep
+        self.trim(keep)
+        for key, lent in list(self._lent.items()):
+            if self._made <= keep:
+                return
+            if lent() is not None:  # else it is about to be free
+                self._lent.pop(key, None)
+                self._made -= 1
+
+    def close(self) -> None:
+        """Wait for the copies under way, and let go of all memory that nobody reads."""
+        with self._copies_lock:
+            while self._copies:
+                event, slot = self._copies.popleft()
+                event.synchronize()
+                self._free.append(slot)
+        self.settle(0)
 
     def release(self, slot: np.ndarray) -> None:
         """Give a slot back; takes no lock, so that a finalizer may call it."""

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -216,6 +217,41 @@ def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) 
     assert all(address % 64 == 0 for address in addresses)
 
 
+def test_memory_of_batches_that_are_dropped_after_their_epoch_is_free_at_once(
+    store: BuiltStore,
+) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+        tracemalloc.start()
+        try:
+            batches = list(loader)
+            nbytes = batches[0]["image"].nbytes
+            held = tracemalloc.get_traced_memory()[0]
+            assert held > 21 * nbytes
+            batches.clear()
+            assert tracemalloc.get_traced_memory()[0] < held - 16 * nbytes
+            assert len(list(loader)) == 21
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_closed_loader_holds_no_memory_of_batches(store: BuiltStore) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+        tracemalloc.start()
+        try:
+            batches = list(loader)
+            last = batches[20]["image"]
+            values = last.clone()
+            held, nbytes = tracemalloc.get_traced_memory()[0], last.nbytes
+            del batches
+            loader.close()
+            assert tracemalloc.get_traced_memory()[0] < held - 19.5 * nbytes
+            assert torch.equal(last, values)
+            del last
+            assert tracemalloc.get_traced_memory()[0] < held - 20.5 * nbytes
+        finally:
+            tracemalloc.stop()
+
+
 ITERABLES: dict[str, Callable[..., Any]] = {
     "a loader": lambda first, second: first,
     "a mixture by batch": lambda first, second: precache.mix([first, second]),
@@ -329,6 +365,17 @@ def test_a_slot_comes_back_once_it_is_copied(pool: SlotPool, users: Stream) -> N
     copied.passed = True  # type: ignore[attr-defined]  # a stand-in
     pool._collect_copies()
     assert _address(pool.acquire()) == _address(slot)
+
+
+def test_a_closed_pool_has_waited_for_its_copies(pool: SlotPool, users: Stream) -> None:
+    copier = DeviceCopier(pool, torch.device("cpu"))
+    _send(copier, pool.acquire())
+    [(copied, slot)] = pool._copies
+    gone = weakref.ref(slot)
+    del slot
+    pool.close()
+    assert copied.waited  # type: ignore[attr-defined]  # a stand-in
+    assert gone() is None
 
 
 def test_a_slot_comes_back_when_unpacking_fails(pool: SlotPool, users: Stream) -> None:
