@@ -14,7 +14,7 @@ import numpy as np
 from precache import kernels
 from precache.codecs import crc32c_holds
 from precache.decoded import DECODED_NBYTES, DecodedChunks
-from precache.errors import DamageError, PrecacheError, StoreError, UsageError
+from precache.errors import DamageError, PrecacheError, UsageError
 from precache.imagecodec import undo_image, undone_together
 from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
@@ -64,15 +64,10 @@ class ArrayReader:
         self._fits = self.array.chunk_shape[0] > 1 and whole <= DECODED_NBYTES
         chunk_nbytes = self.array.chunk_shape[0] * self.array.row_nbytes
         self._together = max(1, DECODE_NBYTES // max(1, chunk_nbytes))
-        chunks = math.prod(self.array.chunks_per_object)
         self._beyond = math.prod(self.array.chunks_per_object[1:])
-        try:
-            self._checked = np.full((self.array.objects, chunks), verify == "off")
-        except (MemoryError, ValueError):
-            raise StoreError(
-                f"{version.path}/{self._objects.folder} has {self.array.objects} x {chunks} "
-                "chunks, too many to tell apart"
-            ) from None
+        self._checked = self._objects.checked
+        if verify == "off":
+            self._checked = np.ones_like(self._checked)
 
     @property
     def plain(self) -> bool:
