@@ -24,7 +24,7 @@ PRECACHE = """
     locks diskcache metadata rowtable receipts smallarrays commits documents version contents store
     inspection renames status claims finished growing places inventory garbage difference
     shardwriter fetchers objects ranges decoded shards slots readahead feed columns
-    nvcomp terminal report usage gathering registered stream transforms ranks rankstore outputs
+    nvcomp terminal report usage gathering ranks registered stream transforms rankstore outputs
     selection dataset pages charts resident following loader_options orders succession loader
     pagecache measurements snapshot probes remedies verdict durations simulation simulation_text
     player pictures diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder
