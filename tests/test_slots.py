@@ -21,7 +21,14 @@ from hypothesis.extra import numpy as hnp
 import precache
 from precache.imagecodec import filter_image, undo_image
 from precache.operations import DTYPES
-from precache.slots import STEPS_AHEAD, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.slots import (
+    STEPS_AHEAD,
+    DeviceCopier,
+    SlotLayout,
+    SlotPool,
+    slots_of_a_block,
+    undo_image_tensor,
+)
 from tests.conftest import BuiltStore
 
 FIELDS = st.dictionaries(
@@ -78,6 +85,26 @@ def test_tensors_and_arrays_are_the_same_memory(
 @pytest.fixture
 def pool() -> SlotPool:
     return SlotPool(1000, keep=2)
+
+
+@given(st.integers(1, 1 << 28), st.integers(1, 40))
+def test_slots_share_page_locked_blocks_that_torch_rounds_up_by_little(
+    nbytes: int, slots: int
+) -> None:
+    def taken(each: int) -> int:
+        return -(-slots // each) * (1 << (each * nbytes - 1).bit_length())
+
+    chosen = slots_of_a_block(nbytes, slots)
+    assert taken(chosen) == min(map(taken, range(1, slots + 1)))
+    assert taken(chosen) <= taken(1)
+    if slots >= 3:
+        assert taken(chosen) <= 2 * slots * nbytes
+
+
+def test_slots_of_the_usual_size_take_a_third_less() -> None:
+    pitch = 256 * 224 * 224 * 3
+    assert slots_of_a_block(pitch, 11) == slots_of_a_block(pitch, 6) == 3
+    assert slots_of_a_block(1 << 25, 11) == 1
 
 
 def test_a_slot_is_used_again_once_it_was_released(pool: SlotPool) -> None:
