@@ -6,9 +6,11 @@ dies. On CUDA a slot is page-locked, copied once on a side stream, and comes bac
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
+import os
 import threading
 import weakref
 from collections import deque
@@ -111,8 +113,22 @@ class _Lent(weakref.ref[np.ndarray]):
     slot: np.ndarray
 
 
+def slots_of_a_block(nbytes: int, slots: int) -> int:
+    """Slots of so many bytes that one page-locked allocation should hold, where `slots` are needed.
+
+    torch rounds each such allocation up to a power of two (CachingHostAllocator, 2.13): slots of
+    38.6 MB by themselves would each take 64 MiB, and three of them together 128 MiB. Of those
+    numbers that waste least, the smallest.
+    """
+    return min(
+        range(1, max(1, slots) + 1),
+        key=lambda each: (-(-slots // each) * (1 << (each * nbytes - 1).bit_length()), each),
+    )
+
+
 class SlotPool:
-    """Slots of one size. An empty pool makes a fresh one, and says so once.
+    """Slots of one size. An empty pool makes a fresh one, and says so once; of page-locked ones, as
+    many as `slots_of_a_block` says.
 
     Parameters
     ----------
@@ -135,6 +151,11 @@ class SlotPool:
         self._lent: dict[int, _Lent] = {}
         self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
         self._copies_lock = threading.Lock()
+        self._spare: list[np.ndarray] = []
+        self._spare_lock = threading.Lock()
+        if pinned_for is not None:
+            # torch does not know that a copy reads a part of a block, and would use that again.
+            weakref.finalize(self, _await, self._copies, os.getpid())
 
     def acquire(self) -> np.ndarray:
         """A slot (uint8) that nobody reads."""
@@ -155,7 +176,7 @@ class SlotPool:
     def _returned(self, free: np.ndarray | _Lent) -> np.ndarray:
         if not isinstance(free, _Lent):
             return free
-        del self._lent[id(free)]
+        self._lent.pop(id(free), None)
         return free.slot
 
     def trim(self, keep: int | None = None) -> None:
@@ -167,6 +188,26 @@ class SlotPool:
             except IndexError:  # another thread took it
                 return
             self._made -= 1
+
+    def settle(self, keep: int | None = None) -> None:
+        """Own no more than `keep` slots, by default as for `trim`, whoever holds them: what is
+        beyond belongs to its last reader alone, and goes with it."""
+        keep = self._keep if keep is None else keep
+        self.trim(keep)
+        for key, lent in list(self._lent.items()):
+            if self._made <= keep:
+                return
+            if lent() is not None:  # else it is about to be free
+                self._lent.pop(key, None)
+                self._made -= 1
+
+    def close(self) -> None:
+        """Wait for the copies under way, and let go of all memory that nobody reads."""
+        with self._copies_lock:
+            self._free.extend(_await(self._copies, os.getpid()))
+        self.settle(0)
+        with self._spare_lock:
+            self._spare.clear()
 
     def release(self, slot: np.ndarray) -> None:
         """Give a slot back; takes no lock, so that a finalizer may call it."""
@@ -202,10 +243,31 @@ class SlotPool:
                 self.nbytes / 1e6,
             )
         if self._device is not None:
-            return torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+            with self._spare_lock:
+                if not self._spare:
+                    self._spare = self._page_locked()
+                return self._spare.pop()
         memory = np.empty(self.nbytes + 64, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + self.nbytes]
+
+    def _page_locked(self) -> list[np.ndarray]:
+        pitch = align(self.nbytes)
+        count = slots_of_a_block(pitch, self._keep)
+        block = torch.empty(count * pitch, dtype=torch.uint8, pin_memory=True).numpy()
+        return [block[n * pitch : n * pitch + self.nbytes] for n in range(count)]
+
+
+def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> list[np.ndarray]:
+    """Wait for copies that a process began; the slots that they were of."""
+    slots = []
+    while copies:
+        event, slot = copies.popleft()
+        if os.getpid() == process:
+            with contextlib.suppress(RuntimeError):  # a device that failed reads no more
+                event.synchronize()
+        slots.append(slot)
+    return slots
 
 
 @dataclass(frozen=True)
