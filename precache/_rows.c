@@ -1,5 +1,5 @@
-/* What a batch of rows costs most, compiled: copying rows, decompressing them, and undoing the
-   filter of `image`. Python does the same, slower, where no C compiler was at hand.
+/* What a batch of rows costs most, compiled: copying rows, checking them, decompressing them, and
+   undoing the filter of `image`. Python does the same, slower, where no C compiler was at hand.
 
    All functions let go of the interpreter lock, and check every offset before they read. */
 
@@ -13,6 +13,12 @@
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
+#endif
+#if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
+#include <nmmintrin.h>
+#define HAS_CRC32C __builtin_cpu_supports("sse4.2")
+#else
+#define HAS_CRC32C 0
 #endif
 
 #define LINE 64
@@ -64,9 +70,9 @@ static int open_sources(Sources *sources, PyObject *list, const Py_buffer *numbe
 
 /* ---- copying ------------------------------------------------------------------------------- */
 
-#if defined(__SSE2__)
-
 static inline size_t before_line(const uint8_t *place) { return -(uintptr_t)place & (LINE - 1); }
+
+#if defined(__SSE2__)
 
 static inline void stream_line(uint8_t *out, const uint8_t *in)
 {
@@ -149,17 +155,169 @@ static void end_streaming(void) {}
 
 #endif
 
-/* `lengths[i]` bytes from `starts[i]` of each source. */
+static void put(uint8_t *out, const uint8_t *in, size_t size, int past_caches)
+{
+    if (past_caches)
+        stream(out, in, size);
+    else
+        memcpy(out, in, size);
+}
+
+/* ---- CRC32C --------------------------------------------------------------------------------- */
+
+#define CRC_SIZE 4
+
+#if defined(__x86_64__) && defined(__SSE2__) && defined(__GNUC__)
+
+/* The CRCs of PLACES pieces of `size` bytes, which are copied unless `out` is NULL. The instruction
+   takes three cycles, and another can begin in each: four places keep it busy. */
+__attribute__((target("sse4.2"))) static inline void
+extend_places(uint64_t crcs[PLACES], const uint8_t *in, size_t size, uint8_t *out, int past_caches)
+{
+    for (size_t line = 0; line < size; line += LINE) {
+        for (int place = 0; place < PLACES; place++) {
+            size_t at = place * size + line;
+            if (out && past_caches)
+                stream_line(out + at, in + at);
+            else if (out)
+                memcpy(out + at, in + at, LINE);
+        }
+        for (size_t word = line; word < line + LINE; word += 8)
+            for (int place = 0; place < PLACES; place++) {
+                uint64_t value;
+                memcpy(&value, in + place * size + word, sizeof value);
+                crcs[place] = _mm_crc32_u64(crcs[place], value);
+            }
+    }
+}
+
+__attribute__((target("sse4.2"))) static uint32_t extend(uint32_t crc, const uint8_t *in,
+                                                         size_t size)
+{
+    for (; size; size--)
+        crc = _mm_crc32_u8(crc, *in++);
+    return crc;
+}
+
+#else
+
+static void extend_places(uint64_t crcs[PLACES], const uint8_t *in, size_t size, uint8_t *out,
+                          int past_caches)
+{
+    (void)crcs, (void)in, (void)size, (void)out, (void)past_caches;
+}
+
+static uint32_t extend(uint32_t crc, const uint8_t *in, size_t size)
+{
+    (void)in, (void)size;
+    return crc;
+}
+
+#endif
+
+/* Product of two polynomials modulo that of CRC32C; the highest bit is the constant term. */
+static uint32_t multiply(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit)
+            product ^= b;
+        b = b & 1 ? b >> 1 ^ 0x82f63b78 : b >> 1;
+    }
+    return product;
+}
+
+/* What a CRC is multiplied with for `size` bytes of zeros behind it: x to the power of 8 * size. */
+static uint32_t zeros_behind(size_t size)
+{
+    uint32_t factor = 1u << 31, power = 1u << 23;
+    for (; size; size >>= 1, power = multiply(power, power))
+        if (size & 1)
+            factor = multiply(factor, power);
+    return factor;
+}
+
+/* CRC32C of `in`, which is copied to `out` meanwhile unless that is NULL: memory is read once. */
+static uint32_t crc32c_copying(uint8_t *out, const uint8_t *in, size_t size, int past_caches)
+{
+    size_t head = before_line(out), part, rest;
+    head = head < size ? head : size;
+    part = (size - head) / PLACES & ~(size_t)(LINE - 1);
+    rest = size - head - PLACES * part;
+    uint64_t crcs[PLACES] = {extend(UINT32_MAX, in, head)};
+    if (out && past_caches)
+        extend_places(crcs, in + head, part, out + head, 1);
+    else if (out)
+        extend_places(crcs, in + head, part, out + head, 0);
+    else
+        extend_places(crcs, in + head, part, NULL, 0);
+    uint32_t factor = zeros_behind(part), crc = (uint32_t)crcs[0];
+    for (int place = 1; place < PLACES; place++)
+        crc = multiply(crc, factor) ^ (uint32_t)crcs[place];
+    if (out) {
+        memcpy(out, in, head);
+        memcpy(out + size - rest, in + size - rest, rest);
+    }
+    return ~extend(crc, in + size - rest, rest);
+}
+
+static int crc_holds(const uint8_t *stored, uint32_t crc)
+{
+    for (int i = 0; i < CRC_SIZE; i++, crc >>= 8)
+        if (stored[i] != (crc & 0xff))
+            return 0;
+    return 1;
+}
+
+PyDoc_STRVAR(has_crc32c_doc,
+"has_crc32c()\n--\n\nWhether this machine has an instruction for CRC32C, which `crc32c` and the "
+"`checks` of\n`gather` need.");
+
+static PyObject *has_crc32c(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args))
+{
+    return PyBool_FromLong(HAS_CRC32C);
+}
+
+static int without_crc32c(void)
+{
+    if (HAS_CRC32C)
+        return 0;
+    PyErr_SetString(PyExc_RuntimeError, "this machine has no instruction for CRC32C");
+    return 1;
+}
+
+PyDoc_STRVAR(crc32c_doc, "crc32c(data)\n--\n\nCRC32C of bytes.");
+
+static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer data;
+    uint32_t crc;
+    if (without_crc32c() || !PyArg_ParseTuple(args, "y*:crc32c", &data))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    crc = crc32c_copying(NULL, data.buf, (size_t)data.len, 0);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+/* ---- gathering ------------------------------------------------------------------------------ */
+
+/* `lengths[i]` bytes from `starts[i]` of each source; where `checks[i]`, their CRC32C behind. */
 typedef struct {
     Sources sources;
     const int64_t *starts, *lengths;
+    const uint8_t *checks;
 } Pieces;
+
+static int checked(const Pieces *pieces, Py_ssize_t i) { return pieces->checks && pieces->checks[i]; }
 
 static int pieces_lie_inside(const Pieces *pieces)
 {
     for (Py_ssize_t i = 0; i < pieces->sources.count; i++) {
         int64_t size = pieces->sources.views[i].len;
         int64_t start = pieces->starts[i], length = pieces->lengths[i];
+        size -= checked(pieces, i) ? CRC_SIZE : 0;
         if (start < 0 || start > size || length < 0 || length > size - start)
             return 0;
     }
@@ -176,20 +334,22 @@ static int pieces_fill(const Pieces *pieces, int64_t room)
     return room == 0;
 }
 
-/* Whether PLACES pieces from `i` on have one length. */
+/* Whether PLACES pieces from `i` on have one length, and are not to be checked. */
 static int alike(const Pieces *pieces, Py_ssize_t i)
 {
     if (i + PLACES > pieces->sources.count)
         return 0;
-    for (int each = 1; each < PLACES; each++)
-        if (pieces->lengths[i + each] != pieces->lengths[i])
+    for (int each = 0; each < PLACES; each++)
+        if (pieces->lengths[i + each] != pieces->lengths[i] || checked(pieces, i + each))
             return 0;
     return 1;
 }
 
-static void put_pieces(const Pieces *pieces, uint8_t *out, int past_caches)
+/* How many were copied before one whose CRC32C does not hold. */
+static Py_ssize_t put_pieces(const Pieces *pieces, uint8_t *out, int past_caches)
 {
-    for (Py_ssize_t i = 0; i < pieces->sources.count;) {
+    Py_ssize_t i = 0;
+    while (i < pieces->sources.count) {
         size_t size = (size_t)pieces->lengths[i];
         int count = past_caches && alike(pieces, i) ? PLACES : 1;
         const uint8_t *from[PLACES];
@@ -199,47 +359,55 @@ static void put_pieces(const Pieces *pieces, uint8_t *out, int past_caches)
         }
         if (count == PLACES)
             stream_rows(out, from, size);
-        else if (past_caches)
-            stream(out, from[0], size);
-        else
-            memcpy(out, from[0], size);
+        else if (!checked(pieces, i))
+            put(out, from[0], size, past_caches);
+        else if (!crc_holds(from[0] + size, crc32c_copying(out, from[0], size, past_caches)))
+            break;
         out += count * size;
         i += count;
     }
     end_streaming();
+    return i;
 }
 
 PyDoc_STRVAR(gather_doc,
-"gather(sources, numbers, starts, lengths, out, past_caches)\n--\n\n"
-"Copy `lengths[i]` bytes from `starts[i]` of `sources[numbers[i]]`, one after another, into `out`.");
+"gather(sources, numbers, starts, lengths, checks, out, past_caches)\n--\n\n"
+"Copy `lengths[i]` bytes from `starts[i]` of `sources[numbers[i]]`, one after another, into `out`."
+"\n\nReturns how many were copied before one whose CRC32C, stored behind it, does not hold; only\n"
+"those are checked of which the byte in `checks` is not 0, and none where that is None.");
 
 static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
     Pieces pieces;
-    Py_buffer numbers, starts, lengths, out;
+    Py_buffer numbers, starts, lengths, checks, out;
     int past_caches;
-    if (!PyArg_ParseTuple(args, "O!y*y*y*w*p:gather", &PyList_Type, &list, &numbers, &starts,
-                          &lengths, &out, &past_caches))
+    if (!PyArg_ParseTuple(args, "O!y*y*y*z*w*p:gather", &PyList_Type, &list, &numbers, &starts,
+                          &lengths, &checks, &out, &past_caches))
         return NULL;
-    if (open_sources(&pieces.sources, list, &numbers) == 0) {
-        pieces.starts = starts.buf, pieces.lengths = lengths.buf;
+    Py_ssize_t count = numbers.len / (Py_ssize_t)sizeof(int64_t), whole;
+    if (checks.buf && without_crc32c()) {
+        ;
+    } else if (open_sources(&pieces.sources, list, &numbers) == 0) {
+        pieces.starts = starts.buf, pieces.lengths = lengths.buf, pieces.checks = checks.buf;
         if (starts.len != numbers.len || lengths.len != numbers.len ||
-            !pieces_lie_inside(&pieces)) {
+            (checks.buf && checks.len != count) || !pieces_lie_inside(&pieces)) {
             PyErr_SetString(PyExc_ValueError, OUTSIDE);
         } else if (!pieces_fill(&pieces, out.len)) {
             PyErr_SetString(PyExc_ValueError, "pieces of another size than the room for them");
         } else {
             Py_BEGIN_ALLOW_THREADS
-            put_pieces(&pieces, out.buf, past_caches);
+            whole = put_pieces(&pieces, out.buf, past_caches);
             Py_END_ALLOW_THREADS
-            result = Py_NewRef(Py_None);
+            result = PyLong_FromSsize_t(whole);
         }
         close_sources(&pieces.sources);
     }
     PyBuffer_Release(&numbers);
     PyBuffer_Release(&starts);
     PyBuffer_Release(&lengths);
+    if (checks.obj)
+        PyBuffer_Release(&checks);
     PyBuffer_Release(&out);
     return result;
 }
@@ -311,16 +479,18 @@ static PyObject *undo_image(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- zstd ----------------------------------------------------------------------------------- */
 
-/* Of the stable interface of zstd.h; from the library that numcodecs brings. */
+/* Of the interface of zstd.h; from the library that numcodecs brings. */
 typedef struct {
     void *(*create)(void);
     size_t (*release)(void *context);
     size_t (*decompress)(void *context, void *out, size_t room, const void *in, size_t size);
     unsigned long long (*content_size)(const void *in, size_t size);
     size_t (*frame_size)(const void *in, size_t size);
+    size_t (*set)(void *context, int parameter, int value); /* may be NULL */
 } Zstd;
 
 #define CONTENT_SIZE_UNKNOWN (0ULL - 1)
+#define FORCE_IGNORE_CHECKSUM 1002
 
 static Zstd zstd;
 
@@ -345,6 +515,7 @@ static PyObject *load_zstd(PyObject *Py_UNUSED(module), PyObject *args)
     if (!found.create || !found.release || !found.decompress || !found.content_size ||
         !found.frame_size)
         Py_RETURN_FALSE;
+    *(void **)&found.set = dlsym(library, "ZSTD_DCtx_setParameter");
     zstd = found;
     Py_RETURN_TRUE;
 }
@@ -359,19 +530,41 @@ static int decompress(void *context, uint8_t *out, size_t room, const Py_buffer 
            zstd.decompress(context, out, room, in->buf, size) == room;
 }
 
-/* How many of the frames came out whole, to `size` bytes each, before one did not. By way of
-   `aside` where that is not NULL: zstd and the filter read what they have written, which must be
-   in a cache. */
-static Py_ssize_t decode_frames(const Sources *frames, uint8_t *out, size_t size, int filtered,
-                                Shape shape, uint8_t *aside, void *context)
+/* zstd and the filter read what they have written, which must be in a cache: rows that are written
+   past the caches are made aside, but not those that would not stay in a cache there either. */
+#if defined(__SSE2__)
+#define MOST_ASIDE (1 << 20)
+#else
+#define MOST_ASIDE 0
+#endif
+
+typedef struct {
+    Sources sources;
+    const uint8_t *checks; /* of each whether its checksum is checked; NULL: all are */
+    int filtered;
+    Shape shape;
+} Frames;
+
+/* How many of the frames came out whole, to `size` bytes each, before one did not; by way of
+   `aside` where that is not NULL. */
+static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size, uint8_t *aside,
+                                void *context)
 {
     Py_ssize_t whole = 0;
-    for (; whole < frames->count; whole++, out += size) {
+    int checking = 1;
+    for (; whole < frames->sources.count; whole++, out += size) {
         uint8_t *to = aside ? aside : out;
-        if (!decompress(context, to, size, &frames->views[whole]))
+        int check = frames->checks == NULL || frames->checks[whole];
+        if (check != checking && zstd.set) {
+            /* A library that cannot leave it out checks it. */
+            if (zstd.set(context, FORCE_IGNORE_CHECKSUM, !check) != 0 && check)
+                break;
+            checking = check;
+        }
+        if (!decompress(context, to, size, &frames->sources.views[whole]))
             break;
-        if (filtered)
-            undo_rows(to, size, shape);
+        if (frames->filtered)
+            undo_rows(to, size, frames->shape);
         if (aside)
             stream(out, aside, size);
     }
@@ -380,39 +573,45 @@ static Py_ssize_t decode_frames(const Sources *frames, uint8_t *out, size_t size
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(frames, out, filtered, channels, height, width, past_caches)\n--\n\n"
+"decode(frames, checks, out, filtered, channels, height, width, past_caches)\n--\n\n"
 "Decompress zstd frames, each to the same share of `out`, and undo the filter of their rows.\n\n"
+"Their content checksums are checked but for those of which the byte in `checks` is 0.\n"
 "Returns how many came out whole before one did not.");
 
 static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *list, *result = NULL;
-    Sources frames;
-    Py_buffer out;
-    Shape shape;
-    int filtered, past_caches;
-    if (!PyArg_ParseTuple(args, "O!w*pnnnp:decode", &PyList_Type, &list, &out, &filtered,
-                          &shape.channels, &shape.height, &shape.width, &past_caches))
+    Frames frames;
+    Py_buffer checks, out;
+    int past_caches;
+    if (!PyArg_ParseTuple(args, "O!z*w*pnnnp:decode", &PyList_Type, &list, &checks, &out,
+                          &frames.filtered, &frames.shape.channels, &frames.shape.height,
+                          &frames.shape.width, &past_caches))
         return NULL;
-    if (open_sources(&frames, list, NULL) == 0) {
-        Py_ssize_t size = frames.count ? out.len / frames.count : 0, whole;
+    if (open_sources(&frames.sources, list, NULL) == 0) {
+        Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, whole;
         void *context = zstd.create ? zstd.create() : NULL;
-        if (size * frames.count != out.len || (filtered && !holds_rows(shape, size))) {
+        frames.checks = checks.buf;
+        if (size * count != out.len || (checks.buf && checks.len != count) ||
+            (frames.filtered && !holds_rows(frames.shape, size))) {
             PyErr_SetString(PyExc_ValueError, "rows of another shape");
         } else if (context == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "zstd was not loaded, or has no memory");
         } else {
-            uint8_t *aside = past_caches && size ? malloc((size_t)size) : NULL;
+            int by_way = past_caches && size && size <= MOST_ASIDE;
+            uint8_t *aside = by_way ? malloc((size_t)size) : NULL;
             Py_BEGIN_ALLOW_THREADS
-            whole = decode_frames(&frames, out.buf, (size_t)size, filtered, shape, aside, context);
+            whole = decode_frames(&frames, out.buf, (size_t)size, aside, context);
             Py_END_ALLOW_THREADS
             free(aside);
             result = PyLong_FromSsize_t(whole);
         }
         if (context)
             zstd.release(context);
-        close_sources(&frames);
+        close_sources(&frames.sources);
     }
+    if (checks.obj)
+        PyBuffer_Release(&checks);
     PyBuffer_Release(&out);
     return result;
 }
@@ -420,6 +619,8 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
 /* ---- the module ----------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
+    {"has_crc32c", has_crc32c, METH_NOARGS, has_crc32c_doc},
+    {"crc32c", crc32c, METH_VARARGS, crc32c_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"undo_image", undo_image, METH_VARARGS, undo_image_doc},
     {"load_zstd", load_zstd, METH_VARARGS, load_zstd_doc},

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from precache import kernels
-from precache.errors import UsageError
+from precache.integers import whole
 from precache.loader import Loader
 from precache.store import open_version
 
@@ -79,9 +79,7 @@ def bench(
     loader_options
         Of the `Loader`, such as `cache_dir` and `storage_options` for a remote store.
     """
-    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("threads", threads)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
+    batch_size, epochs = whole("batch_size", batch_size, 1), whole("epochs", epochs, 1)
     version = open_version(uri, None, loader_options.get("storage_options"))
     rows = version.rows - len(version.hole_rows)
     fields = version.fields

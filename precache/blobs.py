@@ -337,7 +337,7 @@ class RemoteFolder:
         splitting = splits(self.protocol, fs, self.root)
         waiting = [Span("")]
         running: list[Future[_Below]] = []
-        pool = Threads(LISTINGS, "precache-list", abandon=True)
+        pool = Threads(LISTINGS, "precache-list")
         try:
             while waiting or running:
                 while waiting and len(running) < LISTINGS:

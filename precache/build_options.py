@@ -87,7 +87,9 @@ def add_running_options(
     """
     run = to.add_argument_group("running")
     run.add_argument("--address", default=address, help=where)
-    run.add_argument("--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all")
+    run.add_argument(
+        "--cpus", type=int, metavar="N", help="CPUs of a local Ray; default all that it may use"
+    )
     run.add_argument(
         "--on-error",
         choices=("skip", "raise"),

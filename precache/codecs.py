@@ -2,20 +2,25 @@
 
 Encoders make the bytes of one chunk; a `Decoder` is read from an array's metadata and decodes into
 the caller's buffer, and leaves the filter of `image` to be undone (`imagecodec.undo_image`).
+
+No stage of decoding takes more memory than the chunk's size in the metadata allows (`bounds`),
+whatever the stored bytes claim.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numcodecs import blosc, zstd
 
+from precache import kernels
 from precache.errors import DamageError, PipelineError, StoreError
 from precache.imagecodec import IMAGE_FILTER, IMAGE_FILTER_VERSION, ImageEncoder
 from precache.pipeline import ImageCodec, RawCodec, ZstdCodec
@@ -77,8 +82,7 @@ def _encode_raw(chunk: np.ndarray) -> bytes:
 
 
 def _with_crc32c(data: bytes | memoryview) -> bytes:
-    checksum = int(google_crc32c.value(np.frombuffer(data, np.uint8)))
-    return b"".join((data, checksum.to_bytes(4, "little")))
+    return b"".join((data, kernels.crc32c(data).to_bytes(4, "little")))
 
 
 def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
@@ -152,27 +156,54 @@ class Decoder:
             The bytes are not what was written.
         """
         source: Any = data
+        most = bounds(self.codecs, out.nbytes)
         try:
-            for name in reversed(self.codecs[1:]):
-                source = _expand(name, source, verify)
+            for number in range(len(self.codecs) - 1, 0, -1):
+                source = _expand(self.codecs[number], source, most[number], verify)
             first = self.codecs[0] if self.codecs else None
             _decode_into(first, source, out.reshape(-1).view(np.uint8), verify)
         except (RuntimeError, ValueError, zlib.error) as error:
             raise DamageError(f"a chunk does not decode: {error}") from None
         if self.swap:
-            out.byteswap(inplace=True)
+            out.view(f"u{out.itemsize}").byteswap(inplace=True)  # bfloat16 knows no byte order
 
 
-def _expand(name: str, source: Any, verify: bool) -> Any:
-    """Undo a bytes -> bytes codec whose result is not the chunk yet."""
+@functools.lru_cache
+def bounds(codecs: tuple[str, ...], nbytes: int) -> tuple[int, ...]:
+    """Bytes that a chunk of `nbytes` has at most before the first codec, before the second, and so
+    on, and stored.
+
+    A CRC32C adds 4 bytes. No compressor adds as much as an eighth and a kilobyte: what does not
+    compress is stored in blocks with a few bytes each.
+    """
+
+    def encoded(nbytes: int, codec: str) -> int:
+        return nbytes + (4 if codec == "crc32c" else (nbytes >> 3) + 1024)
+
+    return tuple(itertools.accumulate(codecs, encoded, initial=nbytes))
+
+
+def _expand(name: str, source: Any, most: int, verify: bool) -> Any:
+    """Undo a bytes -> bytes codec, to at most so many bytes, where the size is not known."""
     if name == "crc32c":
         return _strip_crc32c(source, verify)
-    if name == "zstd":
-        return memoryview(zstd.decompress(source))
-    if name == "blosc":
-        _require(_blosc_sizes(source)[1] == len(source), "its buffer is another size")
-        return memoryview(blosc.decompress(source))
-    return memoryview(zlib.decompress(source, wbits=31))
+    if name == "gzip":
+        return _expand_gzip(source, most)
+    size = zstd_content_size(source) if name == "zstd" else _blosc_sizes(source)[0]
+    if size is None:
+        raise DamageError("a chunk does not decode: its frame within another codec has no size")
+    _require(size <= most, f"{size} bytes where at most {most} belong")
+    plain = np.empty(size, np.uint8)
+    _decode_into(name, source, plain, verify)
+    return plain.data
+
+
+def _expand_gzip(source: Any, most: int) -> memoryview:
+    stream = zlib.decompressobj(wbits=31)
+    plain = stream.decompress(source, most + 1)
+    _require(len(plain) <= most, f"more than {most} bytes, which is all that belongs there")
+    _require(stream.eof, "its gzip stream is cut short")
+    return memoryview(plain)
 
 
 def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -> None:
@@ -183,7 +214,7 @@ def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -
         _require(_blosc_sizes(source) == (out.nbytes, len(source)), "its buffer is another size")
         blosc.decompress(source, out)
     else:
-        plain = source if name is None else _expand(name, source, verify)
+        plain = source if name is None else _expand(name, source, out.nbytes, verify)
         _require(len(plain) == out.nbytes, f"{len(plain)} bytes where {out.nbytes} belong")
         out[:] = np.frombuffer(plain, np.uint8)
 
@@ -191,7 +222,7 @@ def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -
 def crc32c_holds(chunk: memoryview) -> bool:
     """Whether a chunk that ends in its CRC32C matches it."""
     stored = int.from_bytes(chunk[-4:], "little")
-    return len(chunk) >= 4 and google_crc32c.value(np.frombuffer(chunk[:-4], np.uint8)) == stored
+    return len(chunk) >= 4 and kernels.crc32c(chunk[:-4]) == stored
 
 
 def _strip_crc32c(source: memoryview, verify: bool) -> memoryview:

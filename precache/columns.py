@@ -175,6 +175,7 @@ def read_whole(
         local = version.folder.local("") is not None
         objects = (MappedObjects if local else RangedObjects)(version, name)
     reader = ArrayReader(version, name, verify, objects)
+    reader.require_memory(version.rows * (reader.array.row_nbytes + 8))  # and its rows' numbers
     values = np.empty((version.rows, *reader.array.row_shape), reader.array.dtype)
     reader.read(np.arange(version.rows), values)
     whole = name == "label" and values.dtype.kind in "iu"

@@ -5,28 +5,46 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.columns import Columns, FieldNames
+from precache.integers import whole
+from precache.slots import as_tensor
 from precache.storage import StorageOptions
 from precache.version import Keys, Version
 
-Sample = dict[str, torch.Tensor]
+Batch = dict[str, torch.Tensor]
+
+
+class Sample(dict[str, torch.Tensor]):
+    """A sample of a batch: field -> view of the batch; copied and pickled as a plain dict."""
+
+    def __reduce__(self) -> tuple[type, tuple[Batch]]:
+        return dict, (dict(self),)
 
 
 class _Samples(Sequence[Sample]):
-    """The samples of a batch, each a view of it."""
+    """The samples of a batch, each made when it is first asked for.
 
-    def __init__(self, batch: dict[str, torch.Tensor]) -> None:
-        self.batch = batch
+    Parameters
+    ----------
+    batch
+        Field -> (n, ...) tensor. By keyword, so that torch, which rebuilds sequences from their
+        members when it pins memory, makes a list of these.
+    """
+
+    def __init__(self, *, batch: Batch) -> None:
+        self._batch = batch
+        self._given: dict[int, tuple[Sample, Batch]] = {}
 
     def __len__(self) -> int:
-        return len(self.batch["row"])
+        return len(self._batch["row"])
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -35,10 +53,32 @@ class _Samples(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return {name: values[index] for name, values in self.batch.items()}
+        place = range(len(self))[index]
+        if place not in self._given:
+            views = {name: values[place] for name, values in self._batch.items()}
+            self._given[place] = Sample(views), views
+        return self._given[place][0]
+
+    def whole(self) -> Batch | None:
+        """The batch; None if a sample was given other members."""
+        for sample, views in self._given.values():
+            if sample.keys() != views.keys() or any(sample[n] is not views[n] for n in views):
+                return None
+        return self._batch
 
 
-class CachedDataset(Dataset[dict[str, torch.Tensor]]):
+def _collate(
+    samples: Sequence[Batch], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
+) -> Any:
+    """As torch collates dicts, without a copy where samples are a whole batch."""
+    if isinstance(samples, _Samples) and collate_fn_map is default_collate_fn_map:
+        whole = samples.whole()
+        if whole is not None:
+            return whole
+    return collate([dict(sample) for sample in samples], collate_fn_map=collate_fn_map)
+
+
+class CachedDataset(Dataset[Batch]):
     """The valid rows of a version, for any `DataLoader`, with fork and spawn workers.
 
     Parameters
@@ -62,8 +102,9 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     Notes
     -----
     Index i is the i-th row that is not a hole, in row order. A pickle holds the version's path
-    and the storage options, not its data. `Loader` is the faster way to read batches; with a
-    `DataLoader`, give it ``collate_fn=dataset.collate``.
+    and the storage options, not its data. `Loader` is the faster way to read batches. The samples
+    that a `DataLoader` reads together lie together in memory, and torch's default collation hands
+    them on without a copy.
     """
 
     def __init__(
@@ -87,6 +128,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         storage_options: StorageOptions,
         variant: int,
     ) -> None:
+        default_collate_fn_map[Sample] = _collate
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
         self._how = {"verify": verify, "access": access, "storage_options": storage_options}
         self._columns = Columns(uri, fields, verify, storage_options, access)
@@ -94,7 +136,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Read the variants of an epoch, as `Loader` does; workers that run already do not hear."""
-        self._epoch = operator.index(epoch)
+        self._epoch = whole("epoch", epoch)
         self._columns = self._columns.at_epoch(self._epoch)
 
     @property
@@ -109,9 +151,9 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return len(self._columns.valid)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> Batch:
         """Field -> tensor of one row without a batch axis, and `row` (int64)."""
-        return self.__getitems__([index])[0]
+        return dict(self.__getitems__([index])[0])
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Sample]:
         """The samples at `indices`, read together."""
@@ -125,19 +167,13 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
             for name, (shape, dtype) in self._columns.shapes.items()
         }
         self._columns.read(rows, batch)
-        return _Samples({name: torch.from_numpy(values) for name, values in batch.items()})
+        return _Samples(batch={name: as_tensor(values) for name, values in batch.items()})
 
     @staticmethod
-    def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-        """Field -> (n, ...) tensor, for a `DataLoader`'s ``collate_fn``.
-
-        What `__getitems__` read together lies together in memory already; torch's own collation
-        would copy it once more, which costs several times as much as reading it.
-        """
-        if isinstance(samples, _Samples):
-            return samples.batch
-        whole: dict[str, torch.Tensor] = default_collate(list(samples))
-        return whole
+    def collate(samples: Sequence[Batch]) -> Batch:
+        """Field -> (n, ...) tensor; what a `DataLoader` does with the samples by default."""
+        batch: Batch = _collate(samples, collate_fn_map=default_collate_fn_map)
+        return batch
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import numpy as np
@@ -24,11 +25,12 @@ class DecodedChunks:
     def __init__(
         self, chunks: int, chunk_shape: tuple[int, ...], dtype: str, nbytes: int = DECODED_NBYTES
     ) -> None:
-        chunk = np.dtype((dtype, chunk_shape))
         self._chunk_rows = chunk_shape[0]
-        room = max(1, min(chunks, nbytes // chunk.itemsize))
+        chunk_nbytes = math.prod(chunk_shape) * np.dtype(dtype).itemsize
+        room = max(1, min(chunks, nbytes // chunk_nbytes))
         self._rows = np.empty((room * self._chunk_rows, *chunk_shape[1:]), dtype)
-        self._place = np.full(chunks, -1, np.int64)  # of a chunk's first row, by chunk
+        # Of a chunk's first row, by chunk, inverted: zeros take no memory until they are written.
+        self._place = np.zeros(chunks, np.int64)
         self._chunk = np.full(room, -1, np.int64)
         self._oldest = 0
         self._lock = threading.Lock()
@@ -36,13 +38,13 @@ class DecodedChunks:
     def copy(self, chunks: np.ndarray, within: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copy rows to `out`, and return the positions of those whose chunks are not here."""
         with self._lock:
-            places = self._place[chunks]
+            places = ~self._place[chunks]
             missing = np.flatnonzero(places < 0)
             places += within
             if not len(missing):
                 np.take(self._rows, places, axis=0, out=out, mode="clip")
             elif len(missing) < len(chunks):
-                held = np.flatnonzero(self._place[chunks] >= 0)
+                held = np.flatnonzero(self._place[chunks] < 0)
                 out[held] = self._rows[places[held]]
             return missing
 
@@ -51,11 +53,11 @@ class DecodedChunks:
         room = len(self._chunk)
         chunks, decoded = chunks[-room:], decoded[-room:]
         with self._lock:
-            new = np.flatnonzero(self._place[chunks] < 0)
+            new = np.flatnonzero(self._place[chunks] == 0)
             slots = (self._oldest + np.arange(len(new))) % room
             gone = self._chunk[slots]
-            self._place[gone[gone >= 0]] = -1
+            self._place[gone[gone >= 0]] = 0
             self._rows.reshape(room, self._chunk_rows, *self._rows.shape[1:])[slots] = decoded[new]
-            self._place[chunks[new]] = slots * self._chunk_rows
+            self._place[chunks[new]] = ~(slots * self._chunk_rows)
             self._chunk[slots] = chunks[new]
             self._oldest = int(self._oldest + len(new)) % room

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from precache.errors import UsageError
+from precache.integers import whole
 from precache.measurements import Measurements, Run
 from precache.probes import Limits, measure
 from precache.remedies import Remedy
@@ -152,8 +153,7 @@ def diagnose(
     """
     if not seconds > 0:
         raise UsageError(f"seconds is {seconds}; give a number above 0")
-    if steps < 1:
-        raise UsageError(f"steps is {steps}; give a whole number from 1 up")
+    steps = whole("steps", steps, 1)
     if not isinstance(loader, Iterable):
         raise UsageError(f"loader is a {type(loader).__name__}; give an iterable of batches")
     if not callable(step):

@@ -15,8 +15,8 @@ from precache import pages
 from precache.charts import Chart, Panel, bars, distributions, draw_png, need_matplotlib
 from precache.pictures import time_line
 from precache.player import played
-from precache.report import size
 from precache.simulation import MOST_LOADERS, Simulation, simulate
+from precache.units import size
 
 if TYPE_CHECKING:
     from workers.prognosis import CodecFigures, Prognosis

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from precache.report import size
 from precache.terminal import Terminal, say_rows
+from precache.units import size
 
 if TYPE_CHECKING:
     from workers.prognosis import CodecFigures, CutPoint, Prognosis

@@ -27,7 +27,8 @@ import xxhash
 from precache.diskcache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.fetchers import Fetchers, settle
-from precache.objects import MappedObjects, map_path
+from precache.localfiles import map_file
+from precache.objects import MappedObjects
 from precache.ownfolder import ForeignFile
 from precache.stallclock import Fetched
 from precache.variants import variants_of
@@ -109,12 +110,7 @@ class _CachedObjects(MappedObjects):
     def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
         if not self.is_sound(number, descriptor):
             raise DamageError("its checksum does not hold")
-        # By its path: a process that changed its user cannot open its descriptors anew.
-        path, status = self.path(number, tail), os.fstat(descriptor)
-        data = map_path(path, status.st_size)
-        if not os.path.samestat(status, path.lstat()):
-            raise DamageError("another file has come in its place")
-        return data
+        return map_file(descriptor)
 
     def is_sound(self, number: int, descriptor: int) -> bool:
         """Whether a file of its size holds an object as it was written."""

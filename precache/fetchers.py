@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,9 +61,10 @@ class Fetchers:
     def join(self) -> bool:
         """Wait a little for the threads to end; whether they did.
 
-        Where the garbage collector ends an iterator, it must not wait, and they end by themselves.
+        Where the garbage collector ends an iterator, it must not wait, and they end by themselves;
+        nor does Ctrl-C wait.
         """
-        if collected():
+        if collected() or isinstance(sys.exception(), KeyboardInterrupt):
             return False
         limit = time.monotonic() + GRACE
         for thread in self._threads:

@@ -11,7 +11,7 @@ import numpy as np
 
 from precache.errors import BuildError, UsageError
 from precache.growing import GrowingVersion
-from precache.sampler import Permutation
+from precache.sampler import Permutation, come_again
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,10 @@ class FollowOrder:
         """Rows that this rank read a second time in place of holes, since the last call."""
         repeated, self._repeated = self._repeated, 0
         return repeated
+
+    def again(self, number: int) -> np.ndarray | None:
+        """As of `precache.sampler.Order`, for a batch that was read."""
+        return come_again(self._own(number), self._known)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""

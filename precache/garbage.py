@@ -40,6 +40,7 @@ from precache.commits import BUILD, ROOT, VERSION, Commit, read_commits
 from precache.errors import StoreError, UsageError
 from precache.finished import kept_name
 from precache.folder import Folder
+from precache.integers import whole
 from precache.inventory import reigns
 from precache.places import (
     COPIES,
@@ -145,8 +146,7 @@ def gc(
     StoreError
         There is nothing of ours.
     """
-    if keep < 0:
-        raise UsageError(f"keep is {keep}; give 0 or more")
+    keep = whole("keep", keep, 0)
     least = seconds_of(older_than)
     folder = open_folder(store, storage_options)
     refuse_link(folder, TRASH)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import UsageError
+from precache.integers import whole
 from precache.pipeline import Pipeline
 from precache.storage import StorageOptions
 
@@ -93,7 +94,7 @@ def build(
     check_space
         Refuse to begin where the disk is too small by estimate.
     cpus
-        CPUs that a local Ray may use; by default all.
+        CPUs that a local Ray may use; by default all that this process may use.
     compact
         Lay all rows down anew. By default they keep the places that they have in the current
         version, and samples that the source has no more leave holes.
@@ -218,6 +219,9 @@ def request_of(
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
     reports = [report] if isinstance(report, str | os.PathLike) else report
+    for name, least in (("shard_samples", 1), ("cpus", 1), ("max_failures", 0)):
+        if as_given[name] is not None:
+            as_given[name] = whole(name, as_given[name], least)
     return Request(
         os.fspath(source),
         os.fspath(store),
@@ -230,7 +234,7 @@ def request_of(
             None if memory_per_task is None else _bytes("memory_per_task", memory_per_task),
             node_resources or {},
             node_labels or {},
-            nice,
+            whole("nice", nice),
         ),
         reports=tuple(os.fspath(path) for path in reports),
         max_sample_bytes=_bytes("max_sample_bytes", max_sample_bytes),
@@ -344,10 +348,10 @@ def doctor(
     question = Question(
         os.fspath(source),
         recipe,
-        samples=samples,
+        samples=whole("samples", samples, 1),
         seconds=seconds,
         rate=rate,
-        cores=cores,
+        cores=None if cores is None else whole("cores", cores, 1),
         run_functions=run_functions,
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
         storage_options=storage_options,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from types import ModuleType
 
+import google_crc32c
 import numpy as np
 from numcodecs import zstd
 
@@ -39,6 +40,9 @@ except ImportError:
 decodes = compiled is not None and compiled.load_zstd(zstd.__file__)
 """Whether `decode` can be called: numcodecs' own zstd is found, too."""
 
+checks = compiled is not None and compiled.has_crc32c()
+"""Whether `gather` can check CRC32C: the processor has an instruction for it."""
+
 PAST_CACHES_NBYTES = 8 << 20
 """Batches of so many bytes are written past the caches; smaller ones may be found in them."""
 
@@ -59,7 +63,8 @@ def gather(
     lengths: np.ndarray,
     out: np.ndarray,
     batch_nbytes: int,
-) -> None:
+    checked: np.ndarray | None = None,
+) -> int:
     """Copy pieces of sources, one after another.
 
     Parameters
@@ -72,6 +77,14 @@ def gather(
         Contiguous, of as many bytes as all pieces have.
     batch_nbytes
         Of the batch that `out` is part of.
+    checked
+        (n,) bool: the pieces whose CRC32C, stored behind them, is checked meanwhile; only where
+        this module `checks`.
+
+    Returns
+    -------
+    int
+        How many were copied before one whose CRC32C does not hold.
 
     Raises
     ------
@@ -80,13 +93,24 @@ def gather(
     """
     if compiled is not None:
         past = batch_nbytes >= PAST_CACHES_NBYTES
-        compiled.gather(sources, numbers, starts, lengths, out, past)
-        return
+        whole: int = compiled.gather(sources, numbers, starts, lengths, checked, out, past)
+        return whole
+    assert checked is None
     arrays = {n: np.frombuffer(sources[n], np.uint8) for n in np.unique(numbers).tolist()}
     places = zip(numbers.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
     pieces = [arrays[number][start:end] for number, start, end in places]
     if pieces:
         np.concatenate(pieces, out=out.reshape(-1).view(np.uint8))
+    return len(pieces)
+
+
+def crc32c(data: bytes | memoryview) -> int:
+    """CRC32C of bytes; compiled, without the interpreter lock, which page faults would hold."""
+    if checks:
+        assert compiled is not None
+        value: int = compiled.crc32c(data)
+        return value
+    return int(google_crc32c.value(np.frombuffer(data, np.uint8)))
 
 
 def join(sources: list[memoryview], out: np.ndarray) -> None:
@@ -118,7 +142,12 @@ def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
 
 
 def decode(
-    frames: Sequence[memoryview], out: np.ndarray, *, filtered: bool, batch_nbytes: int
+    frames: Sequence[memoryview],
+    out: np.ndarray,
+    *,
+    filtered: bool,
+    batch_nbytes: int,
+    checked: np.ndarray | None = None,
 ) -> int:
     """Decompress zstd frames; only where this module `decodes`.
 
@@ -130,6 +159,8 @@ def decode(
         Whether these are (..., C, H, W) uint8, and the filter of `image` is undone.
     batch_nbytes
         Of the batch that `out` is part of.
+    checked
+        (n,) bool: the frames whose content checksum is checked; by default all.
 
     Returns
     -------
@@ -139,5 +170,6 @@ def decode(
     assert compiled is not None
     channels, height, width = out.shape[-3:] if filtered else (1, 1, 1)
     past = batch_nbytes >= PAST_CACHES_NBYTES
-    whole: int = compiled.decode(list(frames), out, filtered, channels, height, width, past)
+    shape = channels, height, width
+    whole: int = compiled.decode(list(frames), checked, out, filtered, *shape, past)
     return whole

@@ -20,18 +20,19 @@ from precache.errors import UsageError
 from precache.eventclock import stall_clock
 from precache.following import FINISHED, FollowOrder, check_options
 from precache.growing import GrowingVersion
+from precache.integers import whole
 from precache.kernels import tell_if_missing
-from precache.loader_options import find_device, require_sense
+from precache.loader_options import find_device, sensible
 from precache.orders import order_of, shuffle_of
 from precache.ranks import find_rank, require_rank
 from precache.selection import Selection
-from precache.slots import Batch
+from precache.slots import Batch, as_array
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
-from precache.stream import BatchStream, ResidentStream
+from precache.stream import BatchStream, ResidentStream, Rows
 from precache.succession import Refresh
-from precache.transforms import Compose, Draw, Transform, run
+from precache.transforms import Compose, Draw, Transform, label_mixing, run
 from precache.version import Version
 
 STATE_FORMAT = 1
@@ -63,8 +64,9 @@ class Loader:
         Names to read, by default all; or name -> path of an array in a group that other software
         wrote.
     transform
-        One of `precache.transforms`, seeded by (seed, epoch, row), or any callable: given each
-        batch as a dict on the device, returns what takes its place.
+        One of `precache.transforms`, seeded by (seed, epoch, row), or by the position in the order
+        where a row may come again in an epoch, as with `weights`; or any callable: given each batch
+        as a dict on the device, returns what takes its place.
     output
         ``dict``: field -> tensor, with `row` (int64). ``tuple``: (image, label), after the
         transform.
@@ -73,7 +75,8 @@ class Loader:
     verify
         When CRC32C checksums are checked: ``first`` (once a process), ``always`` or ``off``.
     threads
-        That decode; by default one where reading is copying, else up to four.
+        That decode; by default one where reading is copying, else up to four, and no more than the
+        cores that this process may use by its affinity and the CPU quota of its control group.
     ahead
         Batches in the making; by default one more than threads, and up to 8 times as many where
         they are small.
@@ -178,8 +181,8 @@ class Loader:
         weights: np.ndarray | Sequence[float] | None = None,
         refresh: str | None = None,
     ) -> None:
-        given = {n: value for n, value in locals().items() if n not in ("self", "uri")}
-        require_sense(given)
+        given = sensible({n: v for n, v in locals().items() if n not in ("self", "uri")})
+        batch_size, seed, drop_last = given["batch_size"], given["seed"], given["drop_last"]
         grows = isinstance(uri, GrowingVersion)
         if grows:
             check_options(given)
@@ -202,30 +205,51 @@ class Loader:
         widest = WINDOW
         if self._columns.cached and cache_limit is not None:
             widest = self._columns.cached.window(WINDOW)
-        shuffled = shuffle_of(shuffle, self._columns, window or widest, num_canonical_nodes)
+        shuffled = shuffle_of(
+            shuffle, self._columns, given["window"] or widest, given["num_canonical_nodes"]
+        )
         self._selection = Selection.of(self._columns, rows, weights)
-        ranks = find_rank(rank, world_size)
+        self._mixing = label_mixing(transform)
+        if self._mixing:
+            self._require_labels(self._selection.read, unknown=grows)
+        ranks = find_rank(given["rank"], given["world_size"])
         self._told_rank = rank is not None
         self._order = order_of(
-            self.version, self._selection, batch_size, shuffled, seed, drop_last, order, ranks,
-            self._stopped,
+            self.version, self._selection, batch_size, shuffled, seed, drop_last, given["order"],
+            ranks, self._stopped,
         )  # fmt: skip
-        self._sorted_by = FINISHED if grows else order
+        self._sorted_by = FINISHED if grows else given["order"]
         self._transform = transform
         self._output = self._output_names(output)
         stream = _made_resident(self._columns, self.device, resident)
         self._stream = stream or BatchStream(
-            self._columns, batch_size, self.device, threads, ahead, decompress, gather
+            self._columns,
+            batch_size,
+            self.device,
+            given["threads"],
+            given["ahead"],
+            decompress,
+            gather,
         )
         tell_if_missing()
         self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+        # At the end of the process, while there still are modules, and before what they read goes.
+        weakref.finalize(self, _end, self._iterators)
         self._closed = False
         self._place = Place(len(self))
         self._last = (0, 0)
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
             self._columns.cached.claim(shards)
+
+    def _require_labels(self, rows: np.ndarray, *, unknown: bool = False) -> None:
+        """Refuse labels that the transform cannot mix; with `unknown`, -1 may be none yet."""
+        labels = self._columns.small.get("label")
+        if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+            rows = rows[labels[rows] >= 0] if unknown else rows
+            assert self._mixing is not None  # else no label need be in any range
+            self._mixing.require(labels[rows], rows, self.version.path)
 
     def _output_names(self, output: str) -> tuple[str, str] | None:
         if output == "dict":
@@ -279,6 +303,7 @@ class Loader:
         UsageError
             An epoch has no such batch.
         """
+        epoch, batch = whole("epoch", epoch), whole("batch", batch)
         if not 0 <= batch < len(self):
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
         if epoch and isinstance(self.version, GrowingVersion):
@@ -320,7 +345,7 @@ class Loader:
 
     def _at(self, uri: str | Version) -> Loader:
         """The same loader of another version; this one keeps no iterator and no disk cache."""
-        self._end_iterators()
+        _end(self._iterators)
         if self._columns.cached:
             self._columns.cached.close()
         shapes = self._columns.shapes
@@ -352,29 +377,43 @@ class Loader:
         with contextlib.closing(batches):
             self._clock.begin()
             ready = self._stream.ready
-            for number, batch in enumerate(batches, start + 1):
+            for batch in batches:
                 rows, nbytes = len(batch["row"]), sum(t.nbytes for t in batch.values())
                 if self._closed:
                     return
-                output = self._finish(batch, epoch, number - 1)
+                outputs = [self._finish(batch, epoch, start)]
                 del batch
+                self._last = (epoch, start)
+                start += 1
                 self._clock.arrived(rows, nbytes, ready)
-                self._last = (epoch, number - 1)
-                self._place.received(epoch, number)
-                yield output
-                del output  # what the caller dropped must not live on here
+                self._place.received(epoch, start)
+                yield outputs.pop()  # and not a name more: what the caller drops is gone
                 self._clock.asked()
                 ready = self._stream.ready
 
     def _batches(self, epoch: int, start: int) -> Generator[Batch, None, None]:
-        for rows in self._order.runs(epoch, start):
+        runs = self._order.runs(epoch, start)
+        if self._mixing and isinstance(self.version, GrowingVersion):
+            runs = map(self._with_labels, runs)
+        for rows in runs:
             with contextlib.closing(self._stream.batches(rows, epoch)) as batches:
                 yield from batches
+
+    def _with_labels(self, rows: Rows) -> Rows:
+        """The same row numbers, of samples that brought their labels when they were fetched."""
+        with contextlib.closing(rows):
+            for numbers in rows:
+                self._require_labels(numbers)
+                yield numbers
 
     def _finish(self, batch: Any, epoch: int, number: int) -> Any:
         """Apply the transform, and shape the output."""
         if self._transform is not None:
-            draw = Draw((self._order.seed, epoch), number, batch["row"])
+            numbers, again = batch["row"], self._order.again(number)
+            if again is not None:
+                repeated = torch.from_numpy(again).to(self.device, non_blocking=True)
+                numbers = torch.where(repeated < 0, repeated, numbers)
+            draw = Draw((self._order.seed, epoch), number, numbers)
             batch = run(self._transform, batch, draw)
         return batch if self._output is None else tuple(batch[name] for name in self._output)
 
@@ -433,21 +472,22 @@ class Loader:
         """
         self._closed = True
         self._stopped.set()
-        self._end_iterators()
+        _end(self._iterators)
         self._stream.close()
         if self._columns.cached:
             self._columns.cached.close()
-
-    def _end_iterators(self) -> None:
-        for iterator in list(self._iterators):
-            with contextlib.suppress(ValueError):  # it is at work
-                iterator.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end(iterators: Iterable[Generator[Any, None, None]]) -> None:
+    for iterator in list(iterators):
+        with contextlib.suppress(ValueError):  # it is at work
+            iterator.close()
 
 
 def _made_resident(
@@ -458,5 +498,5 @@ def _made_resident(
         return ResidentStream(residence.load(columns, device), device)
     if resident is not None:
         for turn, held in enumerate(residence.load(columns, torch.device("cpu"))):
-            columns.at_epoch(turn).adopt({name: values.numpy() for name, values in held.items()})
+            columns.at_epoch(turn).adopt({name: as_array(values) for name, values in held.items()})
     return None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from precache.errors import UsageError
+from precache.integers import whole
 from precache.ranks import find_local_rank
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
@@ -20,13 +21,38 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "access": ("map", "pread"),
     "refresh": (None, "epoch"),
 }
-COUNTS = ("threads", "ahead", "window", "num_canonical_nodes")
+LEAST: Mapping[str, int | None] = {
+    "batch_size": 1,
+    "seed": None,
+    "threads": 1,
+    "ahead": 1,
+    "window": 1,
+    "num_canonical_nodes": 1,
+    "rank": None,
+    "world_size": None,
+}
+"""Options that are whole numbers, and the least of each."""
+OPTIONAL = ("threads", "ahead", "window", "rank", "world_size")
 
 
-def require_sense(given: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for options of a `Loader`, by name, that say nothing or contradict."""
-    for name, allowed in CHOICES.items():
-        require_choice(name, given[name], allowed)
+def sensible(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a `Loader`, by name, with plain ints, bools and choices.
+
+    Raises
+    ------
+    UsageError
+        Some say nothing, or contradict each other.
+    """
+    given = {
+        **given,
+        **{name: require_choice(name, given[name], allowed) for name, allowed in CHOICES.items()},
+        **{
+            name: whole(name, given[name], least)
+            for name, least in LEAST.items()
+            if given[name] is not None or name not in OPTIONAL
+        },
+        "drop_last": bool(given["drop_last"]),
+    }
     by_device = given["gather"] == "device"
     if given["refresh"] and (
         given["rows"] is not None or given["weights"] is not None or given["resident"] or by_device
@@ -40,15 +66,14 @@ def require_sense(given: Mapping[str, Any]) -> None:
         )
     if given["cache_shared"] and given["cache_dir"] is None:
         raise UsageError("cache_shared is True and there is no cache_dir; give both")
-    for name in COUNTS:
-        if given[name] is not None and given[name] < 1:
-            raise UsageError(f"{name} is {given[name]}; give a whole number from 1 up")
+    return given
 
 
-def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raise `UsageError` for a value that is none of those allowed."""
+def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    """Return the one of those allowed that a value equals; raise `UsageError` where none does."""
     if value not in allowed:
         raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
+    return allowed[allowed.index(value)]
 
 
 def find_device(device: str | torch.device | None) -> torch.device:

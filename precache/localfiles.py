@@ -1,19 +1,26 @@
-"""Files of a local disk: opened without blocking, created, linked and made durable.
+"""Files of a local disk: opened without blocking, mapped, created, linked and made durable.
 
 A path may be whatever a stranger laid there. Only regular files are opened, and who opens one
-learns where it truly lies, links resolved.
+learns where it truly lies, links resolved. Files are mapped to be read only and shared, so that a
+map counts neither as committed memory nor as data of the process, however long the file is.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import itertools
+import mmap
 import os
 import stat
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from precache.folder import Buffer
 
@@ -118,6 +125,64 @@ def read_whole(descriptor: int, size: int, most: int | None = None) -> bytes:
         if most is not None:
             raise
         raise OSError(errno.ENOMEM, f"its {size} bytes do not fit into memory") from None
+
+
+# --- mapping ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def libc() -> Any:
+    """The C library, with the types of what maps memory."""
+    library = ctypes.CDLL(None, use_errno=True)
+    number, size = ctypes.c_int, ctypes.c_size_t
+    library.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, ctypes.c_long)
+    library.mmap.restype = ctypes.c_void_p
+    library.munmap.argtypes = (ctypes.c_void_p, size)
+    return library
+
+
+def map_at(address: int | None, nbytes: int, access: int, flags: int, descriptor: int) -> int:
+    """Address of a new map: mmap(2), which unlike Python's own holds no descriptor."""
+    mapped = libc().mmap(address, nbytes, access, flags, descriptor, 0)
+    if mapped in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(mapped)
+
+
+class _Map:
+    """Memory of a map, which NumPy takes for a read-only array's own; unmapped with the last."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        # Not at exit, when other threads may still be reading.
+        weakref.finalize(self, libc().munmap, address, nbytes).atexit = False
+
+
+def map_file(descriptor: int, flags: int = 0) -> np.ndarray:
+    """The bytes of an open file as a read-only memory map that holds no descriptor (uint8).
+
+    Parameters
+    ----------
+    flags
+        Of mmap(2), beside `MAP_SHARED`.
+    """
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return np.empty(0, np.uint8)
+    try:
+        address = map_at(None, size, mmap.PROT_READ, mmap.MAP_SHARED | flags, descriptor)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        # Some of FUSE share no maps; one that cannot be written to is not counted either.
+        address = map_at(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE | flags, descriptor)
+    return np.asarray(_Map(address, size))
 
 
 # --- writing ------------------------------------------------------------------------------------

@@ -1,10 +1,14 @@
 """Zarr v3 metadata documents: made for what precache writes, parsed for what it reads.
 
 Format: the Zarr core specification, version 3, and its `sharding_indexed` codec.
+
+A stranger's document may promise any size. Sizes that would take memory or time by their number
+alone, whatever is stored, are refused when it is parsed.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +23,21 @@ from precache.errors import StoreError
 from precache.operations import DTYPES
 
 Json = dict[str, Any]
+
+BFLOAT16 = "bfloat16"
+"""Of arrays of other software."""
+
+MOST_AXES = 32
+"""Of an array; NumPy and torch have 64, with those that are added on the way."""
+
+MOST_OBJECTS = 1 << 25
+"""Stored objects along axis 0."""
+
+MOST_ENTRIES = 1 << 26
+"""Chunks of a shard, whose index then takes a gibibyte."""
+
+MOST_PIECES = 1 << 16
+"""Chunks that a row is spread over."""
 
 
 def group_document(attributes: Json) -> Json:
@@ -121,6 +140,10 @@ class Array:
         return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @property
+    def chunk_nbytes(self) -> int:
+        return math.prod(self.chunk_shape) * np.dtype(self.dtype).itemsize
+
+    @property
     def objects(self) -> int:
         """Stored objects along axis 0."""
         return -(-self.shape[0] // self.object_shape[0])
@@ -197,8 +220,11 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     if document.get("storage_transformers"):
         raise StoreError(f"{where} has storage_transformers, which precache does not read")
     dtype = document["data_type"]
-    if dtype not in DTYPES:
-        raise StoreError(f"{where} has data type {dtype!r}; precache reads {', '.join(DTYPES)}")
+    if dtype == BFLOAT16:
+        _require_bfloat16(where)
+    elif dtype not in DTYPES:
+        known = ", ".join((*DTYPES, BFLOAT16))
+        raise StoreError(f"{where} has data type {dtype!r}; precache reads {known}")
     shape, object_shape = _shape(document["shape"]), _grid(document, where)
     chunk_shape, codecs = object_shape, document["codecs"]
     index_at_start, index_checksum = None, False
@@ -215,6 +241,7 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
         raise StoreError(f"{where} has a grid {object_shape} that does not fit its shape {shape}")
     if any(o % c for o, c in zip(object_shape, chunk_shape, strict=True)) or not shape:
         raise StoreError(f"{where}: chunks of {chunk_shape} do not tile shards of {object_shape}")
+    _require_bounded(shape, object_shape, chunk_shape, np.dtype(dtype).itemsize, where)
     key_prefix, separator = _key_encoding(document.get("chunk_key_encoding"), where)
     decode = decoder(codecs, np.dtype(dtype).itemsize, where)
     if decode.filtered and (dtype != "uint8" or len(shape) < 4):
@@ -233,9 +260,45 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
     )
 
 
+def _require_bfloat16(where: str) -> None:
+    try:
+        importlib.import_module("ml_dtypes")  # has NumPy know it by its name
+    except ImportError:
+        raise StoreError(
+            f"{where} has data type {BFLOAT16!r}, for which ml_dtypes is needed: "
+            "pip install ml_dtypes"
+        ) from None
+
+
+def _require_bounded(
+    shape: tuple[int, ...],
+    object_shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    itemsize: int,
+    where: str,
+) -> None:
+    if len(shape) > MOST_AXES:
+        raise StoreError(f"{where} has {len(shape)} axes; precache reads up to {MOST_AXES}")
+    along = [-(-n // c) for n, c in zip(shape, chunk_shape, strict=True)]
+    entries = math.prod(o // c for o, c in zip(object_shape, chunk_shape, strict=True))
+    for count, what, most in (
+        (math.prod(shape) * itemsize, "bytes", 2**63 - 1),
+        (math.prod(object_shape) * itemsize, "bytes in each object", 2**63 - 1),
+        (-(-shape[0] // object_shape[0]), "objects along its first axis", MOST_OBJECTS),
+        (entries, "chunks in each shard", MOST_ENTRIES),
+        (math.prod(along[1:]), "chunks in each row", MOST_PIECES),
+    ):
+        if count > most:
+            raise StoreError(
+                f"{where} says that the array has {count} {what}; precache reads up to {most}: it "
+                "is damaged or forged, or the array needs other chunks"
+            )
+
+
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or any(
-        not isinstance(n, int) or not 0 <= n < 2**63 for n in value
+        type(n) is not int or not 0 <= n < 2**63
+        for n in value  # which `True` is not
     ):
         raise TypeError(f"{value!r} is no shape")
     return tuple(value)

@@ -42,8 +42,9 @@ class Meter(Generic[Batch]):
             for batch in self.loader:
                 recorder.arrived()
                 recorder.look(batch)
-                yield batch
-                del batch  # what the caller dropped must not live on here
+                batches = [batch]
+                del batch
+                yield batches.pop()  # and not a name more: what the caller drops is gone
                 recorder.asked()
             ended = True
         finally:

@@ -14,6 +14,7 @@ import torch
 from precache import kernels
 from precache.errors import UsageError
 from precache.eventclock import stall_clock
+from precache.integers import whole
 from precache.loader import Loader
 from precache.slots import SlotPool
 from precache.stallclock import Fetched, LoaderStats
@@ -86,8 +87,11 @@ def mix(
     _require_one_place(loaders)
     if by not in ("batch", "sample"):
         raise UsageError(f"by is {by!r}; choose one of batch, sample")
-    if until not in ("all", "first") and (not isinstance(until, int) or until < 1):
-        raise UsageError(f"until is {until!r}; give all, first, or a number of steps")
+    seed = whole("seed", seed)
+    if until not in ("all", "first"):
+        if isinstance(until, str):
+            raise UsageError(f"until is {until!r}; give all, first, or a number of steps")
+        until = whole("until", until, 1)
     if by == "sample" and weights is not None:
         raise UsageError(
             "weights are shares of the steps, and by='sample' takes rows of every source at each; "
@@ -175,12 +179,10 @@ class Mixture:
             self._clock.begin()
             for number, sources in enumerate(self._turns.sources(epoch, start), start + 1):
                 parts = [next(rounds[source]) for source in sources]
-                batch = join(parts) if self._turns.together else _told(parts[0], sources[0])
-                del parts
+                parts[:] = [join(parts) if self._turns.together else _told(parts[0], sources[0])]
                 self._clock.arrived(0, 0, 0)
                 self._place.received(epoch, number)
-                yield batch
-                del batch  # what the caller dropped must not live on here
+                yield parts.pop()  # and not a name more: what the caller drops is gone
                 self._clock.asked()
 
     def stats(self) -> LoaderStats:

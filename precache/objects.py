@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from precache.codecs import bounds
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import is_missing
 from precache.layout import MISSING, decode_index
+from precache.localfiles import map_file
 from precache.version import Version, gone
 
 _NOTHING = memoryview(b"")
@@ -40,24 +41,6 @@ class StoredObject:
     index: np.ndarray
     data: memoryview = _NOTHING
     begin: int | None = None
-
-
-def map_file(descriptor: int) -> np.ndarray:
-    """The bytes of an open file as a memory map that holds no descriptor (uint8)."""
-    return map_path(f"/dev/fd/{descriptor}", os.fstat(descriptor).st_size)
-
-
-def map_path(path: str | os.PathLike[str], size: int) -> np.ndarray:
-    """As `map_file`, of so many bytes of the file at a path."""
-    if size == 0:
-        return np.empty(0, np.uint8)
-    try:
-        mapped: np.ndarray = torch.from_file(
-            os.fspath(path), False, size, dtype=torch.uint8
-        ).numpy()
-    except RuntimeError as error:
-        raise OSError(f"it cannot be mapped: {error}") from None
-    return mapped
 
 
 class Objects(ABC):
@@ -91,6 +74,7 @@ class Objects(ABC):
                 "apart"
             ) from None
         self._kept: dict[tuple[int, ...], StoredObject | None] = {}
+        self._longest = bounds(self.array.decoder.codecs, self.array.chunk_nbytes)[-1]
 
     def get(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
         """An object; None where it is missing, as only foreign ones may be."""
@@ -131,7 +115,7 @@ class Objects(ABC):
     @property
     def pitch(self) -> int:
         """Bytes from one plain chunk to the next."""
-        return self.array.chunk_shape[0] * self.array.row_nbytes + self.gap
+        return self.array.chunk_nbytes + self.gap
 
     @property
     def gap(self) -> int:
@@ -154,6 +138,9 @@ class Objects(ABC):
             return None
         if offset + length > found.size:
             raise self.damage(number, tail, row, "its index points outside of it")
+        if length > self._longest:
+            reason = f"it has {length} bytes for a chunk that takes {self._longest} at most"
+            raise self.damage(number, tail, row, reason)
         return offset, length
 
     def index_extent(self, size: int) -> tuple[int, int]:

@@ -41,7 +41,7 @@ DTYPES: tuple[str, ...] = get_args(DType)
 
 
 def _pair(value: Any) -> Any:
-    return (value, value) if isinstance(value, int) else value
+    return (value, value) if hasattr(value, "__index__") else value
 
 
 def _ascending(value: tuple[float, float]) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ def shuffle_of(shuffle: bool | str, columns: Columns, window: int, nodes: int) -
     nodes
         That a block shuffle deals them out to.
     """
-    require_choice("shuffle", shuffle, (True, False, "full", "block"))
+    shuffle = require_choice("shuffle", shuffle, (True, False, "full", "block"))
     blocks = shuffle == "block" or (shuffle is True and columns.cached is not None)
     if nodes > 1 and not blocks:
         raise UsageError(f"num_canonical_nodes is {nodes}; give shuffle='block' with it")
@@ -40,7 +39,7 @@ def shuffle_of(shuffle: bool | str, columns: Columns, window: int, nodes: int) -
 def order_of(
     version: Version,
     selection: Selection,
-    batch_size: Any,
+    batch_size: int,
     shuffle: Shuffle | None,
     seed: int,
     drop_last: bool,
@@ -64,8 +63,6 @@ def order_of(
     UsageError
         There is no such order of these rows.
     """
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size is {batch_size!r}; give a whole number from 1 up")
     if shuffle is not None and batch_size * ranks[1] % shuffle.nodes:
         raise UsageError(
             f"num_canonical_nodes is {shuffle.nodes}, and {ranks[1]} ranks read {batch_size} "

@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from precache.errors import StorageError
-from precache.report import size
+from precache.units import size
 
 _HERE = Path(__file__).parent
 

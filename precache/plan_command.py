@@ -19,8 +19,9 @@ from precache.build_options import (
     read_pipeline,
 )
 from precache.folder import left_out_text
-from precache.report import show, size
+from precache.report import show
 from precache.terminal import say, say_rows
+from precache.units import size
 from precache.variants import variants_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""Threads that work ahead of a consumer: always joined, first error first."""
+"""Threads that work ahead of a consumer: joined with their iterator, first error first; the end of
+the process lets them go, and does not wait for a server or a disk that does not answer."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import contextlib
 import gc
 import os
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -23,6 +26,12 @@ Result = TypeVar("Result")
 _collecting: set[int] = set()
 """Threads on which the garbage collector runs."""
 
+EXIT_SECONDS = 0.5
+"""That the end of the process waits for work under way, of all iterators together."""
+
+_deadlines: list[float] = []
+"""When the end of the process goes on without what still works, once it has come to that."""
+
 
 def _note(phase: str, info: dict[str, int]) -> None:
     (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
@@ -32,29 +41,49 @@ gc.callbacks.append(_note)
 
 
 def collected() -> bool:
-    """Whether the garbage collector is what ends an iterator.
+    """Whether the garbage collector, or the end of the process, is what ends an iterator.
 
-    It runs on any thread, in the middle of anything: to wait there for another thread, or for a
-    lock, may be to wait for oneself.
+    The collector runs on any thread, in the middle of anything: to wait there for another thread,
+    or for a lock, may be to wait for oneself. At the end of the process, threads that still work
+    never end.
     """
-    return threading.get_ident() in _collecting
+    return threading.get_ident() in _collecting or bool(_deadlines)
 
 
 class Threads:
     """A pool of threads for one iterator, whatever becomes of that.
 
     An iterator may be inherited by a forked process, where the threads are not, and it may be
-    collected as garbage on any thread.
+    collected as garbage on any thread. The end of the process lets its work go, and waits for it
+    `EXIT_SECONDS` at most: a server or a disk may not answer for minutes.
+
+    Parameters
+    ----------
+    stop
+        Lets go, at the end of the process, those whose work waits for something.
     """
 
-    def __init__(self, count: int, name: str, *, abandon: bool = False) -> None:
-        pool = _DaemonThreads if abandon else ThreadPoolExecutor
-        self._pool = pool(count, thread_name_prefix=name)
+    def __init__(self, count: int, name: str, stop: Callable[[], None] = lambda: None) -> None:
+        self._count, self._name = count, name
+        self._queue: _Queue = SimpleQueue()
+        self._threads: list[threading.Thread] = []
         self._process = os.getpid()
+        # Not `atexit`: these run last in, first out, so before what their work needs is let go of.
+        self._end = weakref.finalize(
+            self, _end_at_exit, self._queue, self._threads, stop, self._process
+        )
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Have a thread do it."""
-        return self._pool.submit(work, *arguments)
+        future: Future[Result] = Future()
+        self._queue.put((future, partial(work, *arguments)))
+        if len(self._threads) < self._count:
+            # A daemon: the end of the process would wait for others before anything can be let go.
+            name = f"{self._name}_{len(self._threads)}"
+            thread = threading.Thread(target=_run, args=[self._queue], name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
 
     @property
     def here(self) -> bool:
@@ -75,50 +104,50 @@ class Threads:
         """
         if not self.here:
             return
-        self._pool.shutdown(wait=wait and not collected(), cancel_futures=True)
+        self._end.detach()
+        _cancel(self._queue, len(self._threads))
+        for thread in self._threads if wait and not collected() else ():
+            thread.join()
 
 
-class _DaemonThreads:
-    """As far as `Threads` needs it a `ThreadPoolExecutor`, whose threads no exit waits for.
+_Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
-    For work that may never end, and that nothing is lost by ending at any moment.
-    """
 
-    def __init__(self, count: int, thread_name_prefix: str) -> None:
-        self._count, self._name = count, thread_name_prefix
-        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        future: Future[Result] = Future()
-        self._queue.put((future, partial(work, *arguments)))
-        if len(self._threads) < self._count:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        return future
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            future, work = item
-            if not future.set_running_or_notify_cancel():
-                continue
+def _run(queue: _Queue) -> None:
+    while (item := queue.get()) is not None:
+        future, work = item
+        if future.set_running_or_notify_cancel():
             try:
                 result = work()
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del item, future, work
+                del result
+        del item, future, work
 
-    def shutdown(self, wait: bool, cancel_futures: bool) -> None:
-        with contextlib.suppress(Empty):
-            while cancel_futures and (item := self._queue.get_nowait()):
-                item[0].cancel()
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads if wait else ():
-            thread.join()
+
+def _cancel(queue: _Queue, threads: int) -> None:
+    """Cancel what has not begun, and end the threads."""
+    with contextlib.suppress(Empty):
+        while item := queue.get_nowait():
+            item[0].cancel()
+    for _ in range(threads):
+        queue.put(None)
+
+
+def _end_at_exit(
+    queue: _Queue, threads: list[threading.Thread], stop: Callable[[], None], process: int
+) -> None:
+    if os.getpid() != process:
+        return
+    _cancel(queue, len(threads))
+    if threading.main_thread().is_alive():  # only the pool is lost
+        return
+    _deadlines.append(time.monotonic() + EXIT_SECONDS)
+    stop()
+    for thread in threads:
+        thread.join(max(0.0, _deadlines[0] - time.monotonic()))
 
 
 def prefetch(
@@ -128,7 +157,6 @@ def prefetch(
     ahead: int,
     together: int = 1,
     stop: Callable[[], None] = lambda: None,
-    abandon: bool = False,
 ) -> Generator[Result, None, None]:
     """``map(work, items)`` in order, up to `ahead` times `together` results in the making.
 
@@ -142,14 +170,12 @@ def prefetch(
         work does.
     stop
         Called before threads are joined, to let go those whose work waits for something.
-    abandon
-        Whether the end of the process does not wait for threads that still work.
     """
     remaining = iter(items)
     groups = iter(lambda: deque(islice(remaining, together)), deque())
     pending: deque[_Task[Result]] = deque()
     results: deque[Result] = deque()
-    pool = Threads(threads, "precache", abandon=abandon)
+    pool = Threads(threads, "precache", stop)
     try:
         pending.extend(_begin(pool, work, group) for group in islice(groups, ahead))
         while pending:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precache.errors import PrecacheError, UsageError
+from precache.errors import PrecacheError
 from precache.garbage import seconds_of
+from precache.integers import whole
 from precache.jobs import build, request_of, require_known
 from precache.storage import StorageOptions
 from precache.store import open_version
@@ -155,6 +156,6 @@ def _defaults(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _seconds(times: int | None, every: float | str | None) -> float | None:
     """Between the beginnings of two child versions."""
-    if times is not None and times < 1:
-        raise UsageError(f"times is {times}; give a whole number from 1 up")
+    if times is not None:
+        whole("times", times, 1)
     return None if every is None else seconds_of(every)

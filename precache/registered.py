@@ -34,8 +34,9 @@ from precache.columns import Columns
 from precache.errors import StorageError, UsageError
 from precache.gathering import Frames, Placed, Places, gather, gather_frames
 from precache.layout import align
-from precache.report import size
+from precache.localfiles import libc, map_at
 from precache.shards import ArrayReader
+from precache.units import size
 from precache.usage import available_bytes
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Span:
         lengths = [align(nbytes, mmap.PAGESIZE) for _, nbytes in files]
         self.nbytes = sum(lengths)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        self.address = _map(None, self.nbytes, 0, flags, -1)
+        self.address = map_at(None, self.nbytes, 0, flags, -1)
         self.pieces: list[tuple[int, int]] = []
         access = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
         kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
@@ -77,7 +78,7 @@ class Span:
         for (path, nbytes), length in zip(files, lengths, strict=True):
             try:
                 with path.open("rb", buffering=0) as file:
-                    _map(start, nbytes, access, kind | MAP_FIXED, file.fileno())
+                    map_at(start, nbytes, access, kind | MAP_FIXED, file.fileno())
             except OSError as error:
                 self.close()
                 raise StorageError(f"cannot map {path}: {error}") from None
@@ -99,7 +100,7 @@ class Span:
 
     def close(self) -> None:
         """Unmap everything; nobody may be reading it."""
-        _libc().munmap(self.address, self.nbytes)
+        libc().munmap(self.address, self.nbytes)
 
 
 class _Interface:
@@ -117,25 +118,6 @@ class _Interface:
 
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 """Of mmap(2) on Linux; Python's module leaves them out."""
-
-
-@functools.cache
-def _libc() -> Any:
-    library = ctypes.CDLL(None, use_errno=True)
-    number, size = ctypes.c_int, ctypes.c_size_t
-    library.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, ctypes.c_long)
-    library.mmap.restype = ctypes.c_void_p
-    library.munmap.argtypes = (ctypes.c_void_p, size)
-    return library
-
-
-def _map(address: int | None, nbytes: int, access: int, flags: int, descriptor: int) -> int:
-    """mmap(2), which unlike Python's own holds no descriptor and takes an address."""
-    found = _libc().mmap(address, nbytes, access, flags, descriptor, 0)
-    if found in (None, ctypes.c_void_p(-1).value):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(found)
 
 
 # --- the driver ---------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from precache.kernels import MISSING
 from precache.messages import printable
 from precache.pipeline import op_texts
 from precache.terminal import Rows, Terminal, say, say_rows
+from precache.units import size
 from precache.variants import variants_text
 from precache.version import FieldInfo, Version
 
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Holes, keys and classes listed before the rest is only counted."""
-
-
-def size(nbytes: float) -> str:
-    """Bytes in decimal units, three digits."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if nbytes < 999.5 or unit == "TB":
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    raise AssertionError("unreachable")
 
 
 def _shortened(items: Sequence[str], separator: str = ", ") -> str:

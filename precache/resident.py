@@ -7,10 +7,10 @@ import torch
 
 from precache.columns import Columns
 from precache.errors import UsageError
-from precache.report import size
 from precache.sampler import Order
-from precache.slots import Batch
+from precache.slots import Batch, indexable
 from precache.stream import BatchStream
+from precache.units import size
 from precache.usage import available_bytes
 
 LOAD_ROWS = 256
@@ -49,7 +49,7 @@ def _held(
             if name not in held:
                 shape = (columns.version.rows, *values.shape[1:])
                 held[name] = torch.zeros(shape, dtype=values.dtype, device=device)
-            held[name].index_copy_(0, batch["row"], values)
+            indexable(held[name]).index_copy_(0, batch["row"], indexable(values))
     return held
 
 

@@ -239,6 +239,13 @@ def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
     ]
 
 
+def come_again(positions: np.ndarray, first: int) -> np.ndarray | None:
+    """As `Order.again`, of rows at ascending positions, where those from `first` on may repeat."""
+    if not len(positions) or positions[-1] < first:
+        return None
+    return np.where(positions < first, 0, -1 - positions)
+
+
 @dataclass(frozen=True)
 class Shuffle:
     """How an epoch is shuffled.
@@ -354,6 +361,20 @@ class Order:
             rows = self.valid(ranks) if self.sequence is None else self.sequence[ranks]
             for offset in range(0, len(rows), self.batch_size):
                 yield rows[offset : offset + self.batch_size]
+
+    def again(self, number: int) -> np.ndarray | None:
+        """By what the draws of rows that come again in an epoch differ from those before.
+
+        Returns
+        -------
+        np.ndarray | None
+            (n,) int64 for this rank's rows of a batch: -1 less the position of each that may have
+            come before, 0 for the others. None where none may.
+        """
+        first = 0 if self.weights is not None else len(self.valid)
+        if (number + 1) * self.global_batch <= first:
+            return None
+        return come_again(self._own(number, self._size(number)), first)
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
         if self.weights is not None:

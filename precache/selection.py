@@ -29,6 +29,12 @@ class Selection:
     weights: np.ndarray | None
     digest: str | None
 
+    @property
+    def read(self) -> np.ndarray:
+        """(n,) int64 rows that an epoch may read, ascending."""
+        rows = self.valid(np.arange(len(self.valid)))
+        return rows if self.weights is None else rows[self.weights > 0]
+
     @classmethod
     def of(
         cls,

@@ -1,4 +1,9 @@
-"""Reading rows of shards into the caller's buffer."""
+"""Reading rows of shards into the caller's buffer.
+
+The filter of `image` belongs to a chunk: it is undone on each chunk that was decoded, before rows
+are cut out of it, and never on fill values. Only rows of ours, which are whole chunks, can stay
+filtered, to be undone on a device.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,11 @@ from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.imagecodec import undo_image, undone_together
 from precache.metadata import Piece
 from precache.objects import MappedObjects, Objects
+from precache.usage import available_bytes
 from precache.version import Version
+
+MOST_CHUNKS = 1 << 30
+"""Of an array, each of which takes a byte that says whether it was checked."""
 
 CHECK_ROWS = 8
 """Rows that are decompressed together where only their checksum counts."""
@@ -26,6 +35,10 @@ CHECK_ROWS = 8
 DECODE_NBYTES = 1 << 20
 """Chunks of small rows are decoded, and plain rows checked, up to this size before their rows are
 copied."""
+
+CHUNKS_AT_ONCE = 5
+"""Decoded chunks that reading holds, where rows are cut out of them: one a thread, and one kept."""
+NOT_HELD = "its CRC32C does not hold"
 
 Place = tuple[int, int, int, bool]
 """A row, its object, its chunk there, and whether to check that."""
@@ -41,8 +54,9 @@ class ArrayReader:
     Parameters
     ----------
     verify
-        ``first``: the CRC32C of a chunk is checked the first time this process reads it;
-        ``always``; ``off``. zstd frames always check their own content checksum.
+        ``first``: the checksum of a chunk, a CRC32C or that of a zstd frame, is checked the first
+        time this process maps and reads it; ``always``; ``off``: that of frames still is. Without
+        compiled code, frames always are.
     objects
         Of the array; by default those in the version's own folder, mapped.
     """
@@ -53,6 +67,7 @@ class ArrayReader:
         if verify not in ("first", "always", "off"):
             raise UsageError(f"verify is {verify!r}; choose first, always or off")
         self.name = name
+        self._where = f"{version.path}/{version.arrays[name][0]}"
         self._objects = objects or MappedObjects(version, name)
         self.array = self._objects.array
         self._pieces = self._objects.pieces
@@ -62,17 +77,36 @@ class ArrayReader:
         self._small = self.array.row_nbytes < SHARED_ROW_NBYTES
         whole = self.array.shape[0] * self.array.row_nbytes
         self._fits = self.array.chunk_shape[0] > 1 and whole <= DECODED_NBYTES
-        chunk_nbytes = self.array.chunk_shape[0] * self.array.row_nbytes
-        self._together = max(1, DECODE_NBYTES // max(1, chunk_nbytes))
+        self._together = max(1, DECODE_NBYTES // self.array.chunk_nbytes)
+        straight = self.array.whole_rows and (self.plain or self.array.chunk_shape[0] == 1)
+        held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
+        self.require_memory(max(self.array.row_nbytes, held))
         chunks = math.prod(self.array.chunks_per_object)
         self._beyond = math.prod(self.array.chunks_per_object[1:])
-        try:
-            self._checked = np.full((self.array.objects, chunks), verify == "off")
-        except (MemoryError, ValueError):
+        if self.array.objects * chunks > MOST_CHUNKS:
             raise StoreError(
-                f"{version.path}/{self._objects.folder} has {self.array.objects} x {chunks} "
-                "chunks, too many to tell apart"
-            ) from None
+                f"{self._where} has {self.array.objects} x {chunks} chunks; precache reads up to "
+                f"{MOST_CHUNKS}: rewrite the array with larger ones"
+            )
+        # Zeros take no memory until they are written to.
+        made = np.ones if verify == "off" else np.zeros
+        try:
+            self._checked = made((self.array.objects, chunks), bool)
+        except MemoryError:
+            raise self._no_memory(self.array.objects * chunks) from None
+
+    def require_memory(self, nbytes: int) -> None:
+        """Refuse what no memory holds, before any is taken for it."""
+        free = available_bytes()
+        if free is not None and nbytes > free:
+            raise self._no_memory(nbytes)
+
+    def _no_memory(self, nbytes: int) -> StoreError:
+        return StoreError(
+            f"there is no memory for {self._where}: its {self.array.shape[0]} rows of "
+            f"{self.array.row_nbytes} bytes in chunks of {self.array.chunk_nbytes} take {nbytes} "
+            "at once; it is damaged or forged, or the array needs other chunks"
+        )
 
     @property
     def plain(self) -> bool:
@@ -87,8 +121,9 @@ class ArrayReader:
 
     @property
     def filtered(self) -> bool:
-        """Whether rows read with ``undo=False`` are still filtered."""
-        return self.array.decoder.filtered
+        """Whether rows read with ``undo=False`` are still filtered: chunks of other software may
+        hold parts of rows, or be missing."""
+        return self.array.decoder.filtered and self._objects.expected is not None
 
     def read(self, rows: np.ndarray, out: np.ndarray, *, undo: bool = True) -> None:
         """Read rows in the given order.
@@ -100,30 +135,35 @@ class ArrayReader:
         out
             (n, ...) C-contiguous, of the array's dtype.
         undo
-            Whether the image filter is undone.
+            Whether the image filter is undone; of arrays that are not `filtered` it always is.
 
         Raises
         ------
         DamageError
             Stored bytes are missing or wrong; names the file and the key.
+        StoreError
+            There is no memory for a chunk of the array.
         """
+        try:
+            self._read(rows, out, undo)
+        except MemoryError:
+            raise self._no_memory(CHUNKS_AT_ONCE * self.array.chunk_nbytes) from None
+
+    def _read(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         if len(rows) == 0:
             return
+        undo = self.array.decoder.filtered and (undo or not self.filtered)
         rows = np.ascontiguousarray(rows, np.int64)
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         if not self.array.whole_rows:
             self._read_chunked(rows, out)
         elif self._small and self._fits:
             self._read_shared(rows, out, undo)
-            return
         elif not (self.plain and self._read_plain(rows, numbers, inside, out)):
             if self.array.chunk_shape[0] == 1:
                 self._read_single(rows, numbers, self._chunks(inside), out, undo)
             else:
                 self._read_shared(rows, out, undo)
-            return
-        if undo and self.filtered:
-            undo_image(out)
 
     def _read_plain(
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
@@ -140,26 +180,39 @@ class ArrayReader:
         starts = begins + inside * self.array.row_nbytes + chunks * objects.gap
         checks = self._checks(numbers, chunks)
         if not checks.any():
-            return self._gather(numbers, starts, out, out.nbytes)
+            return self._gather(rows, numbers, starts, out, out.nbytes)
+        if kernels.checks and self.array.chunk_shape[0] == 1:
+            held = self._gather(rows, numbers, starts, out, out.nbytes, checks)
+            self._checked[numbers, chunks] |= held
+            return held
         # Right before they are copied: they are then read from memory once for both.
         together = DECODE_NBYTES // self.array.row_nbytes + 1
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             for at in (start + np.flatnonzero(checks[part])).tolist():
                 self._check_plain(rows[at], numbers[at], chunks[at])
-            if not self._gather(numbers[part], starts[part], out[part], out.nbytes):
+            if not self._gather(rows[part], numbers[part], starts[part], out[part], out.nbytes):
                 return False
         return True
 
     def _gather(
-        self, numbers: np.ndarray, starts: np.ndarray, out: np.ndarray, batch_nbytes: int
+        self,
+        rows: np.ndarray,
+        numbers: np.ndarray,
+        starts: np.ndarray,
+        out: np.ndarray,
+        batch_nbytes: int,
+        checks: np.ndarray | None = None,
     ) -> bool:
-        """Copy rows; False where another iterator's feed let go of an object meanwhile."""
-        lengths = np.full(len(out), self.array.row_nbytes, np.int64)
+        """Copy rows, and check some; False where another iterator's feed let go of an object
+        meanwhile."""
+        sources, lengths = self._objects.sources, np.full(len(out), self.array.row_nbytes, np.int64)
         try:
-            kernels.gather(self._objects.sources, numbers, starts, lengths, out, batch_nbytes)
+            whole = kernels.gather(sources, numbers, starts, lengths, out, batch_nbytes, checks)
         except ValueError:
             return False
+        if whole < len(rows):
+            raise self.damage(int(rows[whole]), NOT_HELD)
         return True
 
     @property
@@ -238,13 +291,19 @@ class ArrayReader:
         checks: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
         return checks
 
+    def _passed(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
+        """Remember that chunks were checked; bytes that are not mapped are fetched anew, and may
+        be others then."""
+        if self._objects.mapped:
+            self._checked[numbers, chunks] = True
+
     def _check_plain(self, row: int, number: int, chunk: int) -> None:
         if self._verify == "first" and self._checked[number, chunk]:
             return
         tail = self._pieces[0].object_tail
         data = self._objects.chunk(int(number), tail, int(chunk), int(row))
         if data is None or not crc32c_holds(data):
-            raise self._objects.damage(int(number), tail, int(row), "its CRC32C does not hold")
+            raise self._objects.damage(int(number), tail, int(row), NOT_HELD)
         self._checked[number, chunk] = True
 
     def _read_single(
@@ -256,17 +315,16 @@ class ArrayReader:
         undo: bool,
     ) -> None:
         """One chunk a row, the row whole: decode straight into `out`."""
-        filtered = undo and self.filtered
         verify = ~self._checked[numbers, chunks] | (self._verify == "always")
         columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         places = list(zip(*columns, strict=True))
-        numpys = filtered and not kernels.decodes
+        numpys = undo and not kernels.decodes
         together = undone_together(out.shape[1:]) if numpys else len(rows)
         with self._objects.gathered(rows):
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
-                self._decode_places(places[part], out[part], filtered, out.nbytes)
-        self._checked[numbers, chunks] = True
+                self._decode_places(places[part], out[part], undo, out.nbytes)
+        self._passed(numbers, chunks)
 
     def _chunks(self, inside: np.ndarray) -> np.ndarray:
         """(n,) int64: the chunk of an object that each row is in, by the row's place there."""
@@ -274,11 +332,11 @@ class ArrayReader:
         return chunks
 
     def _decode_places(
-        self, places: Sequence[Place], out: np.ndarray, filtered: bool, batch_nbytes: int
+        self, places: Sequence[Place], out: np.ndarray, undo: bool, batch_nbytes: int
     ) -> None:
-        """Decode chunks (n, ...), each whole; `filtered`: and undo the filter."""
+        """Decode chunks (n, ...), each whole; `undo`: and undo the filter."""
         decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
-        whole = 0
+        whole, missing = 0, []
         if kernels.decodes and self.array.decoder.framed:
             frames = []
             for row, number, chunk, _ in places:
@@ -286,19 +344,25 @@ class ArrayReader:
                 if data is None:
                     break
                 frames.append(data)
-            room = out[: len(frames)]
-            whole = kernels.decode(frames, room, filtered=filtered, batch_nbytes=batch_nbytes)
+            room, checked = out[: len(frames)], None
+            if self._verify == "first":
+                checked = np.array([check for *_, check in places[: len(frames)]], bool)
+            whole = kernels.decode(
+                frames, room, filtered=undo, batch_nbytes=batch_nbytes, checked=checked
+            )
         for position, (row, number, chunk, check) in enumerate(places[whole:], whole):
             data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
-                out[position] = self.array.fill_value
+                missing.append(position)
                 continue
             try:
                 decode(data, out[position : position + 1], verify=check)
             except DamageError as error:
                 raise self._objects.damage(number, tail, row, str(error)) from None
-        if filtered:
+        if undo:
             undo_image(out[whole:])
+        if missing:
+            out[missing] = self.array.fill_value
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
         """Several rows a chunk: decode those that are not kept from an earlier batch."""
@@ -324,7 +388,8 @@ class ArrayReader:
             return self._decoded[undo]
         except KeyError:
             array = self.array
-            chunks = -(-array.objects * array.object_shape[0] // array.chunk_shape[0])
+            self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
+            chunks = array.objects * array.chunks_per_object[0]
             made = DecodedChunks(chunks, array.chunk_shape, array.dtype)
             return self._decoded.setdefault(undo, made)
 
@@ -335,10 +400,13 @@ class ArrayReader:
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        columns = rows.tolist(), numbers.tolist(), self._chunks(inside).tolist()
-        places = [(*place, self._verify != "off") for place in zip(*columns, strict=True)]
+        chunks = self._chunks(inside)
+        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
+        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         with self._objects.gathered(rows):
-            self._decode_places(places, decoded, undo and self.filtered, batch_nbytes=0)
+            places = list(zip(*columns, strict=True))
+            self._decode_places(places, decoded, undo, batch_nbytes=0)
+        self._passed(numbers, chunks)
         return decoded
 
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
@@ -370,6 +438,8 @@ class ArrayReader:
             self.array.decoder.decode(data, scratch, verify=self._verify != "off")
         except DamageError as error:
             raise self._objects.damage(number, piece.object_tail, row, str(error)) from None
+        if self.array.decoder.filtered:
+            undo_image(scratch)
 
     def damage(self, row: int, reason: str) -> PrecacheError:
         """The error that says so of a row, and what to do."""
@@ -420,7 +490,7 @@ class ArrayReader:
                     except DamageError as error:
                         raise self._objects.damage(number, tail, row, str(error)) from None
                 frames.append(data)
-        self._checked[numbers, chunks] = True
+        self._passed(numbers, chunks)
         lengths = np.array([len(frame) for frame in frames], np.int64)
         kernels.join(frames, out[: int(lengths.sum())])
         return lengths

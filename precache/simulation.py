@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from precache.durations import Durations, Measured, durations
 from precache.errors import UsageError
+from precache.integers import whole
 
 MOST_BATCHES = 1_000_000
 MOST_LOADERS = 10_000
@@ -373,6 +374,8 @@ def simulate(
     UsageError
         If an argument is out of range, or two contradict each other.
     """
+    loaders, seed = whole("loaders", loaders), whole("seed", seed)
+    queue = None if queue is None else whole("queue", queue)
     if not 1 <= loaders <= MOST_LOADERS:
         raise UsageError(f"loaders={loaders} is out of range: give 1 to {MOST_LOADERS:,}")
     if queue is not None and queue < 0:

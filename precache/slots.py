@@ -29,6 +29,30 @@ STEPS_AHEAD = 4
 Batch = dict[str, torch.Tensor]
 
 
+def as_tensor(values: np.ndarray) -> torch.Tensor:
+    """`torch.from_numpy`, also of bfloat16, which NumPy has from ml_dtypes alone."""
+    try:
+        return torch.from_numpy(values)
+    except TypeError:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+
+
+def as_array(values: torch.Tensor) -> np.ndarray:
+    """The other way round, of a tensor on the CPU."""
+    try:
+        return values.numpy()
+    except TypeError:
+        return values.view(torch.int16).numpy().view("bfloat16")
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def indexable(values: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that torch can index: it cannot in wide unsigned ones."""
+    return values.view(_SIGNED.get(values.dtype, values.dtype))
+
+
 @dataclass(frozen=True)
 class Column:
     """One field of a slot: row shape and dtype, and where it starts in a slot."""
@@ -43,7 +67,7 @@ class Column:
 
     @functools.cached_property
     def tensor_dtype(self) -> torch.dtype:
-        return torch.from_numpy(np.empty(0, self.dtype)).dtype
+        return as_tensor(np.empty(0, self.dtype)).dtype
 
     def nbytes(self, rows: int) -> int:
         return rows * self.row_nbytes
@@ -235,9 +259,9 @@ class DeviceCopier:
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:
-    """`undo_image` as tensor operations: (N, C, H, W) uint8 on any device -> the same, new."""
-    plain = torch.cumsum(rows, 2, dtype=torch.uint8)
-    if plain.shape[1] == 3:
-        plain[:, 0] += plain[:, 1]
-        plain[:, 2] += plain[:, 1]
+    """`undo_image` as tensor operations: (..., C, H, W) uint8 on any device -> the same, new."""
+    plain = torch.cumsum(rows, -2, dtype=torch.uint8)
+    if plain.shape[-3] == 3:
+        plain[..., 0, :, :] += plain[..., 1, :, :]
+        plain[..., 2, :, :] += plain[..., 1, :, :]
     return plain

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,9 +99,8 @@ def decode_chunk(array: metadata.Array, data: bytes, where: str) -> np.ndarray:
     DamageError
         It is not what was written; names `where`.
     """
-    nbytes = math.prod(array.chunk_shape) * np.dtype(array.dtype).itemsize
     try:
-        _require_size(data, nbytes)
+        _require_size(data, array.chunk_nbytes)
         chunk = np.empty(array.chunk_shape, array.dtype)
         array.decoder.decode(memoryview(data), chunk)
         if array.dtype == "bool" and chunk.view(np.uint8).max(initial=0) > 1:

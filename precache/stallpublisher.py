@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import operator
 import re
 import threading
 import time
@@ -61,8 +62,9 @@ class Settings:
         if isinstance(every, str):
             match = re.fullmatch(r"(\d+(?:\.\d+)?) ?s", every)
             seconds = float(match[1]) if match else 0
-        elif isinstance(every, int):
-            steps = every
+        elif not isinstance(every, bool):
+            with contextlib.suppress(TypeError):
+                steps = operator.index(every)
         if not (seconds > 0 and steps >= 1) or steps == seconds:
             raise UsageError(f"every is {every!r}; give steps, as 100, or seconds, as '30s'")
         if not 0 <= threshold <= 1:
@@ -143,12 +145,11 @@ class Publisher:
         self._store = RankStore.connect(self._settings.name, self._rank, self._world_size)
 
     def publish(self, window: Window) -> None:
-        """Have the thread do it; not where the loop is collected, which must take no lock."""
+        """Have the thread do it; not where the loop is collected, which must take no lock, nor at
+        the end of the process, where it has nobody to report to."""
         if collected():
             return
-        # Where the interpreter is ending, a loop that it ends has nobody to report to.
-        with contextlib.suppress(RuntimeError):
-            self._last = self._threads.submit(self._publish, window)
+        self._last = self._threads.submit(self._publish, window)
 
     def close(self, hurry: bool) -> None:
         """Wait for the last report, for slower ranks only without `hurry`; end the thread."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from precache.errors import UsageError
+from precache.integers import whole
 
 
 class Place:
@@ -23,8 +24,9 @@ class Place:
 
     def choose(self, epoch: int) -> None:
         """Begin with `epoch`; one that was resumed in its middle goes on there."""
+        epoch = whole("epoch", epoch)
         if epoch != self._next[0]:
-            self._next = (int(epoch), 0)
+            self._next = (epoch, 0)
         self._reached = self._next
 
     def begin(self) -> tuple[int, int]:
@@ -50,15 +52,17 @@ class Place:
         UsageError
             There is no such place.
         """
-        epoch: Any = state.get("epoch")
-        batch: Any = state.get("batch")
-        whole = isinstance(epoch, int) and isinstance(batch, int)
-        if not whole or not 0 <= batch < self._length:
+        epoch, batch = state.get("epoch"), state.get("batch")
+        try:
+            place = whole("epoch", epoch, 0), whole("batch", batch, 0)
+        except UsageError:
+            place = (0, self._length)
+        if place[1] >= self._length:
             raise UsageError(
                 f"the saved state is at epoch {epoch!r}, batch {batch!r}; an epoch has "
                 f"{self._length}"
             )
-        self.seek(epoch, batch)
+        self.seek(*place)
 
     def measure(self, length: int) -> None:
         """An epoch has so many batches from here on."""
@@ -66,7 +70,7 @@ class Place:
 
     def seek(self, epoch: int, batch: int) -> None:
         """Begin the next iterator at a batch of an epoch."""
-        self._reached = self._next = (epoch, batch)
+        self._reached = self._next = (whole("epoch", epoch), whole("batch", batch))
 
 
 def require_same(own: Mapping[str, Any], state: Mapping[str, Any], whose: str) -> None:

@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ import torch
 
 from precache import nvcomp
 from precache.columns import Columns
-from precache.errors import DamageError
+from precache.errors import DamageError, UsageError
 from precache.feed import ShardFeed
 from precache.fetchers import Requests
 from precache.gathering import Places
@@ -35,9 +34,12 @@ from precache.slots import (
     Sent,
     SlotLayout,
     SlotPool,
+    as_tensor,
+    indexable,
     undo_image_tensor,
 )
 from precache.stallclock import ThreadTime
+from precache.usage import available_bytes, cores
 from precache.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
@@ -146,7 +148,7 @@ class BatchStream:
         there = self._registered.places if self._registered else {}
         self._gathered = {name for name, array in columns.arrays.items() if array in there}
         copying = all(n in self._framed or each.copying for n, each in columns.readers.items())
-        self._threads = threads or (1 if copying else min(4, os.cpu_count() or 1))
+        self._threads = threads or (1 if copying else min(4, cores()))
         self.thread_time = ThreadTime()
         self._read_ahead = self._advising(columns)
         cuda = device if device.type == "cuda" else None
@@ -172,6 +174,12 @@ class BatchStream:
         self.together = min(MOST_TOGETHER, fitting) if grouped and self._parts == 1 else 1
         slots = (self._ahead + 1) * self.together - 1
         slots += 1 + STEPS_AHEAD if cuda else SLOTS_IN_USE
+        free = available_bytes()
+        if free is not None and self._layout.nbytes + frames > free:
+            raise UsageError(
+                f"a batch of {batch_size} rows takes {self._layout.nbytes + frames} bytes, and "
+                f"{free} are free; give a smaller batch_size"
+            )
         self._pool = SlotPool(self._layout.nbytes + frames, slots, pinned_for=cuda)
         self._copier = DeviceCopier(self._pool, cuda) if cuda else None
         self._filled: deque[None] = deque()
@@ -223,11 +231,10 @@ class BatchStream:
                 if made is None:
                     continue
                 ready.pop()
-                batch = self._deliver(made)
+                batches = [self._deliver(made)]
                 del made
                 doubts.settle()
-                yield batch
-                del batch  # what the caller dropped must not live on here
+                yield batches.pop()  # and not a name more: what the caller drops is gone
         doubts.settle(wait=True)
         self._pool.trim()
 
@@ -347,7 +354,7 @@ class BatchStream:
             assert self._copier is not None  # which sent it
             return self._copier.hand_out(made.sent)
         # NumPy's views: torch's own would each let go of the interpreter lock, and wait for it.
-        return {name: torch.from_numpy(made.out[name]) for name in self._columns.shapes}
+        return {name: as_tensor(made.out[name]) for name in self._columns.shapes}
 
     def _unpack(self, filled: _Batch, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
@@ -378,7 +385,7 @@ class BatchStream:
     def _shaped(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """(n, bytes of a row) uint8 as (n, ...) of a field's dtype."""
         shape, dtype = self._columns.shapes[name]
-        like = torch.from_numpy(np.empty(0, dtype)).dtype
+        like = as_tensor(np.empty(0, dtype)).dtype
         return values.view(like).view(len(values), *shape)
 
 
@@ -473,4 +480,7 @@ class ResidentStream:
             for numbers in rows:
                 # Else the host would wait for all that the device has to do.
                 index = torch.from_numpy(numbers).to(self._device, non_blocking=True)
-                yield {name: held.index_select(0, index) for name, held in fields.items()}
+                yield {
+                    name: indexable(held).index_select(0, index).view(held.dtype)
+                    for name, held in fields.items()
+                }

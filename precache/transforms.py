@@ -1,8 +1,10 @@
 """Batched transforms on the device: random for every sample, the same on every run.
 
 What a sample draws depends on (seed, epoch, row) and its transform's place alone: not on the batch
-it is in, the number of ranks, or where training was resumed. Only what mixes samples (`MixUp`,
-`CutMix`) depends on the batch.
+it is in, the number of ranks, or where training was resumed. Where a row may come more than once in
+an epoch (drawn by weight, or to fill up the last batch), its position in the epoch's order, which
+all ranks share, takes the place of its number, so that each time it draws anew. Only what mixes
+samples (`MixUp`, `CutMix`) depends on the batch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from precache.errors import UsageError
+from precache.integers import sides, whole
 
 Batch = dict[str, torch.Tensor]
 GREY = (0.299, 0.587, 0.114)
@@ -47,25 +50,26 @@ class Draw:
         Of the run, the epoch and the transform's place.
     step
         Number of the batch in its epoch, for what mixes samples.
-    rows
-        (N,) int64 row numbers, on the device.
+    numbers
+        (N,) int64 that tell samples apart, on the device: row numbers, or -1 less the position in
+        the epoch's order of a row that may have come before.
     """
 
     key: tuple[int | str, ...]
     step: int
-    rows: torch.Tensor
+    numbers: torch.Tensor
 
     def inside(self, place: int) -> Draw:
         """The draw of the transform at a place within this one."""
-        return Draw((*self.key, place), self.step, self.rows)
+        return Draw((*self.key, place), self.step, self.numbers)
 
     def uniform(self, count: int) -> torch.Tensor:
-        """(N, count) float32, uniform in [0, 1), a function of (key, row)."""
+        """(N, count) float32, uniform in [0, 1), a function of (key, number)."""
         seed = int.from_bytes(self._digest(), "little")
-        columns = torch.arange(1, count + 1, device=self.rows.device)
-        # Odd multipliers keep distinct (row, column) apart before they are mixed.
+        columns = torch.arange(1, count + 1, device=self.numbers.device)
+        # Odd multipliers keep distinct (number, column) apart before they are mixed.
         mixed = _mix(
-            self.rows.to(torch.int64)[:, None] * _signed(0x9E3779B97F4A7C15) ^ _signed(seed)
+            self.numbers.to(torch.int64)[:, None] * _signed(0x9E3779B97F4A7C15) ^ _signed(seed)
         )
         mixed = _mix(mixed + columns * _signed(0xD1B54A32D192ED03))
         return ((mixed >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
@@ -133,8 +137,8 @@ class RandomCrop(ImageTransform):
     """A random window of `size`, after `padding` zeros on every side."""
 
     def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
-        self.size = (size, size) if isinstance(size, int) else size
-        self.padding = padding
+        self.size = sides("size", size)
+        self.padding = whole("padding", padding, 0)
 
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
         padded = functional.pad(images, (self.padding,) * 4) if self.padding else images
@@ -165,7 +169,7 @@ class RandomResizedCrop(ImageTransform):
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
-        self.size = (size, size) if isinstance(size, int) else size
+        self.size = sides("size", size)
         self.scale = scale
         self.ratio = ratio
 
@@ -339,13 +343,62 @@ def _beta(alpha: float, count: int, draw: Draw, device: torch.device) -> torch.T
     return torch.from_numpy(shares).to(device, non_blocking=True)
 
 
-def _mix_labels(labels: torch.Tensor, share: torch.Tensor, classes: int) -> torch.Tensor:
-    """(N, classes) float32: `share` of each label, the rest of its predecessor's."""
-    one_hot = functional.one_hot(labels, classes).to(torch.float32)
-    return torch.lerp(one_hot.roll(1, 0), one_hot, share[:, None])
+class Mixing(Transform):
+    """Mixes each sample with its predecessor in the batch; labels become (N, classes) float32.
+
+    Labels must be from 0 to `classes` - 1. A `Loader` refuses others before its first batch, unless
+    a function of the user's own comes before and may change them; those are refused with their
+    batch on the CPU, and on a device, which it would take a wait to ask, they become NaN.
+    """
+
+    def __init__(self, classes: int, alpha: float) -> None:
+        self.classes = whole("classes", classes, 1)
+        self.alpha = alpha
+
+    def require(self, labels: np.ndarray, rows: np.ndarray, where: str) -> None:
+        """Raise `UsageError` for labels (n,) of rows (n,) that are none of the classes."""
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.classes))
+        if len(wrong):
+            some = ", ".join(map(str, rows[wrong[:5]].tolist()))
+            raise UsageError(
+                f"{where} has the label {labels[wrong[0]]}, and {type(self).__name__} takes 0 to "
+                f"{self.classes - 1}; {len(wrong)} rows have such labels, the first ones are "
+                f"{some}: leave them out by rows or weights, or give more classes"
+            )
+
+    def _shared(self, batch: Batch, share: torch.Tensor) -> torch.Tensor:
+        """(N, classes) float32: `share` of each label, the rest of its predecessor's."""
+        labels = batch["label"]
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise UsageError(
+                f"{type(self).__name__} takes a whole number as each label, not {labels.dtype} "
+                f"{tuple(labels.shape[1:])}; labels are mixed once"
+            )
+        if labels.device.type == "cpu":
+            rows = batch.get("row", torch.arange(len(labels)))
+            self.require(labels.numpy(), rows.numpy(), "a batch")
+        known = torch.arange(self.classes, device=labels.device)
+        one_hot = (labels[:, None] == known).to(torch.float32)
+        outside = (labels < 0) | (labels >= self.classes)
+        one_hot = one_hot.masked_fill(outside[:, None], math.nan)
+        return torch.lerp(one_hot.roll(1, 0), one_hot, share[:, None])
 
 
-class MixUp(Transform):
+def label_mixing(transform: object) -> Mixing | None:
+    """The first step that mixes labels, where nothing before it may change them."""
+    steps = [transform]
+    while steps:
+        step = steps.pop(0)
+        if isinstance(step, Compose):
+            steps = [*step.steps, *steps]
+        elif isinstance(step, Mixing):
+            return step
+        elif getattr(type(step), "apply", None) is not ImageTransform.apply:
+            return None
+    return None
+
+
+class MixUp(Mixing):
     """Each image blended with its predecessor in the batch, by a share from Beta(alpha, alpha).
 
     Labels become (N, classes) float32. Source: Zhang et al., "mixup: Beyond Empirical Risk
@@ -353,19 +406,17 @@ class MixUp(Transform):
     """
 
     def __init__(self, classes: int, alpha: float = 0.2) -> None:
-        self.classes = classes
-        self.alpha = alpha
+        super().__init__(classes, alpha)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         images = batch["image"]
         share = _beta(self.alpha, len(images), draw, images.device)
         pixels = images.float()
         mixed = torch.lerp(pixels.roll(1, 0), pixels, share[:, None, None, None])
-        label = _mix_labels(batch["label"], share, self.classes)
-        return {**batch, "image": _like(mixed, images), "label": label}
+        return {**batch, "image": _like(mixed, images), "label": self._shared(batch, share)}
 
 
-class CutMix(Transform):
+class CutMix(Mixing):
     """A box of each image replaced by the same box of its predecessor in the batch.
 
     The box keeps the image's aspect ratio and is clipped at its edges; labels become (N, classes)
@@ -373,8 +424,7 @@ class CutMix(Transform):
     """
 
     def __init__(self, classes: int, alpha: float = 1.0) -> None:
-        self.classes = classes
-        self.alpha = alpha
+        super().__init__(classes, alpha)
 
     def apply(self, batch: Batch, draw: Draw) -> Batch:
         images = batch["image"]
@@ -386,7 +436,7 @@ class CutMix(Transform):
         box = rows[:, :, None] & columns[:, None, :]
         share = 1 - box.float().mean((1, 2))
         mixed = torch.where(box[:, None], images.roll(1, 0), images)
-        return {**batch, "image": mixed, "label": _mix_labels(batch["label"], share, self.classes)}
+        return {**batch, "image": mixed, "label": self._shared(batch, share)}
 
 
 def _inside(centre: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:

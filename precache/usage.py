@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 TICK = os.sysconf("SC_CLK_TCK")
 
 Stat = dict[int, list[str]]
@@ -68,13 +71,29 @@ def read_usage() -> Usage:
 
 
 def cores() -> int:
-    """That this process may run on; a quota of its control group counts as so many cores."""
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-        return max(1, min(allowed, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no such file, or "max"
-        return allowed
+    """Cores that this process may use: those of its affinity, and no more than the CPU quotas of
+    its control groups make, rounded up (cgroups(7), of either version)."""
+    most = float(len(os.sched_getaffinity(0)))
+    with contextlib.suppress(OSError):
+        for line in (PROC / "self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "cpu" in controllers.split(","):
+                root = CGROUPS / "cpu" if controllers else CGROUPS
+                group = root / path.lstrip("/")
+                # A container may see the whole path of its group, and only the group's own files.
+                most = min(most, *map(_quota, (group, *group.parents)))
+    return max(1, math.ceil(most))
+
+
+def _quota(group: Path) -> float:
+    """Cores that a control group's CPU time makes."""
+    for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            text = " ".join((group / name).read_text("ascii") for name in files)
+            quota, period = map(int, text.split())
+            if quota > 0:
+                return quota / period
+    return math.inf
 
 
 def available_bytes() -> int | None:

@@ -21,7 +21,7 @@ from precache.documents import SUMS
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import is_missing
 from precache.inspection import Flaw, has_labels_with_samples, inspect
-from precache.objects import map_file
+from precache.localfiles import map_file
 from precache.rowtable import RowTable, kept_contents, kept_reasons
 from precache.shards import ArrayReader
 from precache.storage import StorageOptions

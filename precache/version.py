@@ -34,6 +34,7 @@ from precache.errors import (
     UsageError,
 )
 from precache.folder import Folder, is_missing, required
+from precache.integers import whole
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
 from precache.smallarrays import KEYS_PER_CHUNK, decode_strings, read_small, small_layout
@@ -252,8 +253,8 @@ class Version:
         return np.flatnonzero(np.isin(self.labels, numbers))
 
     def _classnumber_of(self, name: str | int) -> int:
-        if isinstance(name, int):
-            return name
+        if not isinstance(name, str):
+            return whole("class", name)
         try:
             return self.classes.index(name)
         except ValueError:

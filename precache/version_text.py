@@ -9,8 +9,8 @@ from typing import Any
 from precache.difference import Change, Difference, Some
 from precache.garbage import Collected, ago
 from precache.inventory import Inventory, Unfinished, Used
-from precache.report import size
 from precache.terminal import say
+from precache.units import size
 
 _HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)

@@ -7,7 +7,7 @@ import json
 from precache.catalogue import Catalogue
 from precache.originals import parameters
 from precache.pipeline import Field
-from precache.report import size
+from precache.units import size
 from precache.view import Facts
 
 CHANNELS = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}

@@ -15,8 +15,8 @@ from precache.operations import Function
 from precache.originals import Originals, Step, Trace, media_type, parameters
 from precache.pipeline import Field
 from precache.png import as_picture, encode_png, in_words
-from precache.report import size
 from precache.storage import StorageOptions
+from precache.units import size
 from precache.view import (
     LISTED,
     Card,

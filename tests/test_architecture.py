@@ -17,14 +17,15 @@ import precache
 ROOT = Path(precache.__file__).parents[1]
 
 PRECACHE = """
-    variants messages errors liveness states declared operations pipeline attributes layout
+    units variants messages errors integers liveness states declared operations pipeline attributes
+    layout
     kernels ownfolder imagecodec codecs zarr_codec sampler stallclock eventclock machine stalls
     folder ahead localfiles localdisk retries filesystems s3reads listings copies prefetch blobs
     storage
     locks diskcache metadata rowtable receipts smallarrays commits documents version contents store
     inspection renames status claims finished growing places inventory garbage difference
-    shardwriter fetchers objects ranges decoded shards slots readahead feed columns
-    nvcomp terminal report usage gathering registered stream transforms ranks rankstore outputs
+    shardwriter usage fetchers objects ranges decoded shards slots readahead feed columns
+    nvcomp terminal report gathering registered stream transforms ranks rankstore outputs
     selection dataset pages charts resident following loader_options orders succession loader
     pagecache measurements snapshot probes remedies verdict durations simulation simulation_text
     player pictures diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder
@@ -34,7 +35,7 @@ PRECACHE = """
     version_commands cli __main__
 """
 WORKERS = """
-    lookout time_limit behaviour code_names code_digest identity usercode sources plan labels
+    node lookout time_limit behaviour code_names code_digest identity usercode sources plan labels
     descent goal finishing lease standing made reuse adoption spared segments decoding ops
     fieldrecipe timing
     offered outputs shardrows shard_objects shard_task

@@ -693,7 +693,7 @@ def test_pipelines_that_do_not_hold(pipeline: dict[str, Any], text: str) -> None
         ({"on_error": "stop"}, "on_error is 'stop'; choose skip or raise"),
         ({"shard_samples": 0}, "shard_samples is 0; give a whole number from 1 up"),
         ({"cpus": -1}, "cpus is -1"),
-        ({"max_failures": -1}, "max_failures is -1; give 0 or more"),
+        ({"max_failures": -1}, "max_failures is -1; give a whole number from 0 up"),
         ({"address": "local:6379"}, "address is 'local:6379'; choose local, serial, auto, or ray"),
     ],
 )

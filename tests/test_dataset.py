@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    Subset,
+    default_collate,
+    random_split,
+)
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import precache
 from precache.errors import PrecacheError, StoreError, UsageError
@@ -163,21 +171,93 @@ def test_a_distributed_sampler_deals_it_out(tile_stores: dict[str, BuiltStore]) 
     assert {row for rows in ranks for row in rows} == {int(sample["row"]) for sample in dataset}  # type: ignore[attr-defined]
 
 
+def _stacked(samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """As torch collates plain dicts."""
+    batch: dict[str, torch.Tensor] = default_collate([dict(sample) for sample in samples])
+    return batch
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_can_be_had_without_another_copy(
+def test_a_plain_dataloader_yields_what_torch_would_stack(
     dataset: precache.CachedDataset, workers: int
 ) -> None:
-    plain = DataLoader(dataset, 4, num_workers=workers)
-    whole = DataLoader(dataset, 4, num_workers=workers, collate_fn=dataset.collate)
-    for expected, found in zip(plain, whole, strict=True):
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(expected[name], found[name]) for name in expected)
+    half, _ = random_split(dataset, [11, 10], torch.Generator().manual_seed(0))
+    for source in (dataset, Subset(dataset, range(20, 0, -2)), half):
+        options: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
+        stacked = DataLoader(source, collate_fn=_stacked, **options)
+        for way in (None, dataset.collate):
+            loader = DataLoader(source, collate_fn=way, **options)
+            for expected, found in zip(stacked, loader, strict=True):
+                assert type(found) is dict
+                assert list(expected) == list(found)
+                assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_collating_copies_nothing_that_lies_together(dataset: precache.CachedDataset) -> None:
+    chosen, _ = random_split(dataset, [11, 10])
+    for source in (dataset, Subset(dataset, [5, 9, 2, 1]), chosen, Subset(chosen, [3, 2, 1, 0])):
+        for way in (default_collate, dataset.collate):
+            samples = source.__getitems__([3, 1, 2])
+            batch = way(samples)
+            assert batch["image"].data_ptr() == samples[0]["image"].data_ptr()
+            assert [int(sample["row"]) for sample in samples] == batch["row"].tolist()
+            some = way([samples[2], samples[0]])
+            assert torch.equal(some["row"], batch["row"][[2, 0]])
+            assert torch.equal(some["image"], batch["image"][[2, 0]])
+
+
+def test_samples_read_together_are_dicts_to_whoever_takes_them(
+    dataset: precache.CachedDataset,
+) -> None:
     samples = dataset.__getitems__([3, 1, 2])
-    batch = dataset.collate(samples)
-    assert batch["image"].data_ptr() == samples[0]["image"].data_ptr()
-    chosen = dataset.collate([samples[2], samples[0]])
-    assert torch.equal(chosen["row"], batch["row"][[2, 0]])
-    assert [int(sample["row"]) for sample in samples[1:]] == batch["row"][1:].tolist()
+    assert isinstance(samples[0], dict)
+    assert type(dataset[3]) is dict
+    for copied in (
+        copy.copy(samples[0]), copy.deepcopy(samples[0]), pickle.loads(pickle.dumps(samples[0])),
+        {**samples[0]}, samples[0].copy(),
+    ):  # fmt: skip
+        assert type(copied) is dict
+        assert list(copied) == ["image", "label", "row"]
+        assert all(torch.equal(copied[name], samples[0][name]) for name in copied)
+    copy.deepcopy(samples)[1]["image"].fill_(0)
+    np.testing.assert_array_equal(samples[1]["image"], dataset[1]["image"])
+    assert samples[-1] is samples[2]
+    with pytest.raises(IndexError):
+        samples[3]
+
+
+def _doubled(sample: dict[str, torch.Tensor]) -> None:
+    sample["label"] = sample["label"] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _doubled,
+        lambda sample: sample.update(weight=torch.tensor(0.5)),
+        lambda sample: sample.pop("row"),
+        lambda sample: sample["image"].fill_(7),
+    ],
+)
+def test_samples_that_were_changed_are_collated_as_they_are(
+    dataset: precache.CachedDataset, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    samples, expected = dataset.__getitems__([3, 1, 2]), dataset.__getitems__([3, 1, 2])
+    plain = [dict(sample) for sample in expected]
+    for sample, same in zip(samples, plain, strict=True):
+        change(sample)
+        change(same)
+    found, stacked = default_collate(samples), default_collate(plain)
+    assert list(found) == list(stacked)
+    assert all(torch.equal(found[name], stacked[name]) for name in stacked)
+
+
+def test_who_collates_tensors_otherwise_is_asked(dataset: precache.CachedDataset) -> None:
+    def largest(tensors: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+        return torch.stack(list(tensors)).amax(0)
+
+    samples, ways = dataset.__getitems__([3, 1, 2]), {torch.Tensor: largest}
+    for map_of_ways in (ways, {**default_collate_fn_map, **ways}):
+        assert int(collate(samples, collate_fn_map=map_of_ways)["row"]) == max(
+            int(sample["row"]) for sample in samples
+        )

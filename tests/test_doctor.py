@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import precache
+from precache import usage
 from precache.bench import bench
 from precache.errors import SourceError, UsageError
 from precache.storage import open_folder
@@ -49,7 +50,7 @@ def test_what_is_not_asked_for_is_of_this_machine(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 12)
     found = precache.doctor(tmp_path, RECIPE, samples=5, seconds=5)
     assert found.sampled == 5
-    assert found.cores == found.host.cores == doctor.usable_cores() >= 1
+    assert found.cores == found.host.cores == usage.cores() >= 1
     assert 0 < found.host.memory_free <= found.host.memory
 
 
@@ -172,17 +173,6 @@ except precache.UsageError as error:
 """
     told = run_python(code).stdout
     assert told == "doctor decodes samples and needs simplejpeg: pip install 'precache[workers]'\n"
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", 3), ("150000 100000", 2), ("900000 100000", 3), ("", 3)]
-)
-def test_a_container_may_use_less_than_the_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
-) -> None:
-    monkeypatch.setattr(doctor, "CPU_QUOTA", write(tmp_path / "cpu.max", quota.encode()))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
-    assert doctor.usable_cores() == cores
 
 
 # --- against what happens then -----------------------------------------------------------------

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="the charts need matplotlib")
 
 from precache import cli, doctor_page
 from precache.errors import StorageError, UsageError
-from precache.report import size
+from precache.units import size
 from tests.browser import CHROMIUM, Tab, chromium
 from tests.building import write, write_jpegs
 from tests.test_prognosis import ask, measured, times

@@ -700,10 +700,10 @@ def test_damage_of_the_stores_own_object_is_named(
 def test_a_copy_that_cannot_be_mapped_is_named(
     url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(path: Path, size: int) -> np.ndarray:
+    def refused(descriptor: int) -> np.ndarray:
         raise OSError("it cannot be mapped: no more maps")
 
-    monkeypatch.setattr(feed, "map_path", refused)
+    monkeypatch.setattr(feed, "map_file", refused)
     with (
         _cached(url, s3.options(), tmp_path) as loader,
         pytest.raises(StorageError, match=rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),

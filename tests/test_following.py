@@ -23,6 +23,7 @@ from precache import growing
 from precache.errors import BuildError, UsageError
 from precache.following import FollowOrder
 from precache.growing import GrowingVersion
+from precache.transforms import MixUp
 from tests.building import (
     build_here,
     contents,
@@ -100,6 +101,21 @@ def test_ranks_have_as_many_batches_and_all_rows(
     padding = max(0, len(taken) - rows)
     assert len(taken) - min(len(taken), len(right)) == again + padding
     assert ranks[0].take_repeated() == 0
+
+
+@given(coming(), st.integers(1, 4))
+def test_each_draw_of_an_epoch_has_a_number_of_its_own(
+    version: tuple[Any, ...], world: int
+) -> None:
+    if len(version[3]) == version[0] or world > version[0]:
+        return
+    drawn = []
+    for order in orders(version, world, 1):
+        for number, rows in enumerate(order.epoch(0)):
+            again = order.again(number)
+            drawn += rows.tolist() if again is None else np.where(again < 0, again, rows).tolist()
+    assert len(set(drawn)) == len(drawn)
+    assert {number for number in drawn if number >= 0} == set(range(version[0])) - version[3]
 
 
 @given(coming(), st.integers(1, 4), st.integers(0, 20))
@@ -384,6 +400,28 @@ class Squares(Dataset[tuple[np.ndarray, int]]):
 
 def squares() -> Squares:
     return Squares()
+
+
+def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINGER", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    recipe = precache.Pipeline.image(codec="raw")
+    source = "python:tests.test_following:squares"
+    store = tmp_path / "store"
+    version = precache.ensure(recipe, source, store, follow=True, progress=False, address="serial")
+    assert isinstance(version, GrowingVersion)
+    with (
+        precache.Loader(version, batch_size=4, transform=MixUp(39)) as loader,
+        pytest.raises(UsageError, match=r"has the label 39, and MixUp takes 0 to 38; 1 rows"),
+    ):
+        for _ in loader:
+            pass
+    poll(lambda: not list(tmp_path.glob("store/_claims/*")), "the end of the build")
+    with pytest.raises(UsageError, match="has the label 39, and MixUp takes 0 to 38"):
+        precache.Loader(store, batch_size=4, transform=MixUp(39))
 
 
 def test_small_fields_and_labels_that_come_with_samples_grow_too(

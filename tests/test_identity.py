@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import precache
-import workers.build
 from precache.commits import append_entry
 from precache.errors import MismatchError, PipelineError, UsageError
 from precache.pipeline import Pipeline
@@ -461,11 +460,11 @@ def test_a_repair_by_another_encoder_says_so_beforehand(
     for shown in (False, True):
         next(Path(first.path).glob("image/c/*/*/*/*")).unlink()
         build_here(photos, tmp_path / "store", pipeline, {"progress": True})
-        said = f"was encoded by zstd {recorded.libraries['zstd']}, and here is 9.9" in (
-            capsys.readouterr().err
+        said = "was encoded by another release of a library" in " ".join(
+            capsys.readouterr().err.split()
         )
         assert said is shown
-        monkeypatch.setattr(workers.build, "installed_versions", lambda: {"zstd": "9.9"})
+        monkeypatch.setitem(installed_versions(), "zstd", "9.9")
     assert precache.verify(tmp_path / "store").ok
 
 

@@ -173,7 +173,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.commit, "prefetch", one_by_one)  # on the actor's own thread
     for module in (workers.probe, workers.shard_task):  # on the actor's own thread
         monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
-    monkeypatch.setattr(workers.commit, "_json", json_of_the_actor)
+    monkeypatch.setattr(workers.commit, "as_json", json_of_the_actor)
     monkeypatch.setattr(workers.shardrows, "encoder", encoder_of_the_actor)
     monkeypatch.setattr(workers.shard_objects, "OWN_SECONDS", 0.0)
     monkeypatch.setattr(workers.shard_objects, "OTHER_SECONDS", 0.5)

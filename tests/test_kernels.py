@@ -6,9 +6,11 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,6 +38,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "numpy":
         monkeypatch.setattr(kernels, "compiled", None)
         monkeypatch.setattr(kernels, "decodes", False)
+        monkeypatch.setattr(kernels, "checks", False)
     return str(request.param)
 
 
@@ -111,6 +114,95 @@ def test_rows_are_taken_as_numpy_takes_them(dtype: str) -> None:
     np.testing.assert_array_equal(out, values[rows])
 
 
+# --- CRC32C -------------------------------------------------------------------------------------
+
+needs_crc32c = pytest.mark.skipif(not kernels.checks, reason="no instruction for CRC32C")
+
+SIZES = [0, 1, 7, 63, 64, 255, 256, 257, 319, 320, 4099, 150_528]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("start", [0, 1, 15, 64])
+@pytest.mark.parametrize("size", SIZES)
+def test_checksums_are_those_of_google_crc32c(size: int, start: int) -> None:
+    data = np.random.default_rng(size).bytes(start + size)[start:]
+    assert kernels.crc32c(data) == google_crc32c.value(data)
+    assert kernels.crc32c(memoryview(data)) == google_crc32c.value(data)
+
+
+@needs_crc32c
+@pytest.mark.usefixtures("past")
+@pytest.mark.parametrize("shift", [0, 1, 16, 63])
+@pytest.mark.parametrize("size", SIZES)
+def test_pieces_are_copied_up_to_the_first_that_is_damaged(size: int, shift: int) -> None:
+    random = np.random.default_rng(size)
+    rows = [random.bytes(size) for _ in range(6)]
+    stored = [row + google_crc32c.value(row).to_bytes(4, "little") for row in rows]
+    source, pitch = bytearray(b"".join(stored)), size + 4
+    columns = np.zeros(6, np.int64), np.arange(6) * pitch, np.full(6, size, np.int64)
+    room = np.full(6 * size + shift + 64, 0xAA, np.uint8)
+    out = room[shift : shift + 6 * size]
+
+    def copied(checked: list[int]) -> int:
+        flags = np.isin(np.arange(6), checked)
+        out[:] = 0xAA
+        return kernels.gather([memoryview(source)], *columns, out, out.nbytes, flags)
+
+    assert copied([0, 1, 2, 3, 4, 5]) == copied([1, 4]) == copied([]) == 6
+    assert out.tobytes() == b"".join(rows)
+    for place in {0, size // 2, size - 1, size, size + 3} - {-1}:
+        source[3 * pitch + place] ^= 4
+        assert copied([0, 1, 2, 3, 4, 5]) == copied([3]) == 3
+        assert out[: 3 * size].tobytes() == b"".join(rows[:3])
+        assert copied([0, 1, 2, 4, 5]) == 6
+        source[3 * pitch + place] ^= 4
+    assert (room[:shift] == 0xAA).all(), "written before its room"
+    assert (room[shift + len(out) :] == 0xAA).all(), "written behind its room"
+
+
+@needs_crc32c
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_checksum_that_lies_outside_is_refused(behind: int) -> None:
+    data, out = memoryview(bytes(100 + behind)), np.empty(100, np.uint8)
+    columns = [np.array([value]) for value in (0, 0, 100)]
+    assert kernels.gather([data], *columns, out, 100) == 1
+    with pytest.raises(ValueError, match="do not lie in their sources"):
+        kernels.gather([data], *columns, out, 100, np.array([True]))
+    with pytest.raises(ValueError, match="do not lie in their sources"):
+        kernels.gather([data], *columns, out, 100, np.array([False, True]))
+
+
+@pytest.fixture
+def patient_threads() -> Iterator[None]:
+    """No thread takes the interpreter lock from one that does not let go of it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@needs_crc32c
+@pytest.mark.usefixtures("patient_threads")
+def test_other_threads_go_on_while_a_checksum_is_computed() -> None:
+    data = memoryview(bytes(64 << 20))
+    for _ in range(100):  # a machine that is busy elsewhere may be late
+        started, done = threading.Event(), threading.Event()
+
+        def work(started: threading.Event = started, done: threading.Event = done) -> None:
+            started.set()
+            kernels.crc32c(data)
+            done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        started.wait()
+        went_on = not done.is_set()
+        thread.join()
+        if went_on:
+            return
+    raise AssertionError("the lock was held all the time")
+
+
 # --- the filter ---------------------------------------------------------------------------------
 
 
@@ -136,7 +228,7 @@ def test_rows_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
         kernels.compiled.undo_image(np.zeros(48, np.uint8), *shape)
     frame = [memoryview(bytes(zstd.compress(bytes(48))))]
     with pytest.raises(ValueError, match="another shape"):
-        kernels.compiled.decode(frame, np.zeros(48, np.uint8), True, *shape, False)
+        kernels.compiled.decode(frame, None, np.zeros(48, np.uint8), True, *shape, False)
 
 
 # --- zstd ---------------------------------------------------------------------------------------
@@ -157,6 +249,25 @@ def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) ->
         views = list(map(memoryview, frames[first:]))
         assert kernels.decode(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
         np.testing.assert_array_equal(out[:whole], rows[first : first + whole])
+
+
+@needs_compiled
+@pytest.mark.usefixtures("past")
+def test_a_content_checksum_is_checked_where_that_is_asked_for() -> None:
+    rows = np.random.default_rng(0).integers(0, 9, (4, 3, 20, 31), np.uint8)
+    frames = [bytearray(zstd.compress(row, 1, True)) for row in rows]
+    frames[2][-1] ^= 1  # of the checksum
+    views, out = list(map(memoryview, frames)), np.empty_like(rows)
+
+    def whole(checked: list[bool] | None) -> int:
+        flags = None if checked is None else np.array(checked)
+        return kernels.decode(views, out, filtered=False, batch_nbytes=out.nbytes, checked=flags)
+
+    assert whole([True, True, False, True]) == whole([False, False, False, False]) == 4
+    np.testing.assert_array_equal(out, rows)
+    assert whole(None) == whole([True, True, True, True]) == whole([False, False, True, True]) == 2
+    with pytest.raises(ValueError, match="another shape"):
+        whole([True, True, False])
 
 
 def _empty_and(frame: bytes) -> bytes:
@@ -214,6 +325,7 @@ def test_damage_is_said_in_the_same_words(
     said = _damage(own)
     monkeypatch.setattr(kernels, "compiled", None)
     monkeypatch.setattr(kernels, "decodes", False)
+    monkeypatch.setattr(kernels, "checks", False)
     assert _damage(own) == said
 
 

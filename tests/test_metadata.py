@@ -157,6 +157,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "negative shape": (_with("shape", [-1, 3, 8, 8]), "shape"),
     "huge shape": (_with("shape", [2**70, 3, 8, 8]), ""),
     "fractional shape": (_with("shape", [2.5, 3, 8, 8]), "shape"),
+    "shape of truths": (_with("shape", [True, 3, 8, 8]), "shape"),
     "scalar": (
         array_document((), "uint8", (), codec_metadata(RawCodec(), "uint8")),
         "do not tile",

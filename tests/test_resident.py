@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore
 import torch
 
 import precache
 from precache import resident
+from precache.columns import Columns
 from precache.errors import UsageError
+from precache.operations import DTYPES
+from precache.sampler import Order
+from precache.slots import as_array
 from precache.stream import ResidentStream
 from tests.conftest import BuiltStore
 
@@ -43,14 +49,41 @@ def test_nothing_is_read_from_the_disk_any_more(
 
 def test_batches_gathered_on_a_device_are_the_same(store: BuiltStore) -> None:
     """The way of CUDA devices, on the one that is always there."""
-    from precache.columns import Columns
-    from precache.sampler import Order
-
     columns, cpu = Columns(str(store.path)), torch.device("cpu")
     stream = ResidentStream(resident.load(columns, cpu), cpu)
     rows = store.rows()
     for batch in stream.batches(Order(columns.valid, 5).epoch(0)):
         np.testing.assert_array_equal(batch["image"], rows[batch["row"].numpy()])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
+def test_every_dtype_can_be_resident(dtype: str, tmp_path: Path) -> None:
+    """Also those that torch cannot index, and of fields that are held in memory anyway."""
+    values = {}
+    for name, shape in (("large", (9, 5, 20)), ("small", (9, 2)), ("number", (9,))):
+        numbers = np.random.default_rng(0).integers(0, 2**64, shape, np.uint64)
+        values[name] = (numbers >> np.uint64(48) if "float" in dtype else numbers).astype(dtype)
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": str(tmp_path / name)},
+            "metadata": {"shape": shape, "data_type": dtype},
+        }
+        tensorstore.open(spec, create=True).result().write(values[name]).result()
+    fields, cpu = {name: name for name in values}, torch.device("cpu")
+    columns = Columns(str(tmp_path), fields)
+    stream = ResidentStream(resident.load(columns, cpu), cpu)
+    how: dict[str, Any] = {"fields": fields, "seed": 1, "device": "cpu"}
+    with (
+        precache.Loader(tmp_path, 3, **how) as disk,
+        precache.Loader(tmp_path, 3, resident="host", **how) as host,
+    ):
+        on_a_device = stream.batches(Order(columns.valid, 3, seed=1).epoch(0))
+        batches = [*disk, *host, *on_a_device]
+    assert len(batches) == 9
+    for batch in batches:
+        for name, field in values.items():
+            assert str(batch[name].dtype) == f"torch.{dtype}"
+            np.testing.assert_array_equal(as_array(batch[name]), field[batch["row"].numpy()])
 
 
 def test_what_does_not_fit_is_refused_before_loading(

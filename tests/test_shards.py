@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +19,7 @@ import google_crc32c
 import numpy as np
 import pytest
 import tensorstore
+import torch
 import xxhash
 import zarr
 from hypothesis import given
@@ -22,11 +27,11 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import precache
-from precache import kernels
+from precache import kernels, localfiles
 from precache.codecs import encoder
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.layout import decode_index
-from precache.objects import map_file
+from precache.localfiles import map_file
 from precache.pipeline import RawCodec
 from precache.shards import ArrayReader
 from precache.shardwriter import ShardWriter
@@ -262,6 +267,7 @@ def test_a_shard_that_another_iterator_lets_go_of_is_opened_again(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(kernels, "compiled", None)
+        monkeypatch.setattr(kernels, "checks", False)
     store = stores["raw"]
     reader = _reader(store.open())
     checks = reader._checks
@@ -294,6 +300,59 @@ def test_a_mapped_file_holds_no_descriptor(store: BuiltStore) -> None:
         assert mapped.tobytes() == store.shard_path(number).read_bytes()
 
 
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+import precache
+
+def data() -> int:
+    [line] = [l for l in Path("/proc/self/status").read_text().splitlines() if "VmData" in l]
+    return int(line.split()[1]) << 10
+
+precache.Loader  # with all that it imports
+resource.setrlimit(resource.RLIMIT_DATA, (data() + (1 << 30), -1))
+with precache.Loader(sys.argv[1], 2, fields={"x": "x"}, shuffle=False, device="cpu") as loader:
+    batches = iter(loader)
+    assert (next(batches)["x"].numpy() == 7).all()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    [access] = {l.split()[1] for l in maps if sys.argv[1] in l}
+    print(access)
+    batches.close()
+"""
+
+
+def test_a_file_longer_than_the_data_limit_is_read(tmp_path: Path) -> None:
+    """As under `ulimit -d` or strict overcommit."""
+    array = zarr.create_array(
+        tmp_path, name="x", shape=(1 << 20, 1 << 13), chunks=(1 << 20, 1 << 13), dtype="uint8",
+        compressors=None,
+    )  # fmt: skip
+    assert array.nbytes == 8 << 30
+    chunk = tmp_path / "x/c/0/0"
+    chunk.parent.mkdir(parents=True)
+    with chunk.open("wb") as file:
+        file.write(b"\7" * (8 << 13))
+        file.truncate(array.nbytes)
+    script = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("r--s\n", 0), done.stderr
+
+
+def test_a_disk_that_shares_no_maps_is_mapped_all_the_same(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    map_at = localfiles.map_at
+
+    def unshared(address: None, nbytes: int, access: int, flags: int, descriptor: int) -> int:
+        if flags & mmap.MAP_SHARED:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return map_at(address, nbytes, access, flags, descriptor)
+
+    monkeypatch.setattr(localfiles, "map_at", unshared)
+    assert _mapped(store.shard_path(0)).tobytes() == store.shard_path(0).read_bytes()
+
+
 def test_an_empty_file_maps_to_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert _mapped(tmp_path / "empty").shape == (0,)
@@ -317,6 +376,15 @@ def _change(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 0x55
     path.write_bytes(data)
+
+
+def _change_in_place(path: Path, position: int) -> None:
+    """As maps of the file see at once."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x55]))
 
 
 def _assert_damaged(store: BuiltStore, shard: int, reason: str = "") -> None:
@@ -346,6 +414,35 @@ def test_a_changed_byte_is_named_by_shard_and_key(own: BuiltStore, where: float)
     # The middle of a chunk, since some bits of a zstd header say nothing about pixels.
     _change(path, int((path.stat().st_size - 132) * where) + 20)
     _assert_damaged(own, 1)
+
+
+@pytest.mark.skipif(not kernels.decodes, reason="numcodecs checks every frame")
+@pytest.mark.parametrize("codec", ["zstd", "image"])
+@pytest.mark.parametrize("verify", ["first", "always", "off"])
+def test_the_checksum_of_a_frame_is_checked_once_if_that_is_asked_for(
+    stores: dict[str, BuiltStore], copy_store: CopyStore, codec: str, verify: str
+) -> None:
+    own = copy_store(stores[codec])
+    reader, expected = _reader(own.open(), verify=verify), own.rows()
+    frame = int(own.shard_path(0).stat().st_size) - 132
+    end = int(np.frombuffer(own.shard_path(0).read_bytes()[frame:-4], "<u8")[:2].sum())
+    np.testing.assert_array_equal(_read(reader, [0, 3]), expected[[0, 3]])
+    _change_in_place(own.shard_path(0), end - 1)
+    if verify == "first":
+        np.testing.assert_array_equal(_read(reader, [3, 0]), expected[[3, 0]])
+    else:
+        with pytest.raises(DamageError, match="row 0"):
+            _read(reader, [3, 0])
+
+
+def test_bytes_that_are_read_anew_are_checked_anew(own: BuiltStore) -> None:
+    dataset = precache.CachedDataset(own.path, access="pread")
+    for path in map(own.shard_path, range(3)):
+        assert len(list(dataset)) == len(dataset)  # type: ignore[call-overload]
+        _change_in_place(path, 20)
+        with pytest.raises(DamageError, match="is damaged at row"):
+            list(dataset)  # type: ignore[call-overload]
+        _change_in_place(path, 20)
 
 
 @pytest.mark.parametrize("position", [-1, -4, -5, -132])
@@ -568,15 +665,6 @@ def test_missing_large_rows_are_fill_values(rows: slice, tmp_path: Path) -> None
     _assert_reads(tmp_path, values)
 
 
-@pytest.mark.parametrize("name", ["default", "v2"])
-@pytest.mark.parametrize("separator", ["/", "."])
-def test_both_ways_to_name_chunks_are_read(name: str, separator: str, tmp_path: Path) -> None:
-    values = _values("uint8")
-    encoding = {"name": name, "separator": separator}
-    _write(tmp_path, values, chunks=(2, 3, 4, 8), chunk_key_encoding=encoding)
-    _assert_reads(tmp_path, values)
-
-
 TENSORSTORE_CODECS: dict[str, list[dict[str, Any]]] = {
     "raw": [{"name": "bytes", "configuration": {"endian": "little"}}],
     "big-endian": [{"name": "bytes", "configuration": {"endian": "big"}}],
@@ -599,6 +687,47 @@ TENSORSTORE_CODECS: dict[str, list[dict[str, Any]]] = {
     ],
     "crc32c": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", ["raw", "big-endian", "zstd", "gzip", "crc32c"])
+@pytest.mark.parametrize("chunks", [[4, 3, 8, 8], [1, 3, 8, 8], [2, 2, 8, 8]])
+@pytest.mark.parametrize("fill_value", [1.5, "NaN", "0x3fc0"])
+def test_bfloat16_is_read(codec: str, chunks: list[int], fill_value: Any, tmp_path: Path) -> None:
+    metadata = {
+        "shape": list(SHAPE),
+        "data_type": "bfloat16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "codecs": TENSORSTORE_CODECS[codec],
+        "fill_value": fill_value,
+    }
+    array = _tensorstore(tmp_path / "x", metadata=metadata, create=True)
+    array[:7].write(np.random.default_rng(0).normal(size=SHAPE).astype("bfloat16")[:7]).result()
+    values = array.read().result()
+    how: Any = {"fields": {"x": "x"}}
+    with precache.Loader(tmp_path, 13, shuffle=False, device="cpu", **how) as loader:
+        [batch] = list(loader)
+    dataset = precache.CachedDataset(tmp_path, **how)
+    for tensor in (batch["x"], dataset.collate(dataset.__getitems__(range(13)))["x"]):
+        assert tensor.dtype == torch.bfloat16
+        np.testing.assert_array_equal(tensor.float().numpy(), values.astype(np.float32))
+
+
+def test_bfloat16_without_ml_dtypes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tensorstore(tmp_path / "x", metadata={"shape": [3], "data_type": "bfloat16"}, create=True)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(StoreError, match=r"'bfloat16', for which ml_dtypes is needed: pip install"):
+        precache.store.open_version(tmp_path, {"x": "x"})
+
+
+@pytest.mark.parametrize("name", ["default", "v2"])
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_both_ways_to_name_chunks_are_read(name: str, separator: str, tmp_path: Path) -> None:
+    values = _values("uint8")
+    encoding = {"name": name, "separator": separator}
+    _write(tmp_path, values, chunks=(2, 3, 4, 8), chunk_key_encoding=encoding)
+    _assert_reads(tmp_path, values)
 
 
 @pytest.mark.parametrize("codec", TENSORSTORE_CODECS)

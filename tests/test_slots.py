@@ -7,6 +7,7 @@ import gc
 import logging
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,38 @@ def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) 
     assert all(address % 64 == 0 for address in addresses)
 
 
+ITERABLES: dict[str, Callable[..., Any]] = {
+    "a loader": lambda first, second: first,
+    "a mixture by batch": lambda first, second: precache.mix([first, second]),
+    "a mixture by sample": lambda first, second: precache.mix([first, second], by="sample"),
+    "a meter": lambda first, second: precache.meter(first, to=[]),
+}
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("name", ITERABLES)
+def test_a_batch_that_is_dropped_within_its_step_is_gone(name: str, store: BuiltStore) -> None:
+    raw: list[weakref.ref[torch.Tensor]] = []
+
+    def transform(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        raw.append(weakref.ref(batch["image"]))
+        return {**batch, "image": batch["image"].float()}
+
+    with contextlib.ExitStack() as ends:
+        loaders = [
+            ends.enter_context(precache.Loader(store.path, 3, transform=transform))
+            for _ in range(2)
+        ]
+        batches = iter(ITERABLES[name](*loaders))
+        for _ in range(4):
+            batch = next(batches)
+            assert [each() for each in raw] == [None] * len(raw)
+            image = weakref.ref(batch["image"])
+            del batch
+            assert image() is None
+        batches.close()
+
+
 def test_rows_of_a_batch_are_aligned(tile_stores: dict[str, BuiltStore]) -> None:
     with precache.Loader(tile_stores["raw"].path, batch_size=7) as loader:
         batch = next(iter(loader))
@@ -403,7 +436,7 @@ def test_the_host_waits_for_the_device_once_it_is_too_far_ahead(
 
 
 @given(
-    st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)).flatmap(
+    hnp.array_shapes(min_dims=4, max_dims=5, max_side=6).flatmap(
         lambda shape: hnp.arrays(np.uint8, shape)
     )
 )

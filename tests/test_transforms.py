@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import colorsys
+import itertools
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,6 +300,83 @@ def test_mixing_is_the_same_again_and_another_in_the_next_step() -> None:
         assert not torch.equal(first, mix.apply(_batch(), Draw((11, 3), 6, ROWS))["label"])
 
 
+@pytest.mark.parametrize("mix", [MixUp(5), CutMix(5)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("wrong", [-1, 5, 2**40])
+def test_a_label_that_is_no_class_is_refused(mix: Transform, wrong: int) -> None:
+    batch = {**_batch(), "label": ROWS % 5}
+    batch["label"][3] = batch["label"][7] = wrong
+    text = (
+        f"a batch has the label {wrong}, and .* takes 0 to 4; 2 rows .* the first ones are 103, 107"
+    )
+    with pytest.raises(UsageError, match=text):
+        mix.apply(batch, _draw())
+    with pytest.raises(UsageError, match=r"not torch.float32 \(5,\); labels are mixed once"):
+        mix.apply({**batch, "label": torch.zeros(24, 5)}, _draw())
+
+
+@pytest.mark.parametrize("mix", [MixUp(5), CutMix(5)], ids=lambda each: type(each).__name__)
+def test_labels_of_one_byte_are_mixed(mix: Transform) -> None:
+    batch = {**_batch(), "label": ROWS % 5}
+    expected = mix.apply(batch, _draw())["label"]
+    assert torch.equal(
+        mix.apply({**batch, "label": batch["label"].byte()}, _draw())["label"], expected
+    )
+
+
+# --- labels, in a loader ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_labels_of_a_store_are_looked_at_before_the_first_batch(
+    tile_store: BuiltStore, classes: int
+) -> None:
+    version = tile_store.open()
+    wrong = np.flatnonzero(version.valid & (version.labels >= classes))
+    first = ", ".join(map(str, wrong[:5].tolist()))
+    text = f"has the label {version.labels[wrong[0]]}, .*; {len(wrong)} rows .* are {first}:"
+    inner = Compose([HorizontalFlip(), Normalize([1] * 3, [1] * 3), MixUp(classes)])
+    for transform in (CutMix(classes), Compose([ToDType(), inner])):
+        with pytest.raises(UsageError, match=text):
+            precache.Loader(tile_store.path, 8, transform=transform)
+    sound = np.where(version.labels < classes, 1.0, 0.0)
+    for chosen in ({"rows": sound > 0}, {"weights": sound}):
+        with precache.Loader(tile_store.path, 2, transform=inner, **chosen) as loader:  # type: ignore[arg-type]
+            assert all(
+                batch["label"].shape == (2, classes) for batch in loader if len(batch["row"]) == 2
+            )
+
+
+def test_labels_that_a_function_makes_are_looked_at_with_their_batch(
+    tile_store: BuiltStore,
+) -> None:
+    def coarse(batch: Batch) -> Batch:
+        return {**batch, "label": batch["label"] * 0}
+
+    def unknown(batch: Batch) -> Batch:
+        return {**batch, "label": batch["label"] * 0 - 1}
+
+    with precache.Loader(tile_store.path, 8, transform=Compose([coarse, MixUp(1)])) as loader:
+        assert all((batch["label"] == 1).all() for batch in loader)
+    with (
+        precache.Loader(tile_store.path, 8, transform=Compose([unknown, MixUp(1)])) as loader,
+        pytest.raises(UsageError, match="a batch has the label -1"),
+    ):
+        next(iter(loader))
+
+
+def test_labels_of_each_source_of_a_mixture_are_looked_at(
+    stores: dict[str, BuiltStore], tile_store: BuiltStore
+) -> None:
+    small, large = (store.open().labels.max() + 1 for store in (stores["raw"], tile_store))
+    with pytest.raises(UsageError, match="has the label"):
+        precache.mix(
+            [
+                precache.Loader(stores["raw"].path, 4, transform=MixUp(small)),
+                precache.Loader(tile_store.path, 4, transform=MixUp(large - 1)),
+            ]
+        )
+
+
 # --- all of them, in a loader -------------------------------------------------------------------
 
 EVERY: dict[str, Callable[[], Transform]] = {
@@ -353,3 +433,59 @@ def test_a_transform_comes_before_the_tuple(tile_store: BuiltStore) -> None:
         image, label = next(iter(loader))
     assert image.shape == (8, 3, 32, 32)
     assert label.shape == (8, 5)
+
+
+# --- rows that come again -----------------------------------------------------------------------
+
+
+def _crops(store: BuiltStore, start: int = 0, **options: Any) -> list[tuple[int, bytes]]:
+    """Rows of the rest of an epoch, in order, each with its crop."""
+    with precache.Loader(store.path, seed=3, transform=RandomCrop(16), **options) as loader:
+        loader.seek(2, start)
+        return [
+            (int(row), image.numpy().tobytes())
+            for batch in loader
+            for row, image in zip(batch["row"], batch["image"], strict=True)
+        ]
+
+
+def _repeated(crops: list[tuple[int, bytes]]) -> list[set[bytes]]:
+    """Crops of each row that came more than once, which all differ with near certainty."""
+    counts = Counter(row for row, _ in crops)
+    again = [row for row, count in counts.items() if count > 1]
+    assert len(set(crops)) > len(counts)
+    return [{crop for other, crop in crops if other == row} for row in again]
+
+
+def test_a_row_that_is_drawn_twice_is_augmented_anew(tile_store: BuiltStore) -> None:
+    weights = np.where(tile_store.open().labels == 0, 5.0, 1.0)
+    crops = _crops(tile_store, batch_size=4, weights=weights)
+    repeated = _repeated(crops)
+    assert len(repeated) > 3
+    assert all(len(each) > 1 for each in repeated)
+
+
+def test_draws_by_weight_are_the_same_for_all_ranks_and_after_a_resume(
+    tile_store: BuiltStore,
+) -> None:
+    weights = np.where(tile_store.open().labels == 0, 5.0, 1.0)
+    whole = _crops(tile_store, batch_size=8, weights=weights)
+    assert _crops(tile_store, batch_size=8, start=2, weights=weights) == whole[16:]
+    assert _crops(tile_store, batch_size=5, weights=weights) == whole
+    options = {"weights": weights, "world_size": 2, "drop_last": True}
+    ranks = [_crops(tile_store, batch_size=4, rank=rank, **options) for rank in range(2)]
+    steps = [rank[start : start + 4] for start in range(0, len(ranks[0]), 4) for rank in ranks]
+    assert list(itertools.chain(*steps)) == whole[: len(whole) // 8 * 8]
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", False])
+def test_rows_that_fill_up_the_last_step_are_augmented_anew(
+    tile_store: BuiltStore, shuffle: str | bool
+) -> None:
+    options = {"batch_size": 4, "shuffle": shuffle, "num_canonical_nodes": 1, "world_size": 7}
+    ranks = [_crops(tile_store, rank=rank, **options) for rank in range(7)]
+    drawn = list(itertools.chain(*ranks))
+    assert len(drawn) > len({row for row, _ in drawn})
+    assert all(len(each) == 2 for each in _repeated(drawn))
+    alone = dict(_crops(tile_store, batch_size=4, shuffle=shuffle))
+    assert set(alone.items()) <= set(drawn)  # by its row, as in any other order

@@ -27,11 +27,11 @@ from precache.imagecodec import load_zstd
 from precache.messages import shown
 from precache.places import version_of
 from precache.receipts import Receipt
-from precache.report import size
 from precache.rowtable import REMOVED
 from precache.status import remove_left_scratch, remove_scratch
 from precache.storage import open_folder
 from precache.store import open_own
+from precache.units import size
 from workers import sources
 from workers.account import Account
 from workers.behaviour import forgetting
@@ -40,12 +40,20 @@ from workers.cluster import Run, executor, is_joined
 from workers.commit import commit, failures, tidy_current
 from workers.finishing import keep_followed
 from workers.goal import SCRATCH, Goal, Recipe, receipt_name
-from workers.identity import behaviours, installed_versions
+from workers.identity import behaviours
 from workers.lease import BuildLease
 from workers.listed import Listed, list_rows
 from workers.plan import default_max_failures
 from workers.progress import BuildProgress
-from workers.repair import give_to_twins, mend_small, take_from_twins
+from workers.repair import (
+    give_to_twins,
+    is_other_encoder,
+    mend_small,
+    objects_of,
+    recorded_of,
+    restate,
+    take_from_twins,
+)
 from workers.request import BuildResult, Request, check_request
 from workers.results import committed_result, result_of
 from workers.reuse import Offer, Origin
@@ -55,6 +63,7 @@ from workers.work import Measured, Work, failed_rows, find_work, goal_of, is_tri
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from workers.probe import ProbeTask
+    from workers.shard_objects import Recorded
     from workers.shard_task import Job, ShardTask
 
 LIBRARIES = ("PIL", "cv2", "simplejpeg")
@@ -332,18 +341,28 @@ class _Build:
     def _repair(self, run: Run, work: Work) -> BuildResult:
         """Have missing objects of a committed version again, in all versions that share them.
 
-        They must be what they were.
+        Their rows must be what they were.
         """
         goal, lost = work.goal, dict(work.lost or {})
         for each in take_from_twins(self.store, goal, lost):
             del lost[each]
         todo = sorted({shard for _, shard in lost})
-        self._compare_encoders(goal)
+        recorded = recorded_of(goal, lost)
+        if any(is_other_encoder(goal, field) for field in {field for field, _ in lost}):
+            self.progress.say(
+                f"Version {goal.version[:8]} was encoded by another release of a library than the "
+                "one here, which may make other bytes: rows are compared instead"
+            )
         self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
         with BuildLease(goal.folder) as lease:
-            made = self._run_shards(run, goal, lease, todo, {}, lost)
+            receipts: dict[int, Receipt] = {}
+            try:
+                made = self._run_shards(run, goal, lease, todo, receipts, recorded)
+            finally:  # also of those that were made before one failed
+                remade = objects_of(receipts.values())
+                others = give_to_twins(self.store, goal, lost, remade)
+                restate(self.store, goal.folder, lost, remade)
             self._mend(run, goal)
-        others = give_to_twins(self.store, goal, lost)
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
@@ -356,16 +375,6 @@ class _Build:
         burnt = sum(receipt.cpu_seconds for receipt in made)
         return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
 
-    def _compare_encoders(self, goal: Goal) -> None:
-        """Say that shards may come out different, where another zstd encoded the version."""
-        attributes, here = open_own(goal.folder).attributes, installed_versions()["zstd"]
-        encoded = attributes.libraries.get("zstd", here) if attributes is not None else here
-        if here not in encoded.split(", "):
-            self.progress.say(
-                f"Version {goal.version[:8]} was encoded by zstd {encoded}, and here is {here}: "
-                "of the same rows it may make other bytes, which cannot be put in place of those"
-            )
-
     def _run_shards(
         self,
         run: Run,
@@ -373,7 +382,7 @@ class _Build:
         lease: BuildLease,
         todo: Sequence[int],
         receipts: dict[int, Receipt],
-        lost: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+        lost: Mapping[int, Recorded] | None = None,
         origin: Origin | None = None,
     ) -> list[Receipt]:
         """Make shards until all are there; adds to `receipts` and returns the new ones.
@@ -381,7 +390,7 @@ class _Build:
         Parameters
         ----------
         lost
-            (field, shard) -> size and XXH3-64, where only these are to be made, as they were.
+            Shard -> what is recorded of it, where only lost objects are to be made again.
         origin
             A version whose rows are taken over where the samples are the same.
         """
@@ -418,17 +427,17 @@ class _Build:
             todo = sorted(errors)
             if crashed and attempt < ATTEMPTS:
                 self._bar_killers(run, crashed)
+        kept = "all is computed again by" if self.request.recompute else "the rest is kept:"
         raise BuildError(
-            f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}. The rest is "
-            "kept: run the same command again, or with --accept-missing to leave holes for what "
-            "cannot be fetched"
+            f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}; {kept} run the "
+            "same command again, or with --accept-missing to leave holes for what cannot be fetched"
         )
 
     def _task(
         self,
         job: Job,
         goal: Goal,
-        lost: Mapping[tuple[str, int], tuple[int, int]] | None,
+        lost: Mapping[int, Recorded] | None,
         origin: Origin | None,
         lease: str,
         shard: int,
@@ -436,7 +445,7 @@ class _Build:
     ) -> ShardTask:
         from workers.shard_task import ShardTask
 
-        names = [name for name in goal.shapes if lost is None or (name, shard) in lost]
+        names = goal.shapes if lost is None else lost[shard].objects
         rows = goal.rows_of(shard)
         part = slice(rows.start, rows.stop)
         return ShardTask(
@@ -449,7 +458,7 @@ class _Build:
             list(goal.table.keys[part]),
             goal.table.sizes[part].tolist(),
             accept_missing,
-            {name: lost[name, shard] for name in names} if lost else {},
+            None if lost is None else lost[shard],
             self._offer(goal, shard, origin),
             frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
             lease,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -24,6 +23,7 @@ from precache.rowtable import RowTable
 from precache.status import DESCRIPTION
 from precache.storage import open_folder
 from precache.store import unchecked
+from precache.usage import cores
 from precache.version import ROW_TABLE
 from workers.behaviour import forgetting
 from workers.cluster import Run, executor, is_joined, node_cpus
@@ -273,7 +273,7 @@ class _Trials:
             return 1
         if is_joined(request.address):
             return max(1, int(sum(node_cpus().values()) / request.placement.cpus))
-        return request.cpus or os.cpu_count() or 1
+        return request.cpus or cores()
 
 
 def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:

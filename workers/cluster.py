@@ -22,12 +22,13 @@ from typing import Any
 
 from precache.errors import BuildError, HangError, MismatchError, PrecacheError, UsageError
 from precache.liveness import Process, has_ended, process_of
-from precache.report import size
+from precache.units import size
+from precache.usage import cores
 from workers.dispatch import TASK_SECONDS, Done, Hung, Item, Lost, Outcome, Patience, dispatch
 from workers.lookout import explain, write_report
+from workers.node import NODE
 from workers.placement import Placement
 from workers.time_limit import Lookout, lookout_kept
-from workers.timing import NODE
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ def _connected(address: str | None, cpus: int | None, folder: Path | None = None
 
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:
-        quiet |= {"include_dashboard": False, "num_cpus": cpus, "address": "local"}
+        quiet |= {"include_dashboard": False, "num_cpus": cpus or cores(), "address": "local"}
         if folder is not None and len(str(folder)) <= LONGEST_FOLDER:
             quiet["_temp_dir"] = str(folder / "ray")  # of which Ray lets everyone write into
     else:

@@ -93,7 +93,7 @@ def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
     attributes = {**_attributes(goal, ordered), "digests": digests}
-    root = _json(metadata.group_document({"precache": attributes}))
+    root = as_json(metadata.group_document({"precache": attributes}))
     if goal.folder.create(ROOT, [root], scratch=SCRATCH):
         try:
             _require_whole(goal, receipts)
@@ -111,7 +111,8 @@ def _require_whole(goal: Goal, receipts: Mapping[int, Receipt]) -> None:
         )
 
 
-def _json(value: Any) -> bytes:
+def as_json(value: Any) -> bytes:
+    """A document, as all of a version are written."""
     return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
@@ -168,13 +169,13 @@ def small_objects(goal: Goal, facts: Facts) -> dict[str, bytes]:
     table, reasons = goal.table, facts.holes
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
-    group = _json(metadata.group_document({}))
+    group = as_json(metadata.group_document({}))
     objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
     fields = goal.recipe.pipeline.fields
     for name, row in goal.shapes.items():
         document = field_document(fields[name], row, len(table), goal.rows_per_shard)
-        objects[f"{name}/zarr.json"] = _json(document)
-        _add(objects, f"shards/{name}", small_array(facts.shards[name], ["shard", "size_xxh3"]))
+        objects[f"{name}/zarr.json"] = as_json(document)
+        objects |= shard_table_objects(name, facts.shards[name])
         if name in facts.sums:
             sums = small_array(facts.sums[name], ["shard", "count_total_squares"])
             _add(objects, f"{SUMS}/{name}", sums)
@@ -182,9 +183,16 @@ def small_objects(goal: Goal, facts: Facts) -> dict[str, bytes]:
     _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
     _add(objects, "key", string_array(table.keys, "row"))
     named = {row: [table.keys[row], why] for row, why in reasons.items()}
-    _add(objects, "holes", file_array(_json(named)))
+    _add(objects, "holes", file_array(as_json(named)))
     why = [reasons.get(row, "") for row in range(len(table))]
     _add(objects, "rows", file_array(table.to_parquet(why, facts.content)))
+    return objects
+
+
+def shard_table_objects(field: str, table: np.ndarray) -> dict[str, bytes]:
+    """Name -> bytes of the objects of a field's (shards, 2) sizes and XXH3-64 of its shards."""
+    objects: dict[str, bytes] = {}
+    _add(objects, f"shards/{field}", small_array(table, ["shard", "size_xxh3"]))
     return objects
 
 

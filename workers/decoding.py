@@ -72,11 +72,11 @@ class Scratch:
 
     def take(self, nbytes: int) -> np.ndarray:
         """A uint8 buffer of `nbytes` or more; up to the limit the one given before, if it does."""
-        if nbytes > self.LIMIT:
-            return np.empty(nbytes, np.uint8)
-        if len(self._held) < nbytes:
-            self._held = np.empty(nbytes, np.uint8)
-        return self._held
+        if len(self._held) >= nbytes:
+            return self._held
+        buffer = np.empty(nbytes, np.uint8)
+        self._held = buffer if nbytes <= self.LIMIT else self._held
+        return buffer
 
 
 def decode(

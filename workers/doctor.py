@@ -19,6 +19,7 @@ from precache.layout import RowShape
 from precache.messages import shown
 from precache.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
 from precache.storage import StorageOptions
+from precache.usage import cores as usable_cores
 from workers.identity import function_digests
 from workers.measured import CodecTimes, Host, Measured
 from workers.prognosis import Prognosis, prognosis
@@ -37,7 +38,6 @@ INDEX_ENTRY = 16
 """Bytes that a shard's index has for a chunk."""
 ORDER_SEED = 0
 CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), ImageCodec())
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
@@ -153,24 +153,10 @@ def _stages(
 
 def _check(question: Question) -> None:
     require_permission(question.pipeline, question.run_functions)
-    for name in ("samples", "cores"):
-        value = getattr(question, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
     for name in ("seconds", "rate"):
         value = getattr(question, name)
         if not 0 < value < math.inf:
             raise UsageError(f"{name} is {value:g}; give a number above 0")
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and the quota of its control group."""
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        quota, period = CPU_QUOTA.read_text("ascii").split()
-        return max(1, min(allowed, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no control group of version 2, or no quota ("max")
-        return allowed
 
 
 def _source_bytes(sizes: np.ndarray, measured: Sequence[int]) -> float:

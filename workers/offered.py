@@ -15,6 +15,7 @@ from precache.errors import DamageError, StorageError
 from precache.folder import Folder
 from precache.imagecodec import undo_image
 from precache.layout import decode_index
+from precache.localfiles import map_file
 from precache.version import read_array_documents
 from workers.reuse import Offer, OfferedField
 
@@ -150,8 +151,7 @@ def _mapped(folder: Folder, name: str) -> memoryview:
     descriptor = folder.open(name)
     if descriptor is None:
         return memoryview(folder.read(name))
-    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)  # Linux alone has the latter
     try:
-        return memoryview(mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ))
+        return map_file(descriptor, getattr(mmap, "MAP_POPULATE", 0)).data  # Linux alone has it
     finally:
         os.close(descriptor)

@@ -18,7 +18,7 @@ from typing import Any
 from precache.errors import UsageError
 from precache.messages import shown
 from precache.pipeline import Pipeline
-from precache.report import size
+from precache.units import size
 
 SENT = "precache_sent"
 """Folder of the files that options name, in the job's working directory."""

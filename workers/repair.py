@@ -4,33 +4,39 @@ Every small object follows from others: metadata documents from the version's ow
 holes from the row table, which the listed source has again; what lists the shards, and their sums,
 from the shards; the hashes in the row table from the samples. An object is put only if what it is
 made of agrees with all that the version's own document tells of it. So that document is not mended:
-without it the version is made again.
+without it the version is made again. It changes in one case: where a lost shard is made again by
+another release of its encoder, its rows are the same and its bytes are not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
+from precache.claims import deciding
 from precache.commits import BUILD, ROOT
 from precache.documents import SUMS, is_summed
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.folder import Folder
 from precache.inspection import Flaw, has_labels_with_samples
+from precache.receipts import Receipt
 from precache.rowtable import kept_contents, kept_reasons
 from precache.store import open_own, unchecked
 from precache.version import HOLES, ROW_TABLE, Version, sums_differ
 from workers.cluster import Run
-from workers.commit import Facts, small_objects
+from workers.commit import Facts, as_json, shard_table_objects, small_objects
 from workers.goal import SCRATCH, Goal
+from workers.identity import installed_versions
 from workers.reuse import committed
 
 if TYPE_CHECKING:  # loads torch and the decoders
+    from workers.shard_objects import Recorded
     from workers.shard_task import Job
     from workers.survey import Fetched, Surveyed
 
@@ -258,6 +264,94 @@ class _Facts:
 # --- shards -------------------------------------------------------------------------------------
 
 
+_ENCODERS = {"image": "zstd", "zstd": "numcodecs"}
+"""Codec -> the library whose release decides the bytes it makes of a chunk."""
+
+
+def recorded_of(goal: Goal, lost: Lost) -> dict[int, Recorded]:
+    """Shard -> what a committed version records of it, of those of which objects are lost."""
+    from workers.shard_objects import Recorded
+
+    if not lost:
+        return {}
+    version = unchecked(goal.folder)
+    assert version.attributes is not None
+    content = kept_contents(version.read_checked(ROW_TABLE), ROW_TABLE)
+    encoded: dict[str, np.ndarray | None] = {}
+    for name in {name for name, _ in lost}:
+        field = goal.recipe.pipeline.fields[name]
+        if field.stored_as.name in _ENCODERS:
+            with contextlib.suppress(DamageError, StorageError):  # else the bytes must be the same
+                summed = is_summed(field, goal.shapes[name])
+                encoded[name] = version.stored_sums(name) if summed else None
+    found = {}
+    for shard in sorted({shard for _, shard in lost}):
+        rows = goal.rows_of(shard)
+        found[shard] = Recorded(
+            {name: made for (name, number), made in lost.items() if number == shard},
+            content[rows.start : rows.stop],
+            frozenset(row for row in version.holes if row in rows),
+            {n: None if sums is None else sums[shard].tolist() for n, sums in encoded.items()},
+        )
+    return found
+
+
+def is_other_encoder(goal: Goal, field: str) -> bool:
+    """Whether another release than the one here encoded shards of a field of a version."""
+    attributes = unchecked(goal.folder).attributes
+    assert attributes is not None
+    library = _ENCODERS.get(goal.recipe.pipeline.fields[field].stored_as.name)
+    return (
+        library is not None and attributes.libraries.get(library) != installed_versions()[library]
+    )
+
+
+def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, int]]:
+    """(field, shard) -> size and XXH3-64 of the objects that were made."""
+    return {
+        (name, receipt.shard): (made.size, made.xxh3)
+        for receipt in receipts
+        for name, made in receipt.objects.items()
+    }
+
+
+def restate(store: Folder, folder: Folder, lost: Lost, remade: Lost) -> None:
+    """Record the objects of a version that took the place of lost ones, where they differ.
+
+    Its own document goes first: where this is cut off between the two, the table is the one that
+    does not fit, and it is made again from the shards.
+    """
+    changed = {each: remade[each] for each in lost.keys() & remade if remade[each] != lost[each]}
+    if changed:
+        with deciding(store, folder.name):
+            _restate(folder, changed)
+
+
+def _restate(folder: Folder, changed: Lost) -> None:
+    version = unchecked(folder)
+    document = json.loads(folder.read(ROOT))
+    own = document["attributes"]["precache"]
+    objects: dict[str, bytes] = {}
+    for name in {name for name, _ in changed}:
+        table = version.shard_table(name)
+        assert table is not None  # a version of ours
+        table = table.copy()
+        layout = version.arrays[name][1]
+        for shard in (shard for field, shard in changed if field == name):
+            path = f"{name}/{layout.object_name(shard)}"
+            if _is_whole(folder, path, changed[name, shard]):  # else another repair put its own
+                table[shard] = changed[name, shard]
+        objects |= shard_table_objects(name, table)
+        described = own["fields"][name]
+        described["stored"] = sum(table[:, 0].tolist())
+        library = _ENCODERS[described["codec"]]
+        known = own["libraries"].get(library)
+        releases = {installed_versions()[library], *(known.split(", ") if known else ())}
+        own["libraries"][library] = ", ".join(sorted(releases))
+    for name, data in {ROOT: as_json(document), **objects}.items():
+        folder.put(name, [data], scratch=SCRATCH)
+
+
 def take_from_twins(store: Folder, goal: Goal, lost: Lost) -> list[tuple[str, int]]:
     """Put lost objects of a version that another has whole; returns which."""
     found = []
@@ -271,17 +365,19 @@ def take_from_twins(store: Folder, goal: Goal, lost: Lost) -> list[tuple[str, in
     return found
 
 
-def give_to_twins(store: Folder, goal: Goal, mended: Lost) -> list[str]:
+def give_to_twins(store: Folder, goal: Goal, lost: Lost, remade: Lost) -> list[str]:
     """Put objects that were made again where other versions have the same ones damaged.
 
-    Returns the ids of these versions.
+    Returns the ids of these versions. They are found by what the goal recorded of the lost objects,
+    so that the goal is restated last.
     """
     found = set()
-    for (field, shard), made in mended.items():
-        name = goal.object_name(field, shard)
+    for field, shard in lost.keys() & remade:
+        made, name = lost[field, shard], goal.object_name(field, shard)
         for twin in _twins(store, goal, field, shard, made):
             if not _is_one_file(twin, goal.folder, name) and not _is_whole(twin, name, made):
                 twin.copy(name, goal.folder, name, scratch=SCRATCH)
+                restate(store, twin, {(field, shard): made}, remade)
                 twin.remove(SCRATCH)
                 if not twin.names(BUILD):
                     twin.remove(BUILD)

@@ -134,10 +134,10 @@ def check_request(request: Request) -> None:
         raise UsageError(
             "retry_failed takes over all but what failed, recompute takes over nothing; drop one"
         )
-    for name in ("shard_samples", "cpus", "max_sample_bytes"):
-        value = getattr(request, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; give a whole number from 1 up")
+    if request.max_sample_bytes < 1:
+        raise UsageError(
+            f"max_sample_bytes is {request.max_sample_bytes}; give a whole number from 1 up"
+        )
     if (request.shard_samples or 0) > MOST_SHARD_SAMPLES:
         raise UsageError(
             f"shard_samples is {request.shard_samples}; the most is {MOST_SHARD_SAMPLES}"
@@ -148,8 +148,6 @@ def check_request(request: Request) -> None:
         raise UsageError(
             f"sample_timeout is {request.sample_timeout:g}; give more than {least:g} seconds{why}"
         )
-    if request.max_failures is not None and request.max_failures < 0:
-        raise UsageError(f"max_failures is {request.max_failures}; give 0 or more")
     named = shown(request.store)
     if split_uri(request.store, request.storage_options)[1] is not None:
         raise UsageError(f"{named} names a version; build into the store itself")

@@ -4,7 +4,7 @@ Of a version that is not committed, several builds may make the same shard at on
 releases of a codec, or with other samples that could not be fetched. Whatever comes second is
 dropped: the first receipt of a shard is the shard's, and an object without a receipt is taken as
 it is where its rows are the same. So what one build has seen done stays as it is, and what was
-committed is never overwritten.
+committed is never overwritten, unless it is lost: then an object of the same rows takes its place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xxhash
@@ -24,7 +24,8 @@ from precache.codecs import codec_metadata, decoder
 from precache.errors import BuildError, DamageError
 from precache.folder import Buffer
 from precache.layout import MISSING, decode_index
-from precache.receipts import Receipt, ShardObject
+from precache.operations import Function
+from precache.receipts import ChannelSums, Receipt, ShardObject
 from precache.status import ALIVE_SECONDS, live_leases
 from workers.goal import SCRATCH, receipt_name
 from workers.shardrows import Object
@@ -34,6 +35,29 @@ if TYPE_CHECKING:
 
 OWN_SECONDS, OTHER_SECONDS = 5.0, ALIVE_SECONDS + 20
 """For the receipt of another task that follows its object: of this build, and of another."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a committed version records of a shard of which objects are lost.
+
+    Attributes
+    ----------
+    objects
+        Field -> size and XXH3-64 of the lost object.
+    content
+        XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
+    holes
+        Rows of the version that are holes.
+    encoded
+        Field -> its sums by channel, None where it has none; of fields whose bytes depend on the
+        release of the library that encodes them.
+    """
+
+    objects: Mapping[str, tuple[int, int]]
+    content: Sequence[str]
+    holes: frozenset[int]
+    encoded: Mapping[str, Sequence[float] | None]
 
 
 class DoneElsewhere(Exception):
@@ -86,6 +110,38 @@ def create_objects(task: ShardTask, objects: Mapping[str, Object]) -> dict[str, 
     }
 
 
+def replace_lost(
+    task: ShardTask, lost: Recorded, objects: Mapping[str, Object], made: Receipt
+) -> None:
+    """Put objects of a committed version in place of lost ones, if their rows are the same.
+
+    They are where the bytes are. Encoded by another release of a library they are if the samples,
+    the holes and the sums by channel are those recorded, and so are all rows that can still be read
+    in the object that is replaced; at least one, if a function of the user's own makes them, as its
+    code may depend on what nobody sees.
+
+    Raises
+    ------
+    BuildError
+        The rows are others; nothing was put.
+    """
+    for field, recorded in lost.objects.items():
+        if (made.objects[field].size, made.objects[field].xxh3) != recorded and not (
+            field in lost.encoded
+            and made.content == lost.content
+            and made.holes.keys() == lost.holes
+            and _are_recorded(made.sums.get(field), lost.encoded[field])
+            and _agrees_with_lost(task, field, objects[field])
+        ):
+            raise BuildError(
+                f"shard {task.shard} of version {task.folder.name[:8]} came out different "
+                "from what it was: the source, a library or precache itself changed; remove "
+                f"{task.folder} and build again"
+            )
+    for field in lost.objects:
+        objects[field].put(task.folder, task.objects[field])
+
+
 def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
     """The object that another task created, once it is known to have the same rows."""
     name = task.objects[field]
@@ -93,7 +149,7 @@ def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
     if data is None:
         raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
     found = replace(own.made, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
-    if found == own.made or _same_rows(task, field, data, b"".join(own.parts())):
+    if found == own.made or _compared(task, field, data, own).all_same:
         return found
     began = time.monotonic()
     while (receipt := finished(task)) is None:
@@ -132,24 +188,53 @@ def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
     return first
 
 
-def _same_rows(task: ShardTask, field: str, one: Buffer, other: Buffer) -> bool:
-    """Whether two objects hold the same rows; False where either is damaged."""
+class _Compared(NamedTuple):
+    """Numbers of chunks of an object: with the same rows as another, with others, unreadable."""
+
+    same: int
+    other: int
+    unreadable: int
+
+    @property
+    def all_same(self) -> bool:
+        return not (self.other or self.unreadable)
+
+
+def _compared(task: ShardTask, field: str, data: Buffer, own: Object) -> _Compared:
+    """Compare the rows of an object that is there with those of one that was made."""
     shape = task.shapes[field]
     codecs = codec_metadata(task.job.pipeline.fields[field].stored_as, shape.dtype)
     decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field).decode
     per_chunk = shape.chunk_rows(task.rows_per_shard)
     chunks = task.rows_per_shard // per_chunk
     decoded = np.empty((2, per_chunk, *shape.shape), shape.dtype)
-    both = memoryview(one), memoryview(other)
+    both = memoryview(data), memoryview(b"".join(own.parts()))
+    counts = [0, 0, 0]
     try:
-        indexes = [decode_index(data[-16 * chunks - 4 :], chunks).tolist() for data in both]
-        for places in zip(*indexes, strict=True):
-            if places[0] == places[1] == [int(MISSING)] * 2:
-                continue
-            for data, (offset, length), rows in zip(both, places, decoded, strict=True):
-                decode(data[offset : offset + length], rows)
-            if decoded[0].tobytes() != decoded[1].tobytes():
-                return False
+        indexes = [decode_index(each[-16 * chunks - 4 :], chunks).tolist() for each in both]
     except DamageError:
-        return False
-    return True
+        return _Compared(0, 0, chunks)
+    for places in zip(*indexes, strict=True):
+        if places[0] == places[1] == [int(MISSING)] * 2:
+            continue
+        try:
+            for part, (offset, length), rows in zip(both, places, decoded, strict=True):
+                decode(part[offset : offset + length], rows)
+            counts[decoded[0].tobytes() != decoded[1].tobytes()] += 1
+        except DamageError:
+            counts[2] += 1
+    return _Compared(*counts)
+
+
+def _agrees_with_lost(task: ShardTask, field: str, own: Object) -> bool:
+    """Whether an object has the rows that can still be read in the one it is to replace."""
+    left = task.folder.get(task.objects[field])
+    found = _Compared(0, 0, 0) if left is None else _compared(task, field, left, own)
+    ops = task.job.pipeline.fields[field].ops
+    return not found.other and bool(found.same or not any(isinstance(o, Function) for o in ops))
+
+
+def _are_recorded(sums: ChannelSums | None, recorded: Sequence[float] | None) -> bool:
+    if sums is None or recorded is None:
+        return sums is None and recorded is None
+    return np.allclose(sums.flat(), recorded, rtol=1e-9, atol=0, equal_nan=True)

@@ -21,13 +21,21 @@ from precache.variants import field_of
 from workers.behaviour import Outputs
 from workers.fieldrecipe import Common, FieldRecipe
 from workers.identity import installed_versions, require_same
+from workers.node import node_name
 from workers.offered import SpoiledOffer
 from workers.reuse import Offer
-from workers.shard_objects import DoneElsewhere, create_objects, create_receipt, require_lease
-from workers.shardrows import Object, ShardRows
+from workers.shard_objects import (
+    DoneElsewhere,
+    Recorded,
+    create_objects,
+    create_receipt,
+    replace_lost,
+    require_lease,
+)
+from workers.shardrows import ShardRows
 from workers.sources import Fetched, Sample, Source
 from workers.time_limit import DECODING, FETCHING, SAMPLE_SECONDS, notes, run_in_time
-from workers.timing import Timing, node_name
+from workers.timing import Timing
 
 FETCH_BYTES = 4 << 20
 FETCH_SAMPLES = 16
@@ -97,8 +105,8 @@ class ShardTask(SampleTask):
         Of the version.
     objects
         Field -> name of the object to be put, below the folder.
-    expected
-        Field -> size and XXH3-64 that an object must have, where it replaces a lost one.
+    lost
+        What is recorded of the shard, where its objects replace lost ones.
     offer
         The same shard of an earlier version.
     accept_missing
@@ -123,7 +131,7 @@ class ShardTask(SampleTask):
     keys: Sequence[str]
     sizes: Sequence[int]
     accept_missing: bool = False
-    expected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    lost: Recorded | None = None
     offer: Offer | None = None
     removed: frozenset[int] = frozenset()
     lease: str | None = None
@@ -196,7 +204,7 @@ def fetch_ahead(
     runs = (
         (fetch_run(run) for run in several)
         if alone
-        else prefetch(fetch_run, several, threads, threads + 1, abandon=True)
+        else prefetch(fetch_run, several, threads, threads + 1)
     )
     with contextlib.closing(runs):
         for run in runs:
@@ -318,24 +326,17 @@ def _run_shard(task: ShardTask) -> Receipt:
     require_lease(task)
     wanted_objects = {name: objects[name] for name in task.objects}
     reused = all(each.is_old for each in wanted_objects.values())
-    if task.expected:
-        mended = _mend(task, wanted_objects)
-        timing.charge("put")
-        return _receipt(task, rows, mended, holes, labels, reused, timing)
+    if task.lost is not None:
+        remade = {name: each.made for name, each in wanted_objects.items()}
+        receipt = _receipt(task, rows, remade, holes, labels, reused, timing)
+        replace_lost(task, task.lost, wanted_objects, receipt)
+        return receipt
     try:
         made = create_objects(task, wanted_objects)
     except DoneElsewhere as other:
         return other.receipt
     timing.charge("put")
     return create_receipt(task, _receipt(task, rows, made, holes, labels, reused, timing))
-
-
-def _mend(task: ShardTask, objects: Mapping[str, Object]) -> dict[str, ShardObject]:
-    """Put objects of a committed version in place of lost ones, as its tables have them."""
-    _require_expected(task, {name: each.made for name, each in objects.items()})
-    for name, each in objects.items():
-        each.put(task.folder, task.objects[name])
-    return {name: each.made for name, each in objects.items()}
 
 
 def _receipt(
@@ -386,16 +387,6 @@ def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample | N
             f"{key} is not what it was when this version was built; have the change built first, "
             "by the same precache build as then"
         )
-
-
-def _require_expected(task: ShardTask, made: Mapping[str, ShardObject]) -> None:
-    for name, expected in task.expected.items():
-        if (made[name].size, made[name].xxh3) != expected:
-            raise BuildError(
-                f"shard {task.shard} of version {task.folder.name[:8]} came out different "
-                "from what it was: the source, a library or precache itself changed; remove "
-                f"{task.folder} and build again"
-            )
 
 
 def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:

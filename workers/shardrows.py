@@ -14,9 +14,9 @@ from precache.errors import DamageError, SampleError, StorageError, StoreError
 from precache.folder import Buffer, Folder
 from precache.layout import RowShape
 from precache.pipeline import Pipeline
-from precache.report import size as in_units
 from precache.rowtable import REMOVED
 from precache.shardwriter import ShardWriter
+from precache.units import size as in_units
 from workers.fieldrecipe import FieldRecipe
 from workers.goal import SCRATCH
 from workers.offered import OfferedRows, SpoiledOffer

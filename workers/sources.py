@@ -26,9 +26,9 @@ from precache.errors import (
     StorageError,
 )
 from precache.folder import FileInfo, Folder, left_out_text
-from precache.report import size as in_units
 from precache.rowtable import RowTable
 from precache.storage import StorageOptions, open_folder
+from precache.units import size as in_units
 from workers.code_digest import code_digest
 from workers.time_limit import FETCHING, notes
 from workers.usercode import load_object

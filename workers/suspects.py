@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precache.errors import CrashError, PrecacheError
-from precache.report import size
+from precache.units import size
 from workers.cluster import Run
 from workers.dispatch import Patience
 from workers.shard_task import BASE_MEMORY, Job, SampleTask, fetch_ahead, one_thread, recipes_of

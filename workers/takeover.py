@@ -5,11 +5,12 @@ from __future__ import annotations
 from precache.errors import StorageError
 from precache.receipts import Receipt, ShardObject
 from workers.goal import SCRATCH
+from workers.node import node_name
 from workers.reuse import Offer
 from workers.shard_objects import create_receipt, finished, require_lease
 from workers.shard_task import ShardTask, run_shard
 from workers.spared import is_linked
-from workers.timing import Timing, node_name
+from workers.timing import Timing
 
 
 def make_shard(task: ShardTask) -> Receipt:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import os
-import socket
 import time
 
 from precache.receipts import SlowSample
 from workers.sources import Sample
 
-NODE = "PRECACHE_NODE"
-"""Environment variable: what receipts call the node, in place of the machine's name."""
 STAGES = ("fetch", "ops", "encode", "put")
 SLOWEST = 5
 """Samples of a shard that its receipt names."""
@@ -68,8 +64,3 @@ class Timing:
         """The few samples noted that took longest, longest first."""
         found = sorted(self._heap, reverse=True)
         return [SlowSample(row, seconds, size) for seconds, row, size in found if row >= 0]
-
-
-def node_name() -> str:
-    """What receipts call this node."""
-    return os.environ.get(NODE) or socket.gethostname()

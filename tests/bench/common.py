@@ -24,7 +24,7 @@ from rich.console import Console
 import precache
 from precache import kernels
 from precache.layout import decode_index
-from precache.objects import map_file
+from precache.localfiles import map_file
 from precache.shards import ArrayReader
 from tests.demo.photos import make_photos
 

@@ -15,8 +15,8 @@ What makes the figures fair:
   the end of the next, so that work ahead counts wherever it happens. Imports do not count.
 - Every epoch must yield each row once, in another order than the one before; in an epoch that is
   not measured, pixels are compared with the rows. A peer that fails either has no figures.
-- A DataLoader is given a collate function that stacks with NumPy: `torch.stack` goes to fresh
-  memory page by page and takes three times as long.
+- A DataLoader over other datasets is given a collate function that stacks with NumPy:
+  `torch.stack` goes to fresh memory page by page and takes three times as long.
 
 Warm figures are medians of the epochs after the first, whose cost has a column of its own: it
 opens the store, compiles what the peer compiles, and faults pages in. What was read from the disk

@@ -45,5 +45,6 @@ PEERS = (
     _peer("zstd", "precache Loader, zstd", "precache_stores:ZSTD"),
     _peer("image", "precache Loader, image", "precache_stores:IMAGE"),
     _peer("dataset", "DataLoader, precache raw", "precache_stores:DATASET"),
+    _peer("collate", "the same, collate_fn=dataset.collate", "precache_stores:COLLATE"),
 )
 TAKE = _peer(FLOOR, "np.take, the floor", "torch_loaders:TAKE")
