@@ -133,6 +133,11 @@ class Columns:
         return names
 
     @property
+    def mapped(self) -> bool:
+        """Whether every large field is mapped, so that reading some rows makes no request."""
+        return self._mapped or self.cached is not None
+
+    @property
     def plain(self) -> bool:
         """Whether every large field is mapped as it is, so that reading is copying."""
         return all(reader.plain for reader in self.readers.values())

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -50,9 +51,18 @@ TRIES = 3
 BLOCK = 256 << 10
 """Bytes that are read at a time where only their checksum counts: they stay in the caches."""
 
-
 PATIENCE = 60.0
 """Seconds without progress after which the log says what a batch waits for."""
+
+
+class Readable(Protocol):
+    """Rows that are read at a time: a batch, or a part of one."""
+
+    @property
+    def rows(self) -> np.ndarray: ...
+
+
+Part = TypeVar("Part", bound=Readable)
 
 
 @dataclass
@@ -285,25 +295,24 @@ class ShardFeed:
         self._fetchers = Fetchers(FETCHES, shards.where)
 
     def around(
-        self, batches: Generator[np.ndarray, None, None]
-    ) -> Generator[tuple[np.ndarray, AbstractContextManager[None]], None, None]:
-        """The same batches of row numbers, each with a context that waits for its shards and holds
-        them; every context must be entered, once."""
-        waiting: deque[tuple[np.ndarray, _Coming]] = deque()
+        self, parts: Iterable[Part]
+    ) -> Generator[tuple[Part, AbstractContextManager[None]], None, None]:
+        """The same parts, each with a context that waits for its shards and holds them."""
+        waiting: deque[tuple[Part, _Coming]] = deque()
         rows_waiting = 0
-        for rows in batches:
+        for part in parts:
             while waiting and (self._queued or rows_waiting > LOOKAHEAD):
-                rows_waiting -= len(waiting[0][0])
+                rows_waiting -= len(waiting[0][0].rows)
                 yield self._with_shards(*waiting.popleft())
-            waiting.append((rows, self._announce(rows)))
-            rows_waiting += len(rows)
+            waiting.append((part, self._announce(part.rows)))
+            rows_waiting += len(part.rows)
         while waiting:
             yield self._with_shards(*waiting.popleft())
 
     def _with_shards(
-        self, rows: np.ndarray, batch: _Coming
-    ) -> tuple[np.ndarray, AbstractContextManager[None]]:
-        return rows, self._present(batch)
+        self, part: Part, coming: _Coming
+    ) -> tuple[Part, AbstractContextManager[None]]:
+        return part, self._present(coming)
 
     def _numbers(self, rows: np.ndarray) -> list[int]:
         numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()

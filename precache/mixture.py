@@ -299,7 +299,7 @@ class _Joiner:
         pool = self._pools.get(name)
         if pool is None or pool.nbytes < nbytes:
             pool = self._pools[name] = SlotPool(nbytes, SLOTS)
-        memory = pool.lend(pool.acquire())[:nbytes]
+        memory = pool.acquire()[:nbytes]
         flat = [part.contiguous().view(-1).view(torch.uint8).numpy().data for part in parts]
         kernels.join(flat, memory)
         whole = torch.from_numpy(memory).view(first.dtype)

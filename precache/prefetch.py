@@ -97,16 +97,10 @@ class Threads:
                 "this iterator was begun before the process forked; begin another one in the child"
             )
 
-    def close(
-        self,
-        pending: Iterable[tuple[Future[Any], Callable[[object], None]]] = (),
-        *,
-        wait: bool = True,
-    ) -> None:
-        """Cancel what has not begun, join the threads if asked to `wait`, and call what each
-        pending future is paired with, with it, once it is over.
+    def close(self, *, wait: bool = True) -> None:
+        """Cancel what has not begun, and join the threads if asked to `wait`.
 
-        Where the iterator is `collected`, the threads end by themselves.
+        Where the iterator is `collected`, they end by themselves.
         """
         if not self.here:
             return
@@ -114,8 +108,6 @@ class Threads:
         _cancel(self._queue, len(self._threads))
         for thread in self._threads if wait and not collected() else ():
             thread.join()
-        for future, then in pending:
-            future.add_done_callback(then)
 
 
 _Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -163,14 +155,13 @@ def prefetch(
     items: Iterable[Item],
     threads: int,
     ahead: int,
-    discard: Callable[[Result], None] = lambda result: None,
     together: int = 1,
     stop: Callable[[], None] = lambda: None,
 ) -> Generator[Result, None, None]:
     """``map(work, items)`` in order, up to `ahead` times `together` results in the making.
 
     Closing the generator, early or not, cancels what has not begun and joins every thread; an
-    error of `work` is raised at its item's turn. `discard` is told results that nobody took.
+    error of `work` is raised at its item's turn.
 
     Parameters
     ----------
@@ -181,7 +172,7 @@ def prefetch(
         Called before threads are joined, to let go those whose work waits for something.
     """
     remaining = iter(items)
-    groups = iter(lambda: list(islice(remaining, together)), [])
+    groups = iter(lambda: deque(islice(remaining, together)), deque())
     pending: deque[_Task[Result]] = deque()
     results: deque[Result] = deque()
     pool = Threads(threads, "precache", stop)
@@ -201,26 +192,18 @@ def prefetch(
                 del worked  # which holds an error that holds this frame
     finally:
         stop()
-        pool.close([(worked, partial(_discard, left, discard)) for left, worked in pending])
-        _discard(results, discard)
+        pool.close()
 
 
 _Task = tuple[deque[Result], Future[None]]
 """Results of some items, up to the first that failed, and whether one did."""
 
 
-def _begin(pool: Threads, work: Callable[[Item], Result], items: Iterable[Item]) -> _Task[Result]:
+def _begin(pool: Threads, work: Callable[[Item], Result], items: deque[Item]) -> _Task[Result]:
     results: deque[Result] = deque()
     return results, pool.submit(_work, work, items, results)
 
 
-def _work(work: Callable[[Item], Result], items: Iterable[Item], results: deque[Result]) -> None:
-    for item in items:
-        results.append(work(item))
-
-
-def _discard(
-    results: deque[Result], discard: Callable[[Result], None], worked: object = None
-) -> None:
-    while results:
-        discard(results.popleft())
+def _work(work: Callable[[Item], Result], items: deque[Item], results: deque[Result]) -> None:
+    while items:  # what the pool holds a little longer must not hold them
+        results.append(work(items.popleft()))

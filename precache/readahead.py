@@ -51,15 +51,20 @@ class ReadAhead:
     def around(
         self, batches: Iterable[np.ndarray], ahead: int
     ) -> Generator[np.ndarray, None, None]:
-        """The same batches, each advised `ahead` batches before it is yielded."""
+        """The same batches, each advised up to `ahead` batches before it is yielded.
+
+        The first one does not wait until others are advised.
+        """
         waiting: deque[tuple[np.ndarray, Future[None] | None]] = deque()
+        distance = 0
         pool = Threads(1, "precache-readahead")
         try:
             for rows in batches:
                 advice = pool.submit(self.advise, rows) if self.due() else None
                 waiting.append((rows, advice))
-                if len(waiting) > ahead:
+                if len(waiting) > distance:
                     yield _advised(*waiting.popleft())
+                    distance = min(distance + 1, ahead)
             while waiting:
                 yield _advised(*waiting.popleft())
         finally:

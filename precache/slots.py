@@ -1,7 +1,8 @@
 """Slots: reusable host buffers that one batch is decoded into, and how they leave.
 
-On the CPU a batch is the slot itself: it comes back when the last tensor that shares its memory
-dies. On CUDA a slot is page-locked, copied once on a side stream, and comes back after that copy.
+A slot comes back when the last array or tensor that shares its memory dies, whatever becomes of
+its batch. On the CPU the batch is the slot itself. On CUDA a slot is page-locked, copied once on a
+side stream, and held until that copy is done.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class SlotPool:
         # What runs when a batch dies may run inside the garbage collector, where it must take no
         # lock, and in the middle of Ctrl-C, which Python code there would swallow: a deque's own
         # append is neither. The slot given back last is the likeliest to be in a cache.
-        self._free: deque[np.ndarray | _Lent] = deque()
+        self._free: deque[_Lent] = deque()
         self._lent: dict[int, _Lent] = {}
         self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
         self._copies_lock = threading.Lock()
@@ -158,7 +159,8 @@ class SlotPool:
             weakref.finalize(self, _await, self._copies, os.getpid())
 
     def acquire(self) -> np.ndarray:
-        """A slot (uint8) that nobody reads."""
+        """A slot (uint8) that nobody reads; it comes back when the last array or tensor over its
+        memory dies."""
         if self._device is None:
             return self._acquire()
         # On a thread that never chose one, CUDA would set up the first device for this process.
@@ -169,15 +171,19 @@ class SlotPool:
     def _acquire(self) -> np.ndarray:
         self.trim()
         try:
-            return self._returned(self._free.pop())
+            slot = self._returned(self._free.pop())
         except IndexError:
-            return self._allocate()
+            slot = self._allocate()
+        # Of a memoryview, because a view of a view of an array would hold that array alone.
+        view = np.frombuffer(slot.data, np.uint8)
+        lent = _Lent(view, self._free.append)
+        lent.slot = slot
+        self._lent[id(lent)] = lent
+        return view
 
-    def _returned(self, free: np.ndarray | _Lent) -> np.ndarray:
-        if not isinstance(free, _Lent):
-            return free
-        self._lent.pop(id(free), None)
-        return free.slot
+    def _returned(self, lent: _Lent) -> np.ndarray:
+        self._lent.pop(id(lent), None)
+        return lent.slot
 
     def trim(self, keep: int | None = None) -> None:
         """Let go of free slots beyond `keep`; by default of those that the log spoke of."""
@@ -204,26 +210,13 @@ class SlotPool:
     def close(self) -> None:
         """Wait for the copies under way, and let go of all memory that nobody reads."""
         with self._copies_lock:
-            self._free.extend(_await(self._copies, os.getpid()))
+            _await(self._copies, os.getpid())
         self.settle(0)
         with self._spare_lock:
             self._spare.clear()
 
-    def release(self, slot: np.ndarray) -> None:
-        """Give a slot back; takes no lock, so that a finalizer may call it."""
-        self._free.append(slot)
-
-    def lend(self, slot: np.ndarray) -> np.ndarray:
-        """The slot's bytes; it comes back when the last array or tensor over them dies."""
-        # Of a memoryview, because a view of a view of an array would hold that array alone.
-        view = np.frombuffer(slot.data, np.uint8)
-        lent = _Lent(view, self._free.append)
-        lent.slot = slot
-        self._lent[id(lent)] = lent
-        return view
-
-    def release_after(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
-        """Give a slot back once the device has passed `event`."""
+    def hold_until(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
+        """Hold a slot until the device has passed `event`."""
         with self._copies_lock:
             self._copies.append((event, slot))
 
@@ -231,7 +224,7 @@ class SlotPool:
         with self._copies_lock:
             # torch's own method has no types.
             while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
-                self._free.append(self._copies.popleft()[1])
+                self._copies.popleft()
 
     def _allocate(self) -> np.ndarray:
         self._made += 1
@@ -258,16 +251,14 @@ class SlotPool:
         return [block[n * pitch : n * pitch + self.nbytes] for n in range(count)]
 
 
-def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> list[np.ndarray]:
-    """Wait for copies that a process began; the slots that they were of."""
-    slots = []
+def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> None:
+    """Wait for copies that a process began, and let go of the slots that they read."""
     while copies:
-        event, slot = copies.popleft()
+        event, _ = copies[0]
         if os.getpid() == process:
             with contextlib.suppress(RuntimeError):  # a device that failed reads no more
                 event.synchronize()
-        slots.append(slot)
-    return slots
+        copies.popleft()
 
 
 @dataclass(frozen=True)
@@ -298,7 +289,7 @@ class DeviceCopier:
             memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             copied.record(self._stream)
-            self._pool.release_after(copied, slot)
+            self._pool.hold_until(copied, slot)
             batch = unpack(memory)
             there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             there.record(self._stream)

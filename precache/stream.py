@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
+import threading
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -44,46 +46,72 @@ log = logging.getLogger(__name__)
 
 Rows = Generator[np.ndarray, None, None]
 
-_Coming = tuple[np.ndarray, AbstractContextManager[None]]
-"""Rows of a batch, and the context to read them in."""
-
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from there."""
 
+PART_NBYTES = 1 << 20
+"""Bytes of a batch that are worth the work of one more thread."""
 
 TOGETHER_NBYTES, MOST_TOGETHER = 4 << 20, 8
 """Batches are decoded by so many bytes together, and so many batches at most."""
 
 
-@dataclass(frozen=True)
-class _Filled:
-    """A slot with a batch in it.
+@dataclass(eq=False)
+class _Batch:
+    """A batch in the making, in a slot from when its first part is decoded.
 
     Attributes
     ----------
-    small
-        The fields that are not in the slot.
+    left
+        Parts that are not decoded yet.
+    out
+        Field -> (n, ...) where it is decoded to: in the slot, or in memory of its own.
     frames
-        Field -> where its zstd frames start, for those that the device decompresses.
+        Field -> where its zstd frames start in the slot, for those that the device decompresses.
     gathered
         Field -> array, for those whose rows the device gathers.
     longest
         Field -> bytes of its longest frame, for those whose frames it gathers.
     nbytes
         Of the slot that are in use.
+    sent
+        The batch on its way to the device, where it goes to one.
     """
 
-    slot: np.ndarray
     rows: np.ndarray
-    small: Mapping[str, np.ndarray]
-    frames: Mapping[str, int]
-    gathered: Mapping[str, str]
-    longest: Mapping[str, int]
-    nbytes: int
+    left: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    slot: np.ndarray | None = None
+    out: Mapping[str, np.ndarray] = field(default_factory=dict)
+    frames: Mapping[str, int] = field(default_factory=dict)
+    gathered: Mapping[str, str] = field(default_factory=dict)
+    longest: Mapping[str, int] = field(default_factory=dict)
+    nbytes: int = 0
+    sent: Sent | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a batch, which one thread decodes."""
+
+    batch: _Batch
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self.batch.rows[self.start : self.stop]
+
+    @property
+    def last(self) -> bool:
+        return self.stop == len(self.batch.rows)
 
 
 class BatchStream:
     """Decodes rows into slots on a few threads, and hands them out as tensors on the device.
+
+    All threads decode the same batch, each a part of it, where a part is worth it: the first batch
+    comes sooner, and fewer are in the making.
 
     Attributes
     ----------
@@ -95,7 +123,7 @@ class BatchStream:
     threads
         By default one where reading is copying, since one saturates memory; else up to four.
     ahead
-        Batches in the making; by default one more than threads.
+        Batches in the making; by default one more than the threads can work on at a time.
     decompress
         Where zstd frames are decompressed: ``host``, or ``device`` where that can be had.
     gather
@@ -121,7 +149,6 @@ class BatchStream:
         self._gathered = {name for name, array in columns.arrays.items() if array in there}
         copying = all(n in self._framed or each.copying for n, each in columns.readers.items())
         self._threads = threads or (1 if copying else min(4, cores()))
-        self._ahead = ahead or self._threads + 1
         self.thread_time = ThreadTime()
         self._read_ahead = self._advising(columns)
         cuda = device if device.type == "cuda" else None
@@ -135,12 +162,18 @@ class BatchStream:
         self._layout = SlotLayout.of({**shapes, **lengths, **places}, batch_size)
         self._sent = {n: each for n, each in self._framed.items() if n not in self._gathered}
         frames = batch_size * sum(reader.frame_bound for reader in self._sent.values())
+        nbytes = batch_size * sum(sizes.values())
+        # What is requested from afar, or read by the device, is so for a whole batch at a time.
+        splits = columns.mapped and not self._framed and not self._gathered
+        worth = max(1, min(self._threads, batch_size, nbytes // PART_NBYTES))
+        self._parts = worth if splits else 1
+        self._ahead = ahead or -(-self._threads // self._parts) + 1
         # Where a batch is long in coming, the one before it is not to wait for it.
         grouped = copying and ahead is None and not isinstance(columns.version, GrowingVersion)
-        fitting = max(1, TOGETHER_NBYTES // max(1, batch_size * sum(sizes.values())))
-        self.together = min(MOST_TOGETHER, fitting) if grouped else 1
-        slots = (self._ahead + 1) * self.together - 1 + SLOTS_IN_USE
-        slots += STEPS_AHEAD if cuda else 0
+        fitting = max(1, TOGETHER_NBYTES // max(1, nbytes))
+        self.together = min(MOST_TOGETHER, fitting) if grouped and self._parts == 1 else 1
+        slots = (self._ahead + 1) * self.together - 1
+        slots += 1 + STEPS_AHEAD if cuda else SLOTS_IN_USE
         free = available_bytes()
         if free is not None and self._layout.nbytes + frames > free:
             raise UsageError(
@@ -183,20 +216,21 @@ class BatchStream:
             together = 1 if feed else self.together
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
-            coming: Generator[_Coming, None, None]
+            coming: Generator[tuple[_Part, AbstractContextManager[None]], None, None]
             if feed:
-                coming = feed.around(rows)
+                coming = feed.around(self._split(rows))
             else:
                 advised = ahead.around(rows, self._ahead * together)
                 ends.enter_context(contextlib.closing(advised))
-                coming = ((rows, requests.made_here()) for rows in advised)
+                coming = ((part, requests.made_here()) for part in self._split(advised))
             ends.enter_context(contextlib.closing(coming))
             make = functools.partial(self._make, columns, ready, feed, doubts)
-            work = prefetch(
-                make, coming, self._threads, self._ahead, self._give_back, together, stop
-            )
+            parts_ahead = self._ahead * self._parts
+            work = prefetch(make, coming, self._threads, parts_ahead, together, stop)
             ends.enter_context(contextlib.closing(work))
             for made in work:
+                if made is None:
+                    continue
                 ready.pop()
                 batches = [self._deliver(made)]
                 del made
@@ -217,60 +251,83 @@ class BatchStream:
         readers = [each for name, each in columns.readers.items() if name not in self._gathered]
         return ReadAhead(readers, self.thread_time)
 
+    def _split(self, batches: Iterable[np.ndarray]) -> Generator[_Part, None, None]:
+        """The parts of each batch that are decoded at a time."""
+        for rows in batches:
+            batch = _Batch(rows, min(self._parts, len(rows)))
+            bounds = np.linspace(0, len(rows), batch.left + 1).astype(int).tolist()
+            for start, stop in itertools.pairwise(bounds):
+                yield _Part(batch, start, stop)
+
     def _make(
         self,
         columns: Columns,
         ready: deque[None],
         feed: ShardFeed | None,
         doubts: _Doubts,
-        coming: _Coming,
-    ) -> _Filled | Sent:
-        """Decode a batch, and send it to the device; runs on the decoding threads."""
-        rows, at_hand = coming
+        coming: tuple[_Part, AbstractContextManager[None]],
+    ) -> _Batch | None:
+        """Decode a part of a batch, and send that to the device once all are decoded; the batch at
+        its last part. Runs on the decoding threads."""
+        part, at_hand = coming
+        batch = part.batch
         with self.thread_time.counted():
             with at_hand:
-                filled = self._fill_soundly(columns, feed, rows)
-            made = filled if self._copier is None else self._send(self._copier, filled, doubts)
-        ready.append(None)
-        return made
+                self._fill_soundly(columns, feed, part)
+            with batch.lock:
+                batch.left -= 1
+                whole = not batch.left
+            if whole and self._copier:
+                batch.sent = self._send(self._copier, batch, doubts)
+        if whole:
+            ready.append(None)
+        return batch if part.last else None
 
-    def _fill_soundly(self, columns: Columns, feed: ShardFeed | None, rows: np.ndarray) -> _Filled:
-        """Decode a batch into a slot; where a copy in a disk cache is damaged, from a new one."""
+    def _fill_soundly(self, columns: Columns, feed: ShardFeed | None, part: _Part) -> None:
+        """Decode a part of a batch; where a copy in a disk cache is damaged, from a new one."""
         try:
-            return self._fill(columns, rows)
+            self._fill(columns, part)
         except DamageError:
             if feed is None:
                 raise
-            feed.renew(rows)
-        return self._fill(columns, rows)
+            feed.renew(part.rows)
+            self._fill(columns, part)
 
-    def _fill(self, columns: Columns, rows: np.ndarray) -> _Filled:
-        """Decode a batch into a slot."""
-        slot = self._pool.acquire()
-        try:
-            small = {} if self._copier else self._fresh(len(rows))
-            out = {**self._layout.arrays(slot, len(rows)), **small}
-            columns.read(rows, out, undo=self._copier is None)
-            frames, nbytes = {}, self._layout.nbytes
-            for name in self._sent:
-                frames[name] = nbytes
-                lengths = out[_lengths(name)]
-                lengths[:] = columns.readers[name].read_frames(rows, slot[nbytes:])
-                nbytes += int(lengths.sum())
-            gathered, longest = self._locate(columns, rows, out)
-        except BaseException:
-            self._pool.release(slot)
-            raise
-        return _Filled(slot, rows, small, frames, gathered, longest, nbytes)
+    def _fill(self, columns: Columns, part: _Part) -> None:
+        """Decode a part of a batch into its slot."""
+        batch, rows = part.batch, part.rows
+        slot = self._slot(batch)
+        out = {name: values[part.start : part.stop] for name, values in batch.out.items()}
+        columns.read(rows, out, undo=self._copier is None)
+        if not self._sent and not self._gathered:
+            return
+        frames = {}
+        for name in self._sent:
+            frames[name] = batch.nbytes
+            lengths = out[_lengths(name)]
+            lengths[:] = columns.readers[name].read_frames(rows, slot[batch.nbytes :])
+            batch.nbytes += int(lengths.sum())
+        batch.frames = frames
+        batch.gathered, batch.longest = self._locate(columns, rows, out)
+
+    def _slot(self, batch: _Batch) -> np.ndarray:
+        """The slot that a batch is decoded into."""
+        with batch.lock:
+            if batch.slot is None:
+                slot = self._pool.acquire()
+                small = {} if self._copier else self._fresh(len(batch.rows))
+                batch.out = {**self._layout.arrays(slot, len(batch.rows)), **small}
+                batch.slot, batch.nbytes = slot, self._layout.nbytes
+        return batch.slot
 
     def _fresh(self, rows: int) -> dict[str, np.ndarray]:
         """Memory of their own for the small fields."""
         shapes = self._columns.shapes.items()
         return {n: np.empty((rows, *shape), d) for n, (shape, d) in shapes if n in self._small}
 
-    def _send(self, copier: DeviceCopier, filled: _Filled, doubts: _Doubts) -> Sent:
-        unpack = functools.partial(self._unpack, filled, doubts)
-        return copier.send(filled.slot, filled.nbytes, unpack)
+    def _send(self, copier: DeviceCopier, batch: _Batch, doubts: _Doubts) -> Sent:
+        slot, batch.slot, batch.out = self._slot(batch), None, {}  # free as soon as it is copied
+        return copier.send(slot, batch.nbytes, functools.partial(self._unpack, batch, doubts))
 
     def _locate(
         self, columns: Columns, rows: np.ndarray, out: Mapping[str, np.ndarray]
@@ -291,21 +348,15 @@ class BatchStream:
                 longest[name] = int(lengths.max())
         return gathered, longest
 
-    def _give_back(self, made: _Filled | Sent) -> None:
-        if isinstance(made, _Filled):  # else the slot comes back once it is copied
-            self._pool.release(made.slot)
-
-    def _deliver(self, made: _Filled | Sent) -> Batch:
-        """What was made of a batch, as tensors on the device."""
-        if isinstance(made, Sent):
+    def _deliver(self, made: _Batch) -> Batch:
+        """A batch as tensors on the device."""
+        if made.sent:
             assert self._copier is not None  # which sent it
-            return self._copier.hand_out(made)
+            return self._copier.hand_out(made.sent)
         # NumPy's views: torch's own would each let go of the interpreter lock, and wait for it.
-        large = self._layout.arrays(self._pool.lend(made.slot), len(made.rows))
-        made_of = {**large, **made.small}
-        return {name: as_tensor(made_of[name]) for name in self._columns.shapes}
+        return {name: as_tensor(made.out[name]) for name in self._columns.shapes}
 
-    def _unpack(self, filled: _Filled, doubts: _Doubts, memory: torch.Tensor) -> Batch:
+    def _unpack(self, filled: _Batch, doubts: _Doubts, memory: torch.Tensor) -> Batch:
         """A slot's bytes on the device -> the batch's tensors; runs on the copier's stream."""
         found = self._layout.tensors(memory, len(filled.rows))
         for name, reader in self._framed.items():

@@ -74,7 +74,10 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     monkeypatch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
     batches = BatchStream(columns, 4, CPU, decompress="device")
     rows = np.array([7, 1, 19])
-    filled = batches._fill(columns, rows)
+    [part] = batches._split([rows])
+    batches._fill(columns, part)
+    filled = part.batch
+    assert filled.slot is not None
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
     found = batches._unpack(filled, stream._Doubts({}), memory)
     assert list(found) == ["image", "label", "row"]

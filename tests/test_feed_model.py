@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +78,13 @@ class Fetchers:
         there.set_result(None)
 
 
+@dataclass(frozen=True)
+class Part:
+    """Rows of a batch that one thread reads."""
+
+    rows: np.ndarray
+
+
 @dataclass
 class Configuration:
     """How an epoch is read."""
@@ -88,6 +95,7 @@ class Configuration:
     ahead: int
     threads: int
     epoch: int
+    split: int
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Configuration:
@@ -102,13 +110,18 @@ class Configuration:
         order = Order(ValidRows(rows, holes), batch, shuffle, seed, drop_last, **ranks)
         if nodes == 1 and chance.random() < 0.2:
             order = Order(ValidRows(rows, holes), batch, chance.choice([None, Shuffle()]), **ranks)
-        found = cls(order, block, order.blocks_at_once(block), 0, 0, chance.randrange(4))
+        found = cls(order, block, order.blocks_at_once(block), 0, 0, chance.randrange(4), 1)
         found.threads = chance.randint(1, 5)
+        found.split = chance.choice([1, found.threads])
         found.ahead = chance.randint(1, 9)
         if chance.random() < 0.3:  # no more than the promise needs
             shards = (len(found.shards_of(batch)) for batch in order.epoch(found.epoch))
             found.room = max(shards, default=1)
         return found
+
+    def parts(self) -> Iterator[Part]:
+        for rows in self.order.epoch(self.epoch):
+            yield from map(Part, np.array_split(rows, min(self.split, len(rows))))
 
     def shards_of(self, rows: np.ndarray) -> set[int]:
         return set((rows // self.block).tolist())
@@ -129,7 +142,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
         return announced[-1]
 
     source._announce = announcing  # type: ignore[method-assign]
-    coming = enumerate(source.around(configuration.order.epoch(configuration.epoch)))
+    coming = enumerate(source.around(configuration.parts()))
     pending = deque(itertools.islice(coming, configuration.ahead))
     unread, read = deque(pending), set[int]()
     while pending:
@@ -146,9 +159,9 @@ def run(configuration: Configuration, chance: random.Random) -> None:
             fetchers.step(chance)
         elif action == 1:
             one = chance.choice(ready)
-            number, (rows, present) = one
+            number, (part, present) = one
             with present:
-                assert configuration.shards_of(rows) <= set(map(int, lease.held))
+                assert configuration.shards_of(part.rows) <= set(map(int, lease.held))
             read.add(number)
             del unread[[number for number, _ in unread].index(number)]
         else:
@@ -156,7 +169,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
             more = list(itertools.islice(coming, 1))
             pending.extend(more)
             unread.extend(more)
-    assert len(read) == len(announced) == configuration.order.batches
+    assert len(read) == len(announced) == sum(1 for _ in configuration.parts())
     assert not lease.held
 
 

@@ -253,7 +253,10 @@ def ignoring_damage(
 
 def _batch(batches: BatchStream, columns: Columns, rows: np.ndarray) -> dict[str, torch.Tensor]:
     """What the device makes of a slot, on the host."""
-    filled = batches._fill(columns, rows)
+    [part] = batches._split([rows])
+    batches._fill(columns, part)
+    filled = part.batch
+    assert filled.slot is not None
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
     return batches._unpack(filled, stream._Doubts({}), memory)
 

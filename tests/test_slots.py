@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import threading
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import precache
+from precache import stream
+from precache.columns import Columns
+from precache.errors import DamageError
 from precache.imagecodec import filter_image, undo_image
 from precache.operations import DTYPES
 from precache.slots import (
@@ -107,17 +112,18 @@ def test_slots_of_the_usual_size_take_a_third_less() -> None:
     assert slots_of_a_block(1 << 25, 11) == 1
 
 
-def test_a_slot_is_used_again_once_it_was_released(pool: SlotPool) -> None:
+def test_a_slot_is_used_again_once_nobody_holds_it(pool: SlotPool) -> None:
     first = pool.acquire()
     other = pool.acquire()
-    assert _address(first) != _address(other)
-    pool.release(first)
-    assert _address(pool.acquire()) == _address(first)
+    address = _address(first)
+    assert address != _address(other)
+    del first
+    assert _address(pool.acquire()) == address
 
 
-def _lent(pool: SlotPool, slot: np.ndarray) -> torch.Tensor:
+def _leaving(slot: np.ndarray) -> torch.Tensor:
     """As a batch leaves: a tensor of a view of a view."""
-    return torch.from_numpy(pool.lend(slot)[:].view(np.uint8).reshape(2, -1)).view(-1)
+    return torch.from_numpy(slot[:].view(np.uint8).reshape(2, -1)).view(-1)
 
 
 HOLDERS: dict[str, Callable[[torch.Tensor], object]] = {
@@ -139,7 +145,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], object]] = {
 def test_a_slot_comes_back_when_its_last_reader_is_gone(pool: SlotPool, holder: str) -> None:
     slot = pool.acquire()
     address = _address(slot)
-    held = HOLDERS[holder](_lent(pool, slot))
+    held = HOLDERS[holder](_leaving(slot))
     del slot
     fresh = pool.acquire()
     assert _address(fresh) != address
@@ -150,7 +156,7 @@ def test_a_slot_comes_back_when_its_last_reader_is_gone(pool: SlotPool, holder: 
 def test_a_reader_in_a_cycle_gives_its_slot_back_when_it_is_collected(pool: SlotPool) -> None:
     slot = pool.acquire()
     address = _address(slot)
-    cycle: list[object] = [_lent(pool, slot)]
+    cycle: list[object] = [_leaving(slot)]
     cycle.append(cycle)
     del slot, cycle
     gc.collect()
@@ -160,7 +166,7 @@ def test_a_reader_in_a_cycle_gives_its_slot_back_when_it_is_collected(pool: Slot
 def test_a_copy_of_a_batch_holds_no_slot(pool: SlotPool) -> None:
     slot = pool.acquire()
     address = _address(slot)
-    copy = _lent(pool, slot).clone()
+    copy = _leaving(slot).clone()
     del slot
     assert _address(pool.acquire()) == address
     assert len(copy) == 1000
@@ -182,7 +188,7 @@ def test_a_reader_may_outlive_its_pool() -> None:
     pool = SlotPool(100, 1)
     slot = pool.acquire()
     slot[:] = 7
-    tensor = _lent(pool, slot)
+    tensor = _leaving(slot)
     del pool, slot
     assert (tensor == 7).all()
 
@@ -195,7 +201,7 @@ def test_no_slot_is_with_two_threads_at_once() -> None:
         for _ in range(300):
             slot = pool.acquire()
             slot[:] = number
-            tensor = _lent(pool, slot)
+            tensor = _leaving(slot)
             if not (tensor == number).all():
                 clashes.append(number)
             del slot, tensor
@@ -317,6 +323,74 @@ def test_rows_of_a_batch_are_aligned(tile_stores: dict[str, BuiltStore]) -> None
     assert batch["image"].data_ptr() % 64 == 0
 
 
+def test_all_threads_decode_the_same_batch(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits until three have begun, of an epoch of one batch."""
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    together, read = threading.Barrier(3), Columns.read
+
+    def read_together(self: Columns, *args: Any, **kwargs: Any) -> None:
+        together.wait(30)
+        read(self, *args, **kwargs)
+
+    monkeypatch.setattr(Columns, "read", read_together)
+    with precache.Loader(store.path, batch_size=21, threads=3) as loader:
+        [batch] = loader
+    np.testing.assert_array_equal(batch["image"], store.rows()[batch["row"]])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 21])
+def test_parts_of_a_batch_make_no_difference(
+    threads: int, batch_size: int, store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with precache.Loader(store.path, batch_size, threads=1) as loader:
+        expected = [{name: each.numpy() for name, each in batch.items()} for batch in loader]
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    with precache.Loader(store.path, batch_size, threads=threads) as loader:
+        for batch, whole in zip(loader, expected, strict=True):
+            for name, values in whole.items():
+                np.testing.assert_array_equal(batch[name], values)
+
+
+def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
+    stores: dict[str, BuiltStore],
+    copy_store: Callable[[BuiltStore], BuiltStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    store = copy_store(stores["zstd"])
+    row = int(store.open().valid.nonzero()[0][13])
+    [reader] = Columns(str(store.path)).readers.values()
+    [(path, [(offset, length)])] = reader.extents(np.array([row])).items()
+    with Path(path).open("r+b") as file:
+        file.seek(offset + length // 2)
+        file.write(bytes(9))
+    with precache.Loader(store.path, 4, shuffle=False, threads=3) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(DamageError, match=re.escape(store.open().keys[row])):
+            next(batches)
+        gc.collect()
+        assert loader._stream._pool._made == len(loader._stream._pool._free)  # type: ignore[union-attr]
+
+
+def test_slots_come_back_from_an_epoch_that_is_left(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    with precache.Loader(store.path, 2, threads=3) as loader:
+        for epoch in range(20):
+            for number, batch in enumerate(loader):
+                del batch
+                if number == epoch % 5:
+                    break
+            pool = loader._stream._pool  # type: ignore[union-attr]  # never None here
+            assert len(pool._free) == pool._made <= pool._keep
+
+
 # --- to a device --------------------------------------------------------------------------------
 
 
@@ -385,13 +459,16 @@ def test_the_callers_stream_waits_for_the_batch_and_keeps_its_memory(
 
 def test_a_slot_comes_back_once_it_is_copied(pool: SlotPool, users: Stream) -> None:
     copier, slot = DeviceCopier(pool, torch.device("cpu")), pool.acquire()
+    address = _address(slot)
     _send(copier, slot)
-    [(copied, _)] = pool._copies
+    del slot
+    copied = pool._copies[0][0]
     pool._collect_copies()
-    assert _address(pool.acquire()) != _address(slot)
+    other = pool.acquire()
+    assert _address(other) != address
     copied.passed = True  # type: ignore[attr-defined]  # a stand-in
     pool._collect_copies()
-    assert _address(pool.acquire()) == _address(slot)
+    assert _address(pool.acquire()) == address
 
 
 def test_a_closed_pool_has_waited_for_its_copies(pool: SlotPool, users: Stream) -> None:
