@@ -149,6 +149,11 @@ class Array:
         return -(-self.shape[0] // self.object_shape[0])
 
     @property
+    def chunks_along_rows(self) -> int:
+        """Chunks along axis 0 of all objects."""
+        return self.objects * self.chunks_per_object[0]
+
+    @property
     def chunks_per_object(self) -> tuple[int, ...]:
         return tuple(o // c for o, c in zip(self.object_shape, self.chunk_shape, strict=True))
 
