@@ -212,6 +212,7 @@ def document(shape: list[int], chunks: list[int], shards: list[int] | None = Non
 PROMISES: dict[str, tuple[Any, ...]] = {
     "rows of ten billion chunks": ([6, 10**5, 10**5], [1, 1, 1]),
     "rows of ten billion chunks in shards": ([6, 10**5, 10**5], [1, 1, 1], [1, 10**5, 10**5]),
+    "rows of none of very many chunks": ([6, 0, 2**40], [1, 1, 8]),
     "rows of ten terabytes": ([6, 10**13], [1, 10**13]),
     "rows of ten terabytes in a few chunks": ([6, 10**13], [1, 10**10]),
     "chunks of ten terabytes": ([6, 10], [10**12, 10]),
