@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from precache.errors import UsageError
@@ -126,6 +127,6 @@ def ensure(
 def _seconds(wait: Any) -> float:
     if isinstance(wait, bool):
         return math.inf if wait else 0.0
-    if not isinstance(wait, int | float) or not wait >= 0:
+    if not isinstance(wait, Real) or not float(wait) >= 0:
         raise UsageError(f"wait is {wait!r}; give True, False, or seconds from 0 up")
     return float(wait)

@@ -145,6 +145,10 @@ class Loader:
     used again once its last tensor is gone. Each iterator is the next epoch, unless `set_epoch`
     says which; it is decided when its first batch is asked for.
 
+    Threads of a loader page-lock memory and copy while a step runs, which a CUDA graph's capture
+    refuses of all threads by default: capture by
+    ``torch.cuda.graph(graph, capture_error_mode="thread_local")``.
+
     Examples
     --------
     >>> with Loader("photos.store", output="tuple") as loader:  # doctest: +SKIP

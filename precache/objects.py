@@ -18,7 +18,16 @@ from precache.layout import MISSING, decode_index
 from precache.localfiles import map_file
 from precache.version import Version, gone
 
+MOST_CHUNKS = 1 << 30
+"""Of an array, each of which takes a byte that says whether it was checked."""
+
 _NOTHING = memoryview(b"")
+
+MOST_REMEMBERED = 65_536
+"""Objects whose checks are remembered after their reader is gone: as many as can be mapped."""
+
+_remembered: dict[tuple[int, ...], np.ndarray] = {}
+"""Device, inode, size and times of a file -> (chunks,) bool: those that were checked."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,9 @@ class Objects(ABC):
     sources, begins
         By number, the bytes and the `StoredObject.begin` of those that `begin` was asked for;
         nothing and -1 of the others. Empty where none can have it.
+    checked
+        (objects, chunks) bool: whether this process has checked a chunk's CRC32C; whoever checks
+        says so. Of a file that is mapped again as it was, by another reader too.
     """
 
     mapped = True
@@ -64,14 +76,21 @@ class Objects(ABC):
         self.version = version
         self.pieces = self.array.pieces()
         self.expected = version.shard_table(name) if name in version.stored else None
+        chunks = math.prod(self.array.chunks_per_object)
+        if self.array.objects * chunks > MOST_CHUNKS:
+            raise StoreError(
+                f"{version.path}/{self.folder} has {self.array.objects} x {chunks} chunks; "
+                f"precache reads up to {MOST_CHUNKS}: rewrite the array with larger ones"
+            )
         count = self.array.objects if self.mapped and self.array.decoder.plain else 0
         try:
             self.sources = [_NOTHING] * count
             self.begins = np.full(count, -1, np.int64)
+            self.checked = np.zeros((self.array.objects, chunks), bool)
         except (MemoryError, OverflowError, ValueError):
             raise StoreError(
-                f"{version.path}/{self.folder} has {self.array.objects} objects, too many to tell "
-                "apart"
+                f"there is no memory for {version.path}/{self.folder}, which has "
+                f"{self.array.objects} x {chunks} chunks"
             ) from None
         self._kept: dict[tuple[int, ...], StoredObject | None] = {}
         self._longest = bounds(self.array.decoder.codecs, self.array.chunk_nbytes)[-1]
@@ -212,7 +231,8 @@ class MappedObjects(Objects):
         try:
             descriptor = self.open(number, tail)
             try:
-                size = os.fstat(descriptor).st_size
+                status = os.fstat(descriptor)
+                size = status.st_size
                 self._require_size(size, number)
                 data = self.map(number, tail, descriptor)
                 start, length = self.index_extent(size)
@@ -232,7 +252,21 @@ class MappedObjects(Objects):
             raise self.damage(number, tail, row, "it is missing") from None
         except DamageError as error:
             raise self.damage(number, tail, row, str(error)) from None
+        if len(self.pieces) == 1:
+            self._remember(number, status)
         return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))
+
+    def _remember(self, number: int, status: os.stat_result) -> None:
+        """Share what is checked of an object with whoever maps the same file after this."""
+        times = status.st_mtime_ns, status.st_ctime_ns
+        identity = (status.st_dev, status.st_ino, status.st_size, *times)
+        checked = self.checked[number]
+        before = _remembered.pop(identity, checked)
+        if before.shape == checked.shape:
+            checked |= before
+        _remembered[identity] = checked
+        while len(_remembered) > MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)), None)
 
     def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
         """The bytes of an object, whose file is open."""

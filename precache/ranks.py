@@ -20,6 +20,9 @@ VARIABLES = (
 LOCAL_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 """The same, of its number among those of its node."""
 
+LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+"""The same, of how many those are; Slurm's is a list such as ``4(x2),3``."""
+
 
 def find_rank(
     rank: int | None = None,
@@ -48,6 +51,15 @@ def find_local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
         with contextlib.suppress(KeyError, ValueError):
             return int(environment[name])
     return None
+
+
+def find_local_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks a node has at most, as the launcher says; 1 without one."""
+    for name in LOCAL_SIZES:
+        with contextlib.suppress(KeyError, ValueError):
+            parts = environment[name].split(",")
+            return max(1, *(int(part.partition("(")[0]) for part in parts))
+    return 1
 
 
 def require_rank(rank: int, world_size: int) -> None:

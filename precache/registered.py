@@ -35,6 +35,7 @@ from precache.errors import StorageError, UsageError
 from precache.gathering import Frames, Placed, Places, gather, gather_frames
 from precache.layout import align
 from precache.localfiles import libc, map_at
+from precache.ranks import find_local_size
 from precache.shards import ArrayReader
 from precache.units import size
 from precache.usage import available_bytes
@@ -42,7 +43,7 @@ from precache.usage import available_bytes
 log = logging.getLogger(__name__)
 
 SHARE = 0.5
-"""Of the memory available, that registered shards may take."""
+"""Of the memory available, that registered shards may take, of all ranks of a node together."""
 
 
 # --- the range of addresses ---------------------------------------------------------------------
@@ -276,7 +277,8 @@ def registered(
     Raises
     ------
     UsageError
-        They would take more than half of the memory available; found before any is read.
+        They would take more than half of the memory available, once, or where they are copied, once
+        for each rank of the node; found before any is read.
     """
     files, places = _plan(columns, frames)
     if device.type != "cuda":
@@ -286,7 +288,7 @@ def registered(
     else:
         _require_room(columns, sum(nbytes for _, nbytes in files))
         try:
-            return _registered(files, places, device)
+            return _registered(columns, files, places, device)
         except (OSError, _RefusedError) as error:
             why = f"{error}"
     log.warning("rows are read by the host after all: %s", why)
@@ -321,20 +323,24 @@ def _plan(columns: Columns, frames: bool) -> tuple[list[tuple[Path, int]], dict[
     return files, places
 
 
-def _require_room(columns: Columns, needed: int) -> None:
-    free = available_bytes()
+def _require_room(columns: Columns, nbytes: int, copies: int = 1) -> None:
+    free, needed = available_bytes(), nbytes * copies
     if free is None:
         raise UsageError("gather needs /proc/meminfo to know whether the shards fit")
     if needed > SHARE * free:
         raise UsageError(
-            f"{columns.version.path} has {size(needed)} of shards, and {size(free)} of memory are "
-            f"available, of which {SHARE:.0%} may be page-locked; leave gather out, or name fewer "
-            "fields"
+            f"{columns.version.path} has {size(nbytes)} of shards"
+            + (f", which each of {copies} ranks would copy" if copies > 1 else "")
+            + f", and {size(free)} of memory are available, of which {SHARE:.0%} may be "
+            "page-locked; leave gather out, or name fewer fields"
         )
 
 
 def _registered(
-    files: Sequence[tuple[Path, int]], places: Mapping[str, Placed], device: torch.device
+    columns: Columns,
+    files: Sequence[tuple[Path, int]],
+    places: Mapping[str, Placed],
+    device: torch.device,
 ) -> Registered:
     driver = Driver(device)
     span = Span(files, private=False)
@@ -342,6 +348,7 @@ def _registered(
         _lock(driver, span, DEVICEMAP | READ_ONLY)
     except _RefusedError as error:
         span.close()
+        _require_room(columns, span.nbytes, find_local_size())
         span = Span(files, private=True)
         try:
             _lock(driver, span, DEVICEMAP)

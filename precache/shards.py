@@ -26,9 +26,6 @@ from precache.objects import MappedObjects, Objects
 from precache.usage import available_bytes
 from precache.version import Version
 
-MOST_CHUNKS = 1 << 30
-"""Of an array, each of which takes a byte that says whether it was checked."""
-
 CHECK_ROWS = 8
 """Rows that are decompressed together where only their checksum counts."""
 
@@ -81,19 +78,10 @@ class ArrayReader:
         straight = self.array.whole_rows and (self.plain or self.array.chunk_shape[0] == 1)
         held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
         self.require_memory(max(self.array.row_nbytes, held))
-        chunks = math.prod(self.array.chunks_per_object)
         self._beyond = math.prod(self.array.chunks_per_object[1:])
-        if self.array.objects * chunks > MOST_CHUNKS:
-            raise StoreError(
-                f"{self._where} has {self.array.objects} x {chunks} chunks; precache reads up to "
-                f"{MOST_CHUNKS}: rewrite the array with larger ones"
-            )
-        # Zeros take no memory until they are written to.
-        made = np.ones if verify == "off" else np.zeros
-        try:
-            self._checked = made((self.array.objects, chunks), bool)
-        except MemoryError:
-            raise self._no_memory(self.array.objects * chunks) from None
+        self._checked = self._objects.checked
+        if verify == "off":
+            self._checked = np.ones_like(self._checked)
 
     def require_memory(self, nbytes: int) -> None:
         """Refuse what no memory holds, before any is taken for it."""

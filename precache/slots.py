@@ -7,9 +7,11 @@ side stream, and held until that copy is done.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
+import os
 import threading
 import weakref
 from collections import deque
@@ -112,8 +114,22 @@ class _Lent(weakref.ref[np.ndarray]):
     slot: np.ndarray
 
 
+def slots_of_a_block(nbytes: int, slots: int) -> int:
+    """Slots of so many bytes that one page-locked allocation should hold, where `slots` are needed.
+
+    torch rounds each such allocation up to a power of two (CachingHostAllocator, 2.13): slots of
+    38.6 MB by themselves would each take 64 MiB, and three of them together 128 MiB. Of those
+    numbers that waste least, the smallest.
+    """
+    return min(
+        range(1, max(1, slots) + 1),
+        key=lambda each: (-(-slots // each) * (1 << (each * nbytes - 1).bit_length()), each),
+    )
+
+
 class SlotPool:
-    """Slots of one size. An empty pool makes a fresh one, and says so once.
+    """Slots of one size. An empty pool makes a fresh one, and says so once; of page-locked ones, as
+    many as `slots_of_a_block` says.
 
     Parameters
     ----------
@@ -136,6 +152,11 @@ class SlotPool:
         self._lent: dict[int, _Lent] = {}
         self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
         self._copies_lock = threading.Lock()
+        self._spare: list[np.ndarray] = []
+        self._spare_lock = threading.Lock()
+        if pinned_for is not None:
+            # torch does not know that a copy reads a part of a block, and would use that again.
+            weakref.finalize(self, _await, self._copies, os.getpid())
 
     def acquire(self) -> np.ndarray:
         """A slot (uint8) that nobody reads; it comes back when the last array or tensor over its
@@ -161,7 +182,7 @@ class SlotPool:
         return view
 
     def _returned(self, lent: _Lent) -> np.ndarray:
-        del self._lent[id(lent)]
+        self._lent.pop(id(lent), None)
         return lent.slot
 
     def trim(self, keep: int | None = None) -> None:
@@ -173,6 +194,26 @@ class SlotPool:
             except IndexError:  # another thread took it
                 return
             self._made -= 1
+
+    def settle(self, keep: int | None = None) -> None:
+        """Own no more than `keep` slots, by default as for `trim`, whoever holds them: what is
+        beyond belongs to its last reader alone, and goes with it."""
+        keep = self._keep if keep is None else keep
+        self.trim(keep)
+        for key, lent in list(self._lent.items()):
+            if self._made <= keep:
+                return
+            if lent() is not None:  # else it is about to be free
+                self._lent.pop(key, None)
+                self._made -= 1
+
+    def close(self) -> None:
+        """Wait for the copies under way, and let go of all memory that nobody reads."""
+        with self._copies_lock:
+            _await(self._copies, os.getpid())
+        self.settle(0)
+        with self._spare_lock:
+            self._spare.clear()
 
     def hold_until(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
         """Hold a slot until the device has passed `event`."""
@@ -195,10 +236,29 @@ class SlotPool:
                 self.nbytes / 1e6,
             )
         if self._device is not None:
-            return torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+            with self._spare_lock:
+                if not self._spare:
+                    self._spare = self._page_locked()
+                return self._spare.pop()
         memory = np.empty(self.nbytes + 64, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + self.nbytes]
+
+    def _page_locked(self) -> list[np.ndarray]:
+        pitch = align(self.nbytes)
+        count = slots_of_a_block(pitch, self._keep)
+        block = torch.empty(count * pitch, dtype=torch.uint8, pin_memory=True).numpy()
+        return [block[n * pitch : n * pitch + self.nbytes] for n in range(count)]
+
+
+def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> None:
+    """Wait for copies that a process began, and let go of the slots that they read."""
+    while copies:
+        event, _ = copies[0]
+        if os.getpid() == process:
+            with contextlib.suppress(RuntimeError):  # a device that failed reads no more
+                event.synchronize()
+        copies.popleft()
 
 
 @dataclass(frozen=True)

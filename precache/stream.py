@@ -214,6 +214,7 @@ class BatchStream:
         self._filled = ready = deque[None]()
         doubts = _Doubts({name: columns.readers[name] for name in self._framed})
         with contextlib.ExitStack() as ends:
+            ends.callback(self._pool.settle)
             ends.enter_context(contextlib.closing(rows))
             cached, arrays = columns.cached, columns.arrays.values()
             feed = ends.enter_context(cached.feed(arrays)) if cached else None
@@ -248,11 +249,10 @@ class BatchStream:
                 doubts.settle()
                 yield batches.pop()  # and not a name more: what the caller drops is gone
         doubts.settle(wait=True)
-        self._pool.trim()
 
     def close(self) -> None:
         """Let go of the memory of slots that nobody holds, and of what the device reads itself."""
-        self._pool.trim(0)
+        self._pool.close()
         if self._registered:
             self._registered.close()
 

@@ -25,7 +25,7 @@ PRECACHE = """
     locks diskcache metadata rowtable receipts smallarrays commits documents version contents store
     inspection renames status claims finished growing places inventory garbage difference
     shardwriter usage fetchers objects ranges decoded shards slots readahead feed columns
-    nvcomp terminal report gathering registered stream transforms ranks rankstore outputs
+    nvcomp terminal report gathering ranks registered stream transforms rankstore outputs
     selection dataset pages charts resident following loader_options orders succession loader
     pagecache measurements snapshot probes remedies verdict durations simulation simulation_text
     player pictures diagnosis replay diagnosis_page turns mixture stallpublisher stallrecorder

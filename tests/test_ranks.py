@@ -15,7 +15,7 @@ import torch
 import precache
 from precache.errors import UsageError
 from precache.loader_options import find_device
-from precache.ranks import LOCAL_VARIABLES, find_local_rank, find_rank
+from precache.ranks import LOCAL_VARIABLES, find_local_rank, find_local_size, find_rank
 from tests.building import environment
 from tests.conftest import BuiltStore
 
@@ -52,6 +52,22 @@ def test_launchers_number_the_ranks_of_a_node(
     variables: dict[str, str], expected: int | None
 ) -> None:
     assert find_local_rank(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8", "SLURM_STEP_TASKS_PER_NODE": "4"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),6,1"}, 6),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3),
+        ({"LOCAL_WORLD_SIZE": "many", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+    ],
+)
+def test_the_ranks_of_a_node_are_counted_as_its_launcher_says(
+    variables: dict[str, str], expected: int
+) -> None:
+    assert find_local_size(variables) == expected
 
 
 @pytest.mark.parametrize(

@@ -367,6 +367,27 @@ def test_too_much_is_refused_before_anything_is_mapped(
         register(Columns(str(stores["raw"].path)))
 
 
+@pytest.mark.parametrize("refused", [(), (SHARED,)], ids=["shared", "copied"])
+def test_copies_count_once_for_each_rank_of_the_node(
+    stores: dict[str, BuiltStore],
+    as_device: Callable[[Recorder], Callable[[Any], Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    refused: tuple[int, ...],
+) -> None:
+    monkeypatch.setattr(room, "available_bytes", lambda: 4_000_000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    driver = Recorder(refused=refused)
+    columns = Columns(str(stores["raw"].path))
+    if not refused:
+        as_device(driver)(columns).close()
+        return
+    with pytest.raises(UsageError, match=r"of shards, which each of 3 ranks would copy, and 4 MB"):
+        as_device(driver)(columns)
+    assert not driver.held
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    as_device(driver)(columns).close()
+
+
 # --- through the loader -------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import gc
 import logging
 import re
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,14 @@ from precache.columns import Columns
 from precache.errors import DamageError
 from precache.imagecodec import filter_image, undo_image
 from precache.operations import DTYPES
-from precache.slots import STEPS_AHEAD, DeviceCopier, SlotLayout, SlotPool, undo_image_tensor
+from precache.slots import (
+    STEPS_AHEAD,
+    DeviceCopier,
+    SlotLayout,
+    SlotPool,
+    slots_of_a_block,
+    undo_image_tensor,
+)
 from tests.conftest import BuiltStore
 
 FIELDS = st.dictionaries(
@@ -82,6 +90,26 @@ def test_tensors_and_arrays_are_the_same_memory(
 @pytest.fixture
 def pool() -> SlotPool:
     return SlotPool(1000, keep=2)
+
+
+@given(st.integers(1, 1 << 28), st.integers(1, 40))
+def test_slots_share_page_locked_blocks_that_torch_rounds_up_by_little(
+    nbytes: int, slots: int
+) -> None:
+    def taken(each: int) -> int:
+        return -(-slots // each) * (1 << (each * nbytes - 1).bit_length())
+
+    chosen = slots_of_a_block(nbytes, slots)
+    assert taken(chosen) == min(map(taken, range(1, slots + 1)))
+    assert taken(chosen) <= taken(1)
+    if slots >= 3:
+        assert taken(chosen) <= 2 * slots * nbytes
+
+
+def test_slots_of_the_usual_size_take_a_third_less() -> None:
+    pitch = 256 * 224 * 224 * 3
+    assert slots_of_a_block(pitch, 11) == slots_of_a_block(pitch, 6) == 3
+    assert slots_of_a_block(1 << 25, 11) == 1
 
 
 def test_a_slot_is_used_again_once_nobody_holds_it(pool: SlotPool) -> None:
@@ -220,6 +248,41 @@ def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) 
     assert len(addresses) == 44
     assert len(set(addresses)) <= 5
     assert all(address % 64 == 0 for address in addresses)
+
+
+def test_memory_of_batches_that_are_dropped_after_their_epoch_is_free_at_once(
+    store: BuiltStore,
+) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+        tracemalloc.start()
+        try:
+            batches = list(loader)
+            nbytes = batches[0]["image"].nbytes
+            held = tracemalloc.get_traced_memory()[0]
+            assert held > 21 * nbytes
+            batches.clear()
+            assert tracemalloc.get_traced_memory()[0] < held - 16 * nbytes
+            assert len(list(loader)) == 21
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_closed_loader_holds_no_memory_of_batches(store: BuiltStore) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+        tracemalloc.start()
+        try:
+            batches = list(loader)
+            last = batches[20]["image"]
+            values = last.clone()
+            nbytes = last.nbytes
+            del batches
+            loader.close()
+            assert torch.equal(last, values)
+            held = tracemalloc.get_traced_memory()[0]
+            del last
+            assert tracemalloc.get_traced_memory()[0] < held - nbytes / 2
+        finally:
+            tracemalloc.stop()
 
 
 ITERABLES: dict[str, Callable[..., Any]] = {
@@ -406,6 +469,17 @@ def test_a_slot_comes_back_once_it_is_copied(pool: SlotPool, users: Stream) -> N
     copied.passed = True  # type: ignore[attr-defined]  # a stand-in
     pool._collect_copies()
     assert _address(pool.acquire()) == address
+
+
+def test_a_closed_pool_has_waited_for_its_copies(pool: SlotPool, users: Stream) -> None:
+    copier = DeviceCopier(pool, torch.device("cpu"))
+    _send(copier, pool.acquire())
+    [(copied, slot)] = pool._copies
+    gone = weakref.ref(slot)
+    del slot
+    pool.close()
+    assert copied.waited  # type: ignore[attr-defined]  # a stand-in
+    assert gone() is None
 
 
 def test_a_slot_comes_back_when_unpacking_fails(pool: SlotPool, users: Stream) -> None:
