@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import os
 import threading
 import weakref
@@ -26,13 +28,13 @@ from precache.loader_options import find_device, sensible
 from precache.orders import order_of, shuffle_of
 from precache.ranks import find_rank, require_rank
 from precache.selection import Selection
-from precache.slots import Batch, as_array
+from precache.slots import as_array
 from precache.stallclock import LoaderStats
 from precache.states import Place, require_same
 from precache.storage import StorageOptions
 from precache.stream import BatchStream, ResidentStream, Rows
 from precache.succession import Refresh
-from precache.transforms import Compose, Draw, Transform, label_mixing, run
+from precache.transforms import Compose, Draw, Transform, is_drawn, label_mixing, run
 from precache.version import Version
 
 STATE_FORMAT = 1
@@ -66,7 +68,8 @@ class Loader:
     transform
         One of `precache.transforms`, seeded by (seed, epoch, row), or by the position in the order
         where a row may come again in an epoch, as with `weights`; or any callable: given each batch
-        as a dict on the device, returns what takes its place.
+        as a dict on the device, returns what takes its place. On the CPU those of ours run on the
+        threads that decode, ahead of the loop.
     output
         ``dict``: field -> tensor, with `row` (int64). ``tuple``: (image, label), after the
         transform.
@@ -235,6 +238,8 @@ class Loader:
             decompress,
             gather,
         )
+        # Whatever else was given may expect batches one after another, on the thread of the loop.
+        self._ahead = self.device.type == "cpu" and stream is None and is_drawn(transform)
         tell_if_missing()
         self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
@@ -382,11 +387,11 @@ class Loader:
             self._clock.begin()
             ready = self._stream.ready
             for batch in batches:
-                rows, nbytes = len(batch["row"]), sum(t.nbytes for t in batch.values())
                 if self._closed:
                     return
-                outputs = [self._finish(batch, epoch, start)]
-                del batch
+                finished = batch if self._ahead else self._finish(epoch, start, batch)
+                rows, nbytes, outputs = finished
+                del batch, finished
                 self._last = (epoch, start)
                 start += 1
                 self._clock.arrived(rows, nbytes, ready)
@@ -395,12 +400,14 @@ class Loader:
                 self._clock.asked()
                 ready = self._stream.ready
 
-    def _batches(self, epoch: int, start: int) -> Generator[Batch, None, None]:
+    def _batches(self, epoch: int, start: int) -> Generator[Any, None, None]:
         runs = self._order.runs(epoch, start)
         if self._mixing and isinstance(self.version, GrowingVersion):
             runs = map(self._with_labels, runs)
+        finish = (functools.partial(self._finish, epoch, n) for n in itertools.count(start))
+        ahead = [finish] if self._ahead else []
         for rows in runs:
-            with contextlib.closing(self._stream.batches(rows, epoch)) as batches:
+            with contextlib.closing(self._stream.batches(rows, epoch, *ahead)) as batches:
                 yield from batches
 
     def _with_labels(self, rows: Rows) -> Rows:
@@ -410,8 +417,9 @@ class Loader:
                 self._require_labels(numbers)
                 yield numbers
 
-    def _finish(self, batch: Any, epoch: int, number: int) -> Any:
-        """Apply the transform, and shape the output."""
+    def _finish(self, epoch: int, number: int, batch: Any) -> tuple[int, int, list[Any]]:
+        """Apply the transform, and shape the output; rows and bytes of the batch, and that."""
+        rows, nbytes = len(batch["row"]), sum(t.nbytes for t in batch.values())
         if self._transform is not None:
             numbers, again = batch["row"], self._order.again(number)
             if again is not None:
@@ -419,7 +427,8 @@ class Loader:
                 numbers = torch.where(repeated < 0, repeated, numbers)
             draw = Draw((self._order.seed, epoch), number, numbers)
             batch = run(self._transform, batch, draw)
-        return batch if self._output is None else tuple(batch[name] for name in self._output)
+        output = batch if self._output is None else tuple(batch[name] for name in self._output)
+        return rows, nbytes, [output]
 
     def stats(self) -> LoaderStats:
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""

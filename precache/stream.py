@@ -9,9 +9,10 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,9 @@ log = logging.getLogger(__name__)
 
 Rows = Generator[np.ndarray, None, None]
 
+Finish = Callable[[Batch], Any]
+"""Makes of a batch on the CPU what is handed out, on the thread that decoded the last of it."""
+
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from there."""
 
@@ -62,6 +66,8 @@ class _Batch:
 
     Attributes
     ----------
+    finish
+        Applied once all is decoded, where it stays on the CPU; what it made is `finished`.
     left
         Parts that are not decoded yet.
     out
@@ -79,6 +85,7 @@ class _Batch:
     """
 
     rows: np.ndarray
+    finish: Finish | None
     left: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     slot: np.ndarray | None = None
@@ -88,6 +95,7 @@ class _Batch:
     longest: Mapping[str, int] = field(default_factory=dict)
     nbytes: int = 0
     sent: Sent | None = None
+    finished: Any = None
 
 
 @dataclass(frozen=True)
@@ -189,13 +197,17 @@ class BatchStream:
         """Batches that lie decoded."""
         return len(self._filled)
 
-    def batches(self, rows: Rows, epoch: int = 0) -> Generator[Batch, None, None]:
+    def batches(
+        self, rows: Rows, epoch: int = 0, finishes: Iterator[Finish] | None = None
+    ) -> Generator[Any, None, None]:
         """A batch for each array of row numbers; closing it joins every thread.
 
         Parameters
         ----------
         epoch
             Whose variants are read.
+        finishes
+            For batches on the CPU, one each, that makes of it what is yielded.
         """
         columns = self._columns.at_epoch(epoch)
         # A deque's own methods need no lock between the threads that fill and the one that takes.
@@ -218,11 +230,11 @@ class BatchStream:
             ends.callback(requests.close)
             coming: Generator[tuple[_Part, AbstractContextManager[None]], None, None]
             if feed:
-                coming = feed.around(self._split(rows))
+                coming = feed.around(self._split(rows, finishes))
             else:
                 advised = ahead.around(rows, self._ahead * together)
                 ends.enter_context(contextlib.closing(advised))
-                coming = ((part, requests.made_here()) for part in self._split(advised))
+                coming = ((part, requests.made_here()) for part in self._split(advised, finishes))
             ends.enter_context(contextlib.closing(coming))
             make = functools.partial(self._make, columns, ready, feed, doubts)
             parts_ahead = self._ahead * self._parts
@@ -251,10 +263,13 @@ class BatchStream:
         readers = [each for name, each in columns.readers.items() if name not in self._gathered]
         return ReadAhead(readers, self.thread_time)
 
-    def _split(self, batches: Iterable[np.ndarray]) -> Generator[_Part, None, None]:
+    def _split(
+        self, batches: Iterable[np.ndarray], finishes: Iterator[Finish] | None
+    ) -> Generator[_Part, None, None]:
         """The parts of each batch that are decoded at a time."""
         for rows in batches:
-            batch = _Batch(rows, min(self._parts, len(rows)))
+            finish = next(finishes) if finishes else None
+            batch = _Batch(rows, finish, min(self._parts, len(rows)))
             bounds = np.linspace(0, len(rows), batch.left + 1).astype(int).tolist()
             for start, stop in itertools.pairwise(bounds):
                 yield _Part(batch, start, stop)
@@ -279,6 +294,9 @@ class BatchStream:
                 whole = not batch.left
             if whole and self._copier:
                 batch.sent = self._send(self._copier, batch, doubts)
+            elif whole and batch.finish:
+                batch.finished = batch.finish(self._tensors(batch))
+                batch.slot, batch.out = None, {}  # for another batch, unless that holds it
         if whole:
             ready.append(None)
         return batch if part.last else None
@@ -348,11 +366,14 @@ class BatchStream:
                 longest[name] = int(lengths.max())
         return gathered, longest
 
-    def _deliver(self, made: _Batch) -> Batch:
-        """A batch as tensors on the device."""
+    def _deliver(self, made: _Batch) -> Any:
+        """A batch as tensors on the device, or what was made of it."""
         if made.sent:
             assert self._copier is not None  # which sent it
             return self._copier.hand_out(made.sent)
+        return made.finished if made.finish else self._tensors(made)
+
+    def _tensors(self, made: _Batch) -> Batch:
         # NumPy's views: torch's own would each let go of the interpreter lock, and wait for it.
         return {name: as_tensor(made.out[name]) for name in self._columns.shapes}
 

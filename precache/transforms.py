@@ -130,6 +130,13 @@ def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw
     return step.apply(batch, draw) if isinstance(step, Transform | Compose) else step(batch)
 
 
+def is_drawn(step: Any) -> bool:
+    """Whether all of a transform is a function of the batch and the draw, for any thread to run."""
+    if isinstance(step, Compose):
+        return all(map(is_drawn, step.steps))
+    return isinstance(step, Transform)
+
+
 # --- geometry -----------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -424,6 +425,74 @@ def test_a_resumed_loader_augments_as_if_nothing_had_been(tile_store: BuiltStore
     assert all(np.array_equal(whole[row], image) for row, image in resumed.items())
     assert whole.keys() == other.keys()
     assert all(np.array_equal(whole[row], image) for row, image in other.items())
+
+
+class _Watched(Transform):
+    """Says which thread it runs on, and of which batch."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.three = threading.Event()
+
+    def apply(self, batch: dict[str, torch.Tensor], draw: Draw) -> dict[str, torch.Tensor]:
+        self.calls.append((draw.step, threading.get_ident()))
+        if len(self.calls) == 3:
+            self.three.set()
+        return {**batch, "image": batch["image"].float()}
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda step: step, lambda step: Compose([HorizontalFlip(), step])]
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_on_the_cpu_transforms_run_ahead_of_the_loop(
+    tile_store: BuiltStore, wrap: Callable[[Transform], Any], threads: int
+) -> None:
+    watched = _Watched()
+    with precache.Loader(
+        tile_store.path, 8, device="cpu", transform=wrap(watched), threads=threads, ahead=3
+    ) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        assert watched.three.wait(60), "no batch was transformed while the loop had another"
+        assert first["image"].dtype == torch.float32
+        batches = [first, *iterator]
+        assert loader.stats().bytes == sum(
+            b["image"].numel() + b["label"].nbytes + b["row"].nbytes for b in batches
+        )
+    assert sorted(step for step, _ in watched.calls) == list(range(len(loader)))
+    assert threading.get_ident() not in {thread for _, thread in watched.calls}
+
+
+def test_other_callables_run_on_the_thread_of_the_loop_batch_by_batch(
+    tile_store: BuiltStore,
+) -> None:
+    threads: list[int] = []
+
+    def note(batch: Any) -> Any:
+        threads.append(threading.get_ident())
+        return batch
+
+    for transform in (note, Compose([HorizontalFlip(), note])):
+        threads.clear()
+        with precache.Loader(tile_store.path, 8, device="cpu", transform=transform) as loader:
+            for count, _ in enumerate(loader, 1):
+                assert len(threads) == count
+    assert set(threads) == {threading.get_ident()}
+
+
+def test_an_error_of_a_transform_comes_at_its_batch(tile_store: BuiltStore) -> None:
+    class FailsAtTwo(_Watched):
+        def apply(self, batch: dict[str, torch.Tensor], draw: Draw) -> dict[str, torch.Tensor]:
+            if draw.step == 2:
+                raise ZeroDivisionError("in the transform")
+            return batch
+
+    with precache.Loader(tile_store.path, 8, device="cpu", transform=FailsAtTwo()) as loader:
+        iterator = iter(loader)
+        assert len([next(iterator), next(iterator)]) == 2
+        with pytest.raises(ZeroDivisionError, match="in the transform"):
+            next(iterator)
 
 
 def test_a_transform_comes_before_the_tuple(tile_store: BuiltStore) -> None:
