@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import json
 import resource
@@ -316,7 +317,8 @@ def forge_document(data: st.DataObject, path: Path) -> None:
         if not found:
             return
         container, key = data.draw(st.sampled_from(found))
-        container[key] = data.draw(st.sampled_from(NUMBERS if found is numbers else HOSTILE))
+        forgery = data.draw(st.sampled_from(NUMBERS if found is numbers else HOSTILE))
+        container[key] = copy.deepcopy(forgery)  # which may be changed in turn
     path.write_text(json.dumps(forged))
 
 
