@@ -10,7 +10,7 @@ import numpy as np
 
 from precache import kernels
 from precache.diskcache import DiskCache
-from precache.errors import UsageError
+from precache.errors import StoreError, UsageError
 from precache.feed import CachedShards
 from precache.growing import GrowingVersion
 from precache.objects import MappedObjects, Objects
@@ -22,6 +22,9 @@ from precache.store import open_version
 from precache.version import SMALL_ROW_NBYTES, Version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
+
+MOST_CHUNKS = 1 << 20
+"""Of a small field. All are opened at once, which takes about a minute for as many."""
 
 
 class Columns:
@@ -175,8 +178,15 @@ def read_whole(
         local = version.folder.local("") is not None
         objects = (MappedObjects if local else RangedObjects)(version, name)
     reader = ArrayReader(version, name, verify, objects)
-    reader.require_memory(version.rows * (reader.array.row_nbytes + 8))  # and its rows' numbers
-    values = np.empty((version.rows, *reader.array.row_shape), reader.array.dtype)
+    array = reader.array
+    if array.chunks_along_rows > MOST_CHUNKS:
+        raise StoreError(
+            f"{version.path}/{version.arrays[name][0]} has rows of {array.row_nbytes} bytes in "
+            f"{array.chunks_along_rows} chunks, and precache reads up to {MOST_CHUNKS} of such "
+            "small rows: rewrite the array with larger ones"
+        )
+    reader.require_memory(version.rows * (array.row_nbytes + 8))  # and its rows' numbers
+    values = np.empty((version.rows, *array.row_shape), array.dtype)
     reader.read(np.arange(version.rows), values)
     whole = name == "label" and values.dtype.kind in "iu"
     return values.astype(np.int64) if whole else values

@@ -149,6 +149,11 @@ class Array:
         return -(-self.shape[0] // self.object_shape[0])
 
     @property
+    def chunks_along_rows(self) -> int:
+        """Chunks along axis 0 of all objects."""
+        return self.objects * self.chunks_per_object[0]
+
+    @property
     def chunks_per_object(self) -> tuple[int, ...]:
         return tuple(o // c for o, c in zip(self.object_shape, self.chunk_shape, strict=True))
 
@@ -279,10 +284,11 @@ def _require_bounded(
 ) -> None:
     if len(shape) > MOST_AXES:
         raise StoreError(f"{where} has {len(shape)} axes; precache reads up to {MOST_AXES}")
-    along = [-(-n // c) for n, c in zip(shape, chunk_shape, strict=True)]
+    lengths = [max(1, n) for n in shape]  # an axis of none must not hide the others
+    along = [-(-n // c) for n, c in zip(lengths, chunk_shape, strict=True)]
     entries = math.prod(o // c for o, c in zip(object_shape, chunk_shape, strict=True))
     for count, what, most in (
-        (math.prod(shape) * itemsize, "bytes", 2**63 - 1),
+        (math.prod(lengths) * itemsize, "bytes", 2**63 - 1),
         (math.prod(object_shape) * itemsize, "bytes in each object", 2**63 - 1),
         (-(-shape[0] // object_shape[0]), "objects along its first axis", MOST_OBJECTS),
         (entries, "chunks in each shard", MOST_ENTRIES),

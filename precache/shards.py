@@ -377,8 +377,7 @@ class ArrayReader:
         except KeyError:
             array = self.array
             self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
-            chunks = array.objects * array.chunks_per_object[0]
-            made = DecodedChunks(chunks, array.chunk_shape, array.dtype)
+            made = DecodedChunks(array.chunks_along_rows, array.chunk_shape, array.dtype)
             return self._decoded.setdefault(undo, made)
 
     def _decode_chunks(self, rows: np.ndarray, undo: bool) -> np.ndarray:

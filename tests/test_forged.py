@@ -142,6 +142,10 @@ def read_all(store: Path) -> None:
         list(loader)
 
 
+def read_many(store: Path) -> None:
+    precache.CachedDataset(store, access="pread").__getitems__(range(8))
+
+
 @pytest.mark.parametrize("function", [precache.open, precache.verify, read_all])
 @pytest.mark.parametrize(("rows", "per_shard"), [(10**12, 1), (10**12, 10**12), (2**63 - 1, 4)])
 def test_a_trillion_rows(
@@ -159,6 +163,39 @@ def test_rows_that_no_object_has(store: Path) -> None:
         assert not precache.verify(store).ok
         with pytest.raises(DamageError, match="its frame is another size"):
             read_all(store)
+
+
+@pytest.mark.parametrize(
+    "shape", [[3, 10**6, 10**6], [3, 2**31, 2**31], [10**13, 1, 1], [3, 1, 10**10], [3] * 40]
+)
+@pytest.mark.parametrize("use", [precache.verify, read_all, read_many])
+def test_rows_that_no_memory_holds(
+    shape: list[int], use: Callable[[Path], Any], store: Path
+) -> None:
+    """A version that says consistently that its rows have such a shape."""
+    version = version_of(store)
+
+    def array(document: dict[str, Any]) -> None:
+        grid, [sharded] = document["chunk_grid"]["configuration"], document["codecs"]
+        for holder, name in (
+            (document, "shape"), (grid, "chunk_shape"), (sharded["configuration"], "chunk_shape")
+        ):  # fmt: skip
+            holder[name][1:] = shape
+        document["dimension_names"] = None
+
+    def root(document: dict[str, Any]) -> None:
+        document["attributes"]["precache"]["fields"]["image"]["shape"] = shape
+
+    edit(version / "zarr.json", root)
+    edit(version / "image/zarr.json", array)
+    with little_memory():
+        try:
+            found = use(store)
+        except StoreError as error:
+            assert str(version) in str(error)  # noqa: PT017 - or it is said in another way
+        else:
+            assert use is precache.verify
+            assert not found.ok
 
 
 @pytest.mark.parametrize("name", ["label/c/0", "valid/c/0", "shards/image/c/0/0"])

@@ -212,6 +212,7 @@ def document(shape: list[int], chunks: list[int], shards: list[int] | None = Non
 PROMISES: dict[str, tuple[Any, ...]] = {
     "rows of ten billion chunks": ([6, 10**5, 10**5], [1, 1, 1]),
     "rows of ten billion chunks in shards": ([6, 10**5, 10**5], [1, 1, 1], [1, 10**5, 10**5]),
+    "rows of none of very many chunks": ([6, 0, 2**40], [1, 1, 8]),
     "rows of ten terabytes": ([6, 10**13], [1, 10**13]),
     "rows of ten terabytes in a few chunks": ([6, 10**13], [1, 10**10]),
     "chunks of ten terabytes": ([6, 10], [10**12, 10]),
@@ -220,6 +221,8 @@ PROMISES: dict[str, tuple[Any, ...]] = {
     "chunks of more bytes than numbers count": ([6, 10], [2**62, 2**62]),
     "a trillion objects": ([10**12, 100], [1, 100]),
     "a trillion labels": ([10**12], [10**6]),
+    "millions of labels, an object each": ([1 << 24], [1]),
+    "millions of labels in shards of chunks": ([1 << 24, 2], [2, 2], [1 << 24, 2]),
     "a trillion chunks in a shard": ([10**12, 100], [1, 100], [10**12, 100]),
     "many shards of many chunks": ([10**15, 2], [1, 2], [1 << 26, 2]),
     "forty axes": ([1] * 40, [1] * 40),
