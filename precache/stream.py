@@ -264,7 +264,7 @@ class BatchStream:
         return ReadAhead(readers, self.thread_time)
 
     def _split(
-        self, batches: Iterable[np.ndarray], finishes: Iterator[Finish] | None
+        self, batches: Iterable[np.ndarray], finishes: Iterator[Finish] | None = None
     ) -> Generator[_Part, None, None]:
         """The parts of each batch that are decoded at a time."""
         for rows in batches:

@@ -96,11 +96,13 @@ def on_a_device(folder: str, rows: np.ndarray) -> np.ndarray:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
         patch.setattr(columns, "SMALL_ROW_NBYTES", 0)
-        batches = stream.BatchStream(columns.Columns(folder, {"x": "x"}), len(rows), CPU)
+        batches = stream.BatchStream(columns.Columns(folder, {"x": "x"}), len(rows), CPU, threads=1)
         patch.setattr(batches, "_copier", "whatever sends slots")
-        filled = batches._fill(batches._columns, rows)
-        memory = torch.from_numpy(filled.slot[: filled.nbytes])
-        return batches._unpack(filled, stream._Doubts({}), memory)["x"].numpy()
+        [part] = batches._split([rows])
+        batches._fill(batches._columns, part)
+        assert part.batch.slot is not None
+        memory = torch.from_numpy(part.batch.slot[: part.batch.nbytes])
+        return batches._unpack(part.batch, stream._Doubts({}), memory)["x"].numpy()
 
 
 @given(any_images(), st.booleans(), st.data())
