@@ -99,7 +99,7 @@ class Configuration:
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Configuration:
-        rows, block = chance.randint(1, 400), chance.randint(1, 24)
+        rows, block = chance.randint(1, 250), chance.randint(1, 20)
         world, nodes = chance.choice([1, 1, 2, 3, 4]), chance.choice([1, 2, 2, 3, 4])
         batch = nodes * chance.randint(1, 24)
         shuffle = Shuffle("block", block, chance.randint(1, 6), nodes)
