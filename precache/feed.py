@@ -54,6 +54,9 @@ BLOCK = 256 << 10
 PATIENCE = 60.0
 """Seconds without progress after which the log says what a batch waits for."""
 
+NAMED = 20
+"""Shards that a message names at most."""
+
 
 class Readable(Protocol):
     """Rows that are read at a time: a batch, or a part of one."""
@@ -377,6 +380,9 @@ class ShardFeed:
                 return
             self._progress = time.monotonic()
         number = missing[0]
+        held = [f"{n} ({'there' if come else 'coming'})" for n, come in there.items()]
+        if len(held) > NAMED:
+            held[NAMED:] = ["..."]
         log.warning(
             "%s: nothing was read for %.0f s, as shard %d (%s) %s; it holds %d shards of at most "
             "%d: %s",
@@ -387,7 +393,7 @@ class ShardFeed:
             "is being fetched" if number in there else "waits for room",
             len(there),
             self._room,
-            ", ".join(f"{n} ({'there' if come else 'coming'})" for n, come in there.items()),
+            ", ".join(held),
         )
 
     def _read(self, number: int) -> None:

@@ -81,8 +81,9 @@ class Loader:
         That decode; by default one where reading is copying, else up to four, and no more than the
         cores that this process may use by its affinity and the CPU quota of its control group.
     ahead
-        Batches in the making; by default one more than threads, and up to 8 times as many where
-        they are small.
+        Batches in the making; by default one more than the threads work on at a time: 2 where they
+        decode each batch together, one more than threads where batches are smaller than that pays
+        for, and up to 8 times as many where they are copied and small.
     resident
         ``host`` or ``device``: decode everything once into that memory and gather batches there;
         refused where it does not fit.

@@ -53,8 +53,8 @@ Finish = Callable[[Batch], Any]
 SLOTS_IN_USE = 2
 """Slots beside those being filled: one with the caller, one on its way to or from there."""
 
-PART_NBYTES = 1 << 20
-"""Bytes of a batch that are worth the work of one more thread."""
+PART_NBYTES = 9 << 20
+"""Bytes of a batch that are worth another thread: parts are still written past the caches."""
 
 TOGETHER_NBYTES, MOST_TOGETHER = 4 << 20, 8
 """Batches are decoded by so many bytes together, and so many batches at most."""

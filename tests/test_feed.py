@@ -28,7 +28,7 @@ import torch.utils.data
 import xxhash
 
 import precache
-from precache import feed, fetchers
+from precache import feed, fetchers, stream
 from precache.diskcache import OVERHEAD, Lease, on_disk, said
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.storage import open_folder
@@ -264,9 +264,16 @@ def test_two_iterators_of_a_loader_each_have_their_share(
         assert sorted(rows[0]) == sorted(rows[1]) == np.flatnonzero(large.open().valid).tolist()
 
 
+@pytest.mark.parametrize("part", [1, 1 << 30])
 def test_an_early_end_leaves_no_thread_and_holds_nothing(
-    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+    part: int,
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(stream, "PART_NBYTES", part)
     before = threading.active_count()
     with precache.Loader(
         url, 8, device="cpu", cache_dir=tmp_path, storage_options=s3.options()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,38 +90,36 @@ class Configuration:
     """How an epoch is read."""
 
     order: Order
+    parts: list[Part]
     block: int
     room: int
     ahead: int
     threads: int
-    epoch: int
-    split: int
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Configuration:
-        rows, block = chance.randint(1, 400), chance.randint(1, 24)
+        count, block = chance.randint(1, 250), chance.randint(1, 20)
         world, nodes = chance.choice([1, 1, 2, 3, 4]), chance.choice([1, 2, 2, 3, 4])
         batch = nodes * chance.randint(1, 24)
         shuffle = Shuffle("block", block, chance.randint(1, 6), nodes)
-        lost = chance.randint(0, rows - 1) if chance.random() < 0.3 else 0
-        holes = np.array(sorted(chance.sample(range(rows), lost)), np.int64)
+        lost = chance.randint(0, count - 1) if chance.random() < 0.3 else 0
+        holes = np.array(sorted(chance.sample(range(count), lost)), np.int64)
         ranks = {"rank": chance.randrange(world), "world_size": world}
         seed, drop_last = chance.randrange(100), chance.random() < 0.3
-        order = Order(ValidRows(rows, holes), batch, shuffle, seed, drop_last, **ranks)
+        order = Order(ValidRows(count, holes), batch, shuffle, seed, drop_last, **ranks)
         if nodes == 1 and chance.random() < 0.2:
-            order = Order(ValidRows(rows, holes), batch, chance.choice([None, Shuffle()]), **ranks)
-        found = cls(order, block, order.blocks_at_once(block), 0, 0, chance.randrange(4), 1)
-        found.threads = chance.randint(1, 5)
-        found.split = chance.choice([1, found.threads])
-        found.ahead = chance.randint(1, 9)
+            order = Order(ValidRows(count, holes), batch, chance.choice([None, Shuffle()]), **ranks)
+        threads = chance.randint(1, 5)
+        split = chance.choice([1, threads])
+        parts = [
+            Part(part)
+            for rows in order.epoch(chance.randrange(4))
+            for part in np.array_split(rows, min(split, len(rows)))
+        ]
+        found = cls(order, parts, block, order.blocks_at_once(block), chance.randint(1, 9), threads)
         if chance.random() < 0.3:  # no more than the promise needs
-            shards = (len(found.shards_of(batch)) for batch in order.epoch(found.epoch))
-            found.room = max(shards, default=1)
+            found.room = max((len(found.shards_of(part.rows)) for part in parts), default=1)
         return found
-
-    def parts(self) -> Iterator[Part]:
-        for rows in self.order.epoch(self.epoch):
-            yield from map(Part, np.array_split(rows, min(self.split, len(rows))))
 
     def shards_of(self, rows: np.ndarray) -> set[int]:
         return set((rows // self.block).tolist())
@@ -142,7 +140,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
         return announced[-1]
 
     source._announce = announcing  # type: ignore[method-assign]
-    coming = enumerate(source.around(configuration.parts()))
+    coming = enumerate(source.around(configuration.parts))
     pending = deque(itertools.islice(coming, configuration.ahead))
     unread, read = deque(pending), set[int]()
     while pending:
@@ -169,7 +167,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
             more = list(itertools.islice(coming, 1))
             pending.extend(more)
             unread.extend(more)
-    assert len(read) == len(announced) == sum(1 for _ in configuration.parts())
+    assert len(read) == len(announced) == len(configuration.parts)
     assert not lease.held
 
 
@@ -181,4 +179,4 @@ def test_no_configuration_gets_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             run(configuration, chance)
         except AssertionError as error:
-            raise AssertionError(f"{number}: {configuration}") from error
+            raise AssertionError(f"{number}: {configuration.order}") from error
