@@ -31,6 +31,7 @@ lint: $(STAMP)  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(STAMP)  ## lay out the code, and mend what can be mended by itself
 	$(BIN)/ruff check --fix .
@@ -41,11 +42,11 @@ bench: $(STAMP)  ## measure reading and building
 	@$(BIN)/python -m tests.bench.building
 
 clean:  ## remove .venv, caches and build leftovers
-	rm -rf $(VENV) build dist *.egg-info precache/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info precache/codecs/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find precache workers tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp comes last, so that an install that was cut short is made again.
-$(STAMP): pyproject.toml constraints.txt precache/_rows.c
+$(STAMP): pyproject.toml constraints.txt precache/codecs/_rows.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "precache needs Python 3.11 or later, and '$(PYTHON)' is not one." \
 	       "Name another: make venv PYTHON=python3.12" >&2; exit 1; }

@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from precache.dataset import CachedDataset
-    from precache.diagnosis import Diagnosis, diagnose
-    from precache.difference import diff
-    from precache.ensured import ensure
+    from precache.building.api import build, doctor, plan, submit
+    from precache.building.ensure import ensure
+    from precache.building.refresh import refresh, submit_refresh
+    from precache.diagnosis.diagnose import Diagnosis, diagnose
     from precache.errors import (
         BuildError,
         DamageError,
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from precache.garbage import gc
-    from precache.inventory import use, versions
-    from precache.jobs import build, doctor, plan, submit
-    from precache.loader import Loader
-    from precache.metering import Meter, meter
-    from precache.mixture import Mixture, mix
-    from precache.operations import (
+    from precache.loading.dataset import CachedDataset
+    from precache.loading.loader import Loader
+    from precache.loading.mixing import Mixture, mix
+    from precache.maintenance.diff import diff
+    from precache.maintenance.gc import gc
+    from precache.maintenance.transfer import pull
+    from precache.maintenance.verify import verify
+    from precache.maintenance.versions import use, versions
+    from precache.metering.meter import Meter, meter
+    from precache.metering.report import StallReport
+    from precache.recipe.ops import (
         CenterCrop,
         Decode,
         Function,
@@ -38,25 +42,21 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
-    from precache.pipeline import Field, Pipeline
-    from precache.refreshed import refresh, submit_refresh
-    from precache.simulation import Simulation, simulate
-    from precache.stalls import StallReport
-    from precache.store import open_version as open
-    from precache.transfer import pull
-    from precache.verification import verify
-    from precache.version import Version
-    from workers.buildplan import BuildPlan
-    from workers.prognosis import Prognosis
-    from workers.request import BuildResult
+    from precache.recipe.pipeline import Field, Pipeline
+    from precache.simulation.model import Simulation, simulate
+    from precache.store.open import open_version as open
+    from precache.store.version import Version
+    from precache_workers.doctor.report import Prognosis
+    from precache_workers.driver.build_plan import BuildPlan
+    from precache_workers.planning.request import BuildResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "precache.dataset": ["CachedDataset"],
-    "precache.difference": ["diff"],
-    "precache.diagnosis": ["Diagnosis", "diagnose"],
-    "precache.ensured": ["ensure"],
+    "precache.loading.dataset": ["CachedDataset"],
+    "precache.maintenance.diff": ["diff"],
+    "precache.diagnosis.diagnose": ["Diagnosis", "diagnose"],
+    "precache.building.ensure": ["ensure"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -67,13 +67,13 @@ _HOMES = {
         "StoreError",
         "UsageError",
     ],
-    "precache.garbage": ["gc"],
-    "precache.inventory": ["use", "versions"],
-    "precache.jobs": ["build", "doctor", "plan", "submit"],
-    "precache.loader": ["Loader"],
-    "precache.metering": ["Meter", "meter"],
-    "precache.mixture": ["Mixture", "mix"],
-    "precache.operations": [
+    "precache.maintenance.gc": ["gc"],
+    "precache.maintenance.versions": ["use", "versions"],
+    "precache.building.api": ["build", "doctor", "plan", "submit"],
+    "precache.loading.loader": ["Loader"],
+    "precache.metering.meter": ["Meter", "meter"],
+    "precache.loading.mixing": ["Mixture", "mix"],
+    "precache.recipe.ops": [
         "CenterCrop",
         "Decode",
         "Function",
@@ -82,17 +82,17 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
-    "precache.pipeline": ["Field", "Pipeline"],
-    "precache.refreshed": ["refresh", "submit_refresh"],
-    "precache.stalls": ["StallReport"],
-    "precache.simulation": ["Simulation", "simulate"],
-    "precache.store": ["open"],
-    "precache.transfer": ["pull"],
-    "precache.verification": ["verify"],
-    "precache.version": ["Version"],
-    "workers.buildplan": ["BuildPlan"],
-    "workers.prognosis": ["Prognosis"],
-    "workers.request": ["BuildResult"],
+    "precache.recipe.pipeline": ["Field", "Pipeline"],
+    "precache.building.refresh": ["refresh", "submit_refresh"],
+    "precache.metering.report": ["StallReport"],
+    "precache.simulation.model": ["Simulation", "simulate"],
+    "precache.store.open": ["open"],
+    "precache.maintenance.transfer": ["pull"],
+    "precache.maintenance.verify": ["verify"],
+    "precache.store.version": ["Version"],
+    "precache_workers.driver.build_plan": ["BuildPlan"],
+    "precache_workers.doctor.report": ["Prognosis"],
+    "precache_workers.planning.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ELSEWHERE = {"open": "open_version"}

@@ -2,7 +2,7 @@
 
 import sys
 
-from precache.cli import main
+from precache.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

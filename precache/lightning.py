@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from precache import outputs
+from precache.metering.publisher import Settings
+from precache.metering.recorder import StallRecorder, keys_in_batch
+from precache.metering.report import StallReport
 from precache.outputs import Output
-from precache.stallpublisher import Settings
-from precache.stallrecorder import StallRecorder, keys_in_batch
-from precache.stalls import StallReport
 
 try:
     from lightning.pytorch import Callback

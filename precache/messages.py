@@ -4,7 +4,7 @@ File names, class names, reasons and the answers of servers are written by other
 the control characters in them, a newline forges a line, and an override of the writing direction
 hides how a name ends. Whatever did not come from the program's own source therefore goes through
 `printable` before it is shown. Errors do so when they are raised (`precache.errors`), lines and
-tables when they are printed (`precache.terminal`).
+tables when they are printed (`precache.runtime.terminal`).
 """
 
 from __future__ import annotations

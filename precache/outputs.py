@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError
-from precache.stalls import StallReport
+from precache.metering.report import StallReport
 
 Output = Callable[[StallReport], None]
 

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 from precache.errors import UsageError
-from precache.integers import sides, whole
+from precache.runtime.integers import sides, whole
 
 Batch = dict[str, torch.Tensor]
 GREY = (0.299, 0.587, 0.114)

@@ -23,10 +23,10 @@ import pytest
 from PIL import Image
 
 import precache
-from precache import retries
-from precache.localdisk import LocalFolder
-from tests.gcs_server import GCSServer
-from tests.servers import Azurite, FaultProxy, S3Server
+from precache.storage import retries
+from precache.storage.local import LocalFolder
+from tests.support.gcs_server import GCSServer
+from tests.support.servers import Azurite, FaultProxy, S3Server
 
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("quick")
@@ -45,7 +45,7 @@ TILE = 32
 @pytest.fixture
 def many_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of another time are left to the build, as where there are many."""
-    monkeypatch.setattr("workers.reuse.MOST_TOUCHED", 0)
+    monkeypatch.setattr("precache_workers.planning.reuse.MOST_TOUCHED", 0)
 
 
 @dataclass(frozen=True)

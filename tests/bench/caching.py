@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from precache.diskcache import OVERHEAD, DiskCache, on_disk, said
+from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk, said
 from tests.bench.common import Machine, work_folder
 
 SIZE = 100

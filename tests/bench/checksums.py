@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache import kernels
+from precache.codecs import kernels
 from tests.bench.common import (
     CROP,
     Machine,

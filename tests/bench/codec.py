@@ -19,17 +19,17 @@ from numcodecs import zstd
 from rich.console import Console
 from rich.table import Column, Table
 
-from precache.imagecodec import (
+from precache.codecs.image import (
     LITERAL_COMPRESSION_MODE,
     filter_image,
     image_parameters,
     load_zstd,
     undo_image,
 )
-from precache.operations import Decode
+from precache.recipe.ops import Decode
+from precache_workers.ops.decoding import decode
+from precache_workers.ops.functions import center_crop, resize, resized_shape
 from tests.bench.common import CROP, Machine, find_photos, log, work_folder
-from workers.decoding import decode
-from workers.ops import center_crop, resize, resized_shape
 
 RESIZE = 256
 TOGETHER = 32

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.sampler import Order, ValidRows
+from precache.sampling.order import Order, ValidRows
 from tests.bench.common import (
     CROP,
     Cost,

@@ -22,10 +22,10 @@ import numpy as np
 from rich.console import Console
 
 import precache
-from precache import kernels
-from precache.layout import decode_index
-from precache.localfiles import map_file
-from precache.shards import ArrayReader
+from precache.codecs import kernels
+from precache.reading.array_reader import ArrayReader
+from precache.storage.local_files import map_file
+from precache.store.layout import decode_index
 from tests.demo.photos import make_photos
 
 DEFAULT_PHOTOS = Path(__file__).resolve().parents[2] / "../shared/photos"

@@ -24,8 +24,8 @@ from rich.table import Column, Table
 from torch import Tensor, nn
 
 import precache
-from precache import nvcomp
-from precache.slots import undo_image_tensor
+from precache.codecs import nvcomp
+from precache.loading.slots import undo_image_tensor
 from precache.transforms import Normalize
 from tests.bench.common import (
     CROP,

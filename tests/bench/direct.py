@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import precache
-from precache.shards import ArrayReader
+from precache.reading.array_reader import ArrayReader
 from tests.bench.common import Cost, cost_of
 
 PACKAGE = "kvikio-cu13"

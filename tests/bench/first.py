@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.stream import BatchStream
+from precache.loading.stream import BatchStream
 from tests.bench.common import (
     Machine,
     build_crops,

@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from precache_workers.planning.rows import order_rows, sample_for_probe
+from precache_workers.sources.base import Listing, open_source
 from tests.bench.common import Cost, Machine, cost_of, in_clean_process, log, peak_bytes
-from tests.listing_server import AZURES_PAGE, PAGE, AzureListingServer, ListingServer
-from workers.plan import order_rows, sample_for_probe
-from workers.sources import Listing, open_source
+from tests.support.listing_server import AZURES_PAGE, PAGE, AzureListingServer, ListingServer
 
 SERVICES = {"s3": (ListingServer, PAGE), "az": (AzureListingServer, AZURES_PAGE)}
 """Protocol -> its server, and the keys in a page."""

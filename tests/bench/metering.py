@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.machine import MachineReader
+from precache.runtime.machine import MachineReader
 from tests.bench.common import Machine, in_clean_process
 
 TARGET = 20

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.layout import decode_index
-from precache.shards import ArrayReader
+from precache.reading.array_reader import ArrayReader
+from precache.store.layout import decode_index
 from tests.bench.common import (
     CROP,
     Cost,

@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.codecs import encoder
-from precache.imagecodec import undo_image
-from precache.layout import RowShape, decode_index
-from precache.shards import ArrayReader
-from precache.shardwriter import ShardWriter
+from precache.codecs.chunk import encoder
+from precache.codecs.image import undo_image
+from precache.reading.array_reader import ArrayReader
+from precache.store.layout import RowShape, decode_index
+from precache.store.shard_writer import ShardWriter
 from tests.bench.building import decodes
 from tests.bench.common import (
     Cost,
@@ -44,7 +44,7 @@ from tests.bench.common import (
     log,
     work_folder,
 )
-from tests.building import cut, encoded
+from tests.support.building import cut, encoded
 
 DISTINCT = 300
 """Photos that differ; the others are links to them."""
@@ -60,7 +60,7 @@ MEGA = 1e6
 NOTHING = """
 import json, sys, time
 began = time.perf_counter()
-from precache.cli import main
+from precache.cli.main import main
 status = main(sys.argv[1:])
 loaded = [name for name in ("torch", "ray") if name in sys.modules]
 spent = time.perf_counter() - began, time.process_time()
@@ -254,7 +254,7 @@ def _by_hand(path: str, folder: Path, codec: str, crop: int = 0) -> Cost:
     rows = np.empty((BATCH // math.prod(array.chunk_shape), *array.chunk_shape), np.uint8)
     chunks = math.prod(array.chunks_per_object)
     per_shard = chunks * array.chunk_shape[0]
-    target = precache.storage.open_folder(folder)
+    target = precache.storage.open.open_folder(folder)
     shape = RowShape((3, crop or size, crop or size), "uint8")
     step = shape.chunk_rows(per_shard)
     inner = slice((size - shape.shape[1]) // 2, (size + shape.shape[1]) // 2)

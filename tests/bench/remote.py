@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.storage import open_folder
+from precache.storage.open import open_folder
 from tests.bench.common import (
     CROP,
     Machine,
@@ -33,7 +33,7 @@ from tests.bench.common import (
     multiply,
     work_folder,
 )
-from tests.servers import FaultProxy, S3Server
+from tests.support.servers import FaultProxy, S3Server
 
 RESIZE = 256
 DELAYS = (0.0, 0.05)

@@ -18,11 +18,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from precache.blobs import RemoteFolder
-from precache.storage import open_folder
+from precache.storage.open import open_folder
+from precache.storage.remote import RemoteFolder
 from tests.bench.common import Machine, cost_of, in_clean_process
-from tests.gcs_server import GCSServer
-from tests.servers import S3Server
+from tests.support.gcs_server import GCSServer
+from tests.support.servers import S3Server
 
 NBYTES = 100_000
 IN_FLIGHT = 32

@@ -24,10 +24,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from precache.layout import rows_per_shard
-from precache.sampler import Order, Permutation, Shuffle, ValidRows
+from precache.sampling.order import Order, Permutation, Shuffle, ValidRows
+from precache.store.layout import rows_per_shard
+from precache_workers.planning.rows import ROW_ORDER_SEED
 from tests.bench.common import CROP
-from workers.plan import ROW_ORDER_SEED
 
 BATCH = 256
 ROWS = 1_281_167

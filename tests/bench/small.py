@@ -38,7 +38,7 @@ from tests.bench.common import (
     touch,
     work_folder,
 )
-from tests.building import photograph
+from tests.support.building import photograph
 
 BATCH = 256
 SIZE = 32

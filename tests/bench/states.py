@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.sampler import Order, Shuffle, ValidRows
-from precache.states import Place
+from precache.loading.position import Place
+from precache.sampling.order import Order, Shuffle, ValidRows
 from tests.bench.common import Machine
 
 ROWS = (10**6, 10**9)

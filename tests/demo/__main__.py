@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 import precache
+from precache_workers.planning.request import BuildResult
 from tests.demo.photos import FEWEST, PhotoSet, make_photos
 from tests.demo.training import (
     CROP,
@@ -31,7 +32,6 @@ from tests.demo.training import (
     loading_cost,
     train,
 )
-from workers.request import BuildResult
 
 EPOCHS = 2
 SEED = 0

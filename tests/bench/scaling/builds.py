@@ -12,11 +12,11 @@ from typing import Any
 from unittest import mock
 
 import precache
-from precache.pipeline import Pipeline
+from precache.recipe.pipeline import Pipeline
+from precache_workers.cluster import executor as cluster
 from tests.bench.common import CROP, in_clean_process, log
 from tests.bench.scaling.watch import Watch
-from tests.raycluster import Cluster
-from workers import cluster
+from tests.support.raycluster import Cluster
 
 RESIZE = 256
 EMPTY_TASKS = 1000
@@ -92,7 +92,7 @@ def measured_loop() -> Iterator[list[Loop]]:
 
             yield measured
 
-    with mock.patch("workers.build.executor", executor):
+    with mock.patch("precache_workers.driver.build.executor", executor):
         yield found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from precache.operations import Decode
+from precache.recipe.ops import Decode
 
 LIMIT = Decode().max_pixels
 SIDE = 13_377

@@ -15,15 +15,15 @@ from unittest import mock
 import xxhash
 
 import precache
-from precache.layout import RowShape
-from precache.receipts import ChannelSums, Receipt, ShardObject
+from precache.store.layout import RowShape
+from precache.store.receipts import ChannelSums, Receipt, ShardObject
+from precache_workers.cluster.dispatch import Done, Lost, dispatch
+from precache_workers.planning.target_version import SCRATCH
+from precache_workers.planning.work import Measured
+from precache_workers.shards.probe import ProbeTask
+from precache_workers.shards.shard_task import ShardTask
 from tests.bench.common import CROP
 from tests.bench.listing import bucket
-from workers.dispatch import Done, Lost, dispatch
-from workers.goal import SCRATCH
-from workers.probe import ProbeTask
-from workers.shard_task import ShardTask
-from workers.work import Measured
 
 ROW = RowShape((3, CROP, CROP), "uint8")
 PREFIXES = 1000
@@ -111,7 +111,7 @@ def plan(samples: int, shard_samples: int) -> Plan:
     with (
         bucket("s3", PREFIXES, samples // PREFIXES) as options,
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("workers.build.executor", executor),
+        mock.patch("precache_workers.driver.build.executor", executor),
     ):
         began, cpu = time.perf_counter(), time.process_time()
         result = precache.build(

@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from tests.cgroups import cpu_seconds, entering, group
+from tests.support.cgroups import cpu_seconds, entering, group
 
 INTERVAL = 0.2
 

@@ -1,0 +1,123 @@
+"""``precache submit | status | cancel``: builds that run on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+import precache
+from precache.cli.build_options import (
+    add_build_options,
+    add_code,
+    add_storage_option,
+    build_keywords,
+    read_pipeline,
+)
+from precache.cli.output import build_json, print_build, print_job, print_store_status, show
+from precache.runtime.terminal import say
+from precache.store.build_status import read_status
+
+if TYPE_CHECKING:
+    from precache_workers.jobs.submission import ClusterJob
+    from precache_workers.planning.request import BuildResult
+
+WHERE = (
+    "of the cluster's job server, http://head:8265; default as RAY_API_SERVER_ADDRESS or "
+    "RAY_ADDRESS say, else of this machine"
+)
+
+
+def add_job_commands(commands: Any) -> None:
+    """The parsers of this module's commands."""
+    submit = commands.add_parser(
+        "submit",
+        help="the same on a cluster, as a job that needs nobody",
+        description=inspect.cleandoc(_submit.__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_code(add_build_options(submit, None, WHERE))
+    status = commands.add_parser(
+        "status", help="how far a job or a store is", description=_status.__doc__
+    )
+    status.add_argument("what", metavar="JOB|STORE")
+    add_storage_option(status)
+    cancel = commands.add_parser("cancel", help="stop a job", description=_cancel.__doc__)
+    cancel.add_argument("job", metavar="JOB")
+    for command in (status, cancel):
+        command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        command.add_argument("--address", help=WHERE)
+    for command, function in ((submit, _submit), (status, _status), (cancel, _cancel)):
+        command.set_defaults(run=function)
+
+
+def _submit(options: argparse.Namespace) -> int:
+    """Build on a cluster, through its job server; the job goes on without this command.
+
+    The arguments are those of build; paths of SOURCE and STORE are the cluster's. The recipe
+    travels, files of --labels and --classes do, and your own modules with --code. Submitted again
+    while it is under way, the same build is followed; after it ended, it is continued.
+    """
+    job = precache.submit(
+        options.source,
+        options.store,
+        read_pipeline(options),
+        code=options.code,
+        **build_keywords(options),
+    )
+    return show_job(job, options.no_wait, options.json)
+
+
+def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
+    """Print a job, or follow it and print what it makes; the exit status."""
+    if no_wait:
+        show(as_json, _job_json(job), lambda: say(job.id))
+        return 0
+
+    def made(result: BuildResult) -> None:
+        data = {**_job_json(job), "result": build_json(result)}
+        show(as_json, data, lambda: print_build(result))
+        sys.stdout.flush()
+
+    was = "is under way already" if job.attached else "is submitted"
+    _say(f"precache: job {job.id} {was}")
+    try:
+        job.wait(_say, made)
+    except KeyboardInterrupt:
+        _say(f"precache: the job goes on; to see how far it is: {job.how_to_go_on()}")
+        return 130
+    return 0
+
+
+def _say(line: str) -> None:
+    say(line, stderr=True)
+
+
+def _job_json(job: ClusterJob) -> dict[str, Any]:
+    return {"job": job.id, "address": job.address, "attached": job.attached}
+
+
+def _status(options: argparse.Namespace) -> int:
+    """A job of precache submit: its state, its last line of progress, why it ended. A store, for
+    which no cluster is asked: the current version, and how far builds are that have begun.
+    """
+    from precache_workers.jobs.submission import JOB_ID, open_job
+
+    if JOB_ID.fullmatch(options.what):
+        found = open_job(options.what, options.address).status()
+        show(options.json, dataclasses.asdict(found), lambda: print_job(found))
+    else:
+        store = read_status(options.what, dict(options.storage_options))
+        show(options.json, dataclasses.asdict(store), lambda: print_store_status(store))
+    return 0
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    """Stop a job of precache submit. What it has done is kept; submitted again, it continues."""
+    from precache_workers.jobs.submission import open_job
+
+    found = open_job(options.job, options.address).cancel()
+    show(options.json, dataclasses.asdict(found), lambda: print_job(found))
+    return 0

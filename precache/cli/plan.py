@@ -1,0 +1,254 @@
+"""The command ``precache plan``, which is ``precache build --dry-run``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import precache
+from precache.cli.build_options import (
+    add_build_options,
+    build_keywords,
+    import_from_here,
+    read_pipeline,
+)
+from precache.cli.output import show
+from precache.recipe.variants import variants_of
+from precache.runtime.terminal import say, say_rows
+from precache.storage.base import left_out_text
+from precache.units import size
+
+if TYPE_CHECKING:
+    from precache_workers.driver.build_plan import BuildPlan
+    from precache_workers.planning.diff import Differences, KeyChange
+    from precache_workers.planning.shard_plan import FieldRows
+    from precache_workers.profiling.estimate import Estimate
+    from precache_workers.profiling.op_costs import Choice, FieldCosts
+
+_HEAD = 12
+"""Width of the names at the left."""
+
+
+def add_plan(commands: Any) -> None:
+    """Add the command to the subparsers of ``precache``."""
+    command = commands.add_parser(
+        "plan",
+        help="what a build would do, and why, and what it would take",
+        description=inspect.cleandoc(_plan.__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
+    run = add_build_options(command, "local", where)
+    run.add_argument(
+        "--no-timing", action="store_true", help="make no rows to tell what it would take"
+    )
+    command.set_defaults(run=_plan)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Say what precache build, with the same arguments, would do; nothing is written.
+
+    What differs from the current version, what is taken over from which version, what is to be
+    computed, and, by making a few dozen rows in memory, the time and the bytes that it takes.
+    """
+    show_plan(options, not options.no_timing)
+    return 0
+
+
+def show_plan(options: argparse.Namespace, timing: bool) -> None:
+    """Plan the build of these options, and print the plan."""
+    recipe, keywords = read_pipeline(options), build_keywords(options)
+    import_from_here(options.source, bool(recipe.functions))
+    found = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
+    data = {**dataclasses.asdict(found), "shards_to_make": found.shards_to_make}
+    show(options.json, data, lambda: _print(found))
+
+
+def _print(plan: BuildPlan) -> None:
+    say(_headline(plan), style="bold")
+    say_rows(_lines(plan), _HEAD)
+
+
+def _headline(plan: BuildPlan) -> str:
+    version = f"version {plan.version[:8]}"
+    match plan.state:
+        case "nothing" if plan.version == plan.current:
+            return f"Nothing to do: {version} is complete"
+        case "nothing":
+            return f"Nothing to do but to make it current again: {version} is complete"
+        case "repair":
+            return f"Objects of {version} are lost, and would be made again"
+        case "continue":
+            return f"A build of {version} began, and would go on"
+        case "build":
+            return f"A new {version} would be made"
+
+
+def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
+    """Names and values; those without a name go on with the one before."""
+    yield "version", plan.version
+    yield "current", plan.current or "none yet"
+    if plan.differences is not None:
+        yield from _differences(plan.differences, plan.keeps_rows)
+    removed = f"; {plan.removed:,} removed, whose rows stay as holes" if plan.removed else ""
+    ignored = f"; {plan.ignored:,} files are no images by suffix" if plan.ignored else ""
+    left_out = left_out_text(plan.left_out)
+    yield "samples", f"{plan.samples:,}{removed}{ignored}{left_out}"
+    if plan.shards == plan.shards_skipped:
+        return
+    base = "nothing" if plan.base is None else f"version {plan.base[:8]}"
+    yield "taken over", f"{base}: {plan.base_reason}"
+    for name, rows in _by_rows(plan.fields):
+        yield "", f"{name}: {_field_rows(rows)}"
+    counts = plan.shards_to_make, plan.shards_reused, plan.shards_skipped
+    parts = "{:,} to make, {:,} reused, {:,} there before".format(*counts)
+    yield "shards", f"{plan.shards:,}: {parts}"
+    fetched = f"{plan.rows_computed:,} samples to fetch"
+    if plan.rows_compared:
+        fetched += f" ({plan.rows_compared:,} of them reused if their content is what it was)"
+    yield "rows", f"{fetched}, {plan.rows_reused:,} reused"
+    if plan.rows_retried:
+        yield "tried again", f"{plan.rows_retried:,} samples that failed before"
+    yield "bytes", ", ".join(_bytes(plan))
+    if plan.estimate is not None:
+        yield from _estimate(plan.estimate)
+    yield from _under("ops", [line for each in plan.ops for line in _ops(each)])
+
+
+def _differences(found: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
+    lines = [f"{each.where}: {_value(each.before)} → {_value(each.after)}" for each in found.recipe]
+    lines += [f"the code of {each} was edited" for each in found.functions]
+    lines += [
+        f"{each.op}: {' and '.join(each.libraries)} makes other pixels of it, first of the probe "
+        f"{each.probe}: {each.far}"
+        for each in found.ops
+    ]
+    if not lines:
+        lines = ["the same"]
+    yield from _under("recipe", lines)
+    yield from _under("source", list(_source(found)))
+    if not keeps_rows:
+        yield "rows", "laid down anew, not in their places"
+    yield from _under(
+        "libraries",
+        [
+            f"{each.name} {each.before} → {each.after}: "
+            + (
+                "the same pixels, so that nothing is computed again for it"
+                if not each.decides
+                else "other pixels, so that they are computed again"
+                if any(each.name in op.libraries for op in found.ops)
+                else "what it made was not recorded, so that all is computed again"
+            )
+            for each in found.libraries
+        ],
+    )
+
+
+def _under(name: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines):
+        yield ("" if number else name), line
+
+
+def _source(found: Differences) -> Iterator[str]:
+    source = found.source
+    if source is None or not source.any:
+        yield "the same"
+        return
+    yield f"{source.same:,} the same"
+    for name in ("added", "changed", "removed", "relabelled"):
+        change: KeyChange = getattr(source, name)
+        if change.count:
+            rest = f", … {change.count - len(change.examples):,} more"
+            more = rest if change.count > len(change.examples) else ""
+            yield f"{change.count:,} {name}: {', '.join(change.examples)}{more}"
+    if source.classes_changed:
+        yield "classes have other names or numbers"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _by_rows(fields: Mapping[str, FieldRows]) -> Iterator[tuple[str, FieldRows]]:
+    """Fields, variants that come about alike together."""
+    for name, arrays in variants_of(fields).items():
+        for rows, alike in itertools.groupby(arrays, fields.__getitem__):
+            numbers = [array.removeprefix(f"{name}.") for array in alike]
+            several = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else numbers[0]
+            yield name if arrays == [name] else f"{name}, variants {several}", rows
+
+
+def _field_rows(rows: FieldRows) -> str:
+    words = {
+        "linked": "in whole shards",
+        "copied": "copied as they are stored",
+        "resumed": "made of its rows",
+        "computed": "computed of samples",
+    }
+    parts = [f"{getattr(rows, n):,} {word}" for n, word in words.items() if getattr(rows, n)]
+    return ", ".join(parts) or "no row"
+
+
+def _bytes(plan: BuildPlan) -> Iterator[str]:
+    kinds = {
+        "fetched": plan.bytes_fetched,
+        "read of earlier shards": plan.bytes_read,
+        "linked" if plan.hard_links else "copied by the service": plan.bytes_linked,
+        "written": plan.bytes_written,
+    }
+    for name, nbytes in kinds.items():
+        if nbytes is None:
+            yield f"{name}: unknown without timing"
+        elif nbytes or name in ("fetched", "written"):
+            yield f"{size(nbytes)} {name}"
+
+
+def _estimate(found: Estimate) -> Iterator[tuple[str, str]]:
+    cores = f"{found.cpus} core{'s' * (found.cpus > 1)}"
+    cpu, hours = f"{found.cpu_seconds:.2g} CPU-s", found.cpu_seconds / 3600
+    cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
+    took = f"about {_duration(found.seconds)} on {cores}, {cpu}"
+    by = f"{found.samples} samples" if found.samples else "rows that are there"
+    yield "time", f"{took}; by {by}, without the start of Ray"
+    for key, why in found.failed:
+        yield "would fail", f"{key}: {why}"
+
+
+def _ops(found: FieldCosts) -> Iterator[str]:
+    """Where the ops of a field are better done, and what its random ones cost in both ways."""
+    places = {"cache": "cached", "variants": "cached, as variants", "device": "on the device"}
+    for place, words in places.items():
+        ops = [f"{op.op} {op.cpu_ms:.2g}" for op in found.ops if op.better == place]
+        if ops:
+            yield f"{found.name}, better {words}: {', '.join(ops)} CPU-ms a sample"
+    if not found.random and all(op.better == "cache" for op in found.ops):
+        return
+    several = f"{found.variants} variants" if found.variants > 1 else "one draw for all epochs"
+    yield f"{found.name}, {several if found.random else 'all cached'}: {_choice(found.declared)}"
+    if found.left is not None:
+        yield f"{found.name}, its last ops by precache.transforms: {_choice(found.left)}"
+    if found.shapes_differ:
+        yield (
+            f"{found.name}: rows differ in shape before its last ops; an exact resize or a crop "
+            "would leave these to the device"
+        )
+
+
+def _choice(found: Choice) -> str:
+    return (
+        f"{size(found.nbytes)} a sample stored, {found.build_cpu_ms:.2g} CPU-ms once and "
+        f"{found.epoch_cpu_ms:.2g} in every epoch"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,204 @@
+"""The first epoch of a training that begins while its version is made."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from precache.errors import BuildError, UsageError
+from precache.sampling.order import Permutation, come_again
+from precache.store.live_version import GrowingVersion
+
+log = logging.getLogger(__name__)
+
+FINISHED = "finished"
+"""Name of this order in a loader's state."""
+
+
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for options of a loader that need a version which is there."""
+    for name in ("rows", "weights", "resident", "refresh"):
+        if given[name] is not None:
+            raise UsageError(
+                f"{name} needs a version that is there, and this one is followed while it is "
+                "built; leave out one of both"
+            )
+    if given["gather"] == "device":
+        raise UsageError("gather='device' needs a version that is there; leave it out, or follow")
+    if given["shuffle"] is False or given["order"] == "key":
+        raise UsageError(
+            "rows come in the order in which shards are finished while a version is built; leave "
+            "out shuffle=False and order, or follow"
+        )
+
+
+class FollowOrder:
+    """Which rows an epoch reads, batch by batch, in the order in which shards are finished.
+
+    The rows of each shard are permuted by (seed, epoch, shard), holes left out, and follow those of
+    the shard before in the log. Step k of all ranks takes the rows at positions from k times the
+    global batch on, as in `Order`. Their number is that of the rows whose samples
+    are there, bad ones included, so that it is known from the beginning: positions beyond the last
+    row begin again, to make up for holes.
+
+    Parameters
+    ----------
+    stopped
+        Ends all waiting.
+    """
+
+    shuffle = None
+
+    def __init__(
+        self,
+        version: GrowingVersion,
+        batch_size: int,
+        seed: int,
+        drop_last: bool,
+        rank: int,
+        world_size: int,
+        stopped: threading.Event,
+    ) -> None:
+        self._version = version
+        self.batch_size, self.seed, self.drop_last = batch_size, seed, drop_last
+        self.rank, self.world_size = rank, world_size
+        self._stopped = stopped
+        self._ends = np.empty(0, np.int64)
+        self._repeated = 0
+        self._told = False
+        if batch_size * world_size > version.planned:
+            raise UsageError(
+                f"batch_size is {batch_size}, and {version.path} will have at most "
+                f"{version.planned} valid rows for {world_size} ranks; give at most "
+                f"{version.planned // world_size}"
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Rows a step of all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def _positions(self) -> int:
+        """Of an epoch, over all ranks."""
+        planned = self._version.planned
+        if self.drop_last:
+            return planned - planned % self.global_batch
+        return -(-planned // self.world_size) * self.world_size
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return -(-self._positions // self.global_batch)
+
+    def blocks_at_once(self, block: int) -> int:
+        """Shards that must be at hand at a time, where no more than half of the samples are bad."""
+        least = max(1, self._version.planned // (2 * self._version.shards))
+        return min(self._version.shards, 2 * (self.global_batch // least + 3))
+
+    def take_repeated(self) -> int:
+        """Rows that this rank read a second time in place of holes, since the last call."""
+        repeated, self._repeated = self._repeated, 0
+        return repeated
+
+    def again(self, number: int) -> np.ndarray | None:
+        """As of `precache.sampling.order.Order`, for a batch that was read."""
+        return come_again(self._own(number), self._known)
+
+    def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
+        """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
+        for first, stop in self._spans(start):
+            for number in range(first, stop):
+                yield self._rows(epoch, self._own(number))
+
+    def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
+        """The same in runs of batches that can be read at once; waits before each for its shards.
+
+        Raises
+        ------
+        BuildError
+            The build has stopped, or every sample is bad.
+        """
+        for first, stop in self._spans(start):
+            yield self._run(epoch, first, stop)
+
+    def _spans(self, start: int) -> Iterator[tuple[int, int]]:
+        while start < self.batches:
+            stop = self._ready()
+            while stop <= start:
+                self._version.await_shards(self._stopped)
+                if self._stopped.is_set():
+                    return
+                stop = self._ready()
+            yield start, stop
+            start = stop
+
+    def _ready(self) -> int:
+        """Batches whose rows are known."""
+        self._version.advance()
+        counted = len(self._ends)
+        sizes = [
+            len(self._version.rows_of(shard)) - len(holes)
+            for shard, holes in self._version.finished[counted:]
+        ]
+        if sizes:
+            before = self._ends[-1:] if counted else np.zeros(1, np.int64)
+            self._ends = np.concatenate([self._ends, before + np.cumsum(sizes)])
+        if len(self._ends) < self._version.shards:
+            return self._known // self.global_batch
+        if not self._known:
+            raise BuildError(f"no sample of {self._version.path} could be decoded")
+        self._tell()
+        return self.batches
+
+    @property
+    def _known(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def _tell(self) -> None:
+        """Say once, of all ranks, what the holes came to."""
+        holes = self._version.planned - self._known
+        if holes and self.rank == 0 and not self._told:
+            again = max(0, min(self._positions, self._version.planned) - self._known)
+            log.warning(
+                "%d samples of %s turned out bad: in the first epoch, %d rows come twice so that "
+                "it keeps its %d batches",
+                holes,
+                self._version.path,
+                again,
+                self.batches,
+            )
+        self._told = True
+
+    def _run(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
+        """A run that is read, whose repetitions count."""
+        for number in range(start, stop):
+            own = self._own(number)
+            known, planned = np.searchsorted(own, [self._known, self._version.planned])
+            self._repeated += int(planned - known)
+            yield self._rows(epoch, own)
+
+    def _own(self, number: int) -> np.ndarray:
+        """Positions of this rank in a batch."""
+        first = number * self.global_batch
+        share = min(self.global_batch, self._positions - first) // self.world_size
+        own: np.ndarray = first + self.rank * share + np.arange(share, dtype=np.int64)
+        return own
+
+    def _rows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Rows at positions, which begin again beyond the last row."""
+        positions = positions % self._known
+        places = np.searchsorted(self._ends, positions, side="right")
+        rows = np.empty(len(positions), np.int64)
+        for place in np.unique(places).tolist():
+            here = places == place
+            shard, holes = self._version.finished[place]
+            valid = np.setdiff1d(np.array(self._version.rows_of(shard), np.int64), holes)
+            start = int(self._ends[place]) - len(valid)
+            permute = Permutation(len(valid), "finished", self.seed, epoch, shard)
+            rows[here] = valid[permute(positions[here] - start)]
+        return rows

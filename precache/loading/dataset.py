@@ -1,0 +1,187 @@
+"""`CachedDataset`: a cached version as a map-style torch `Dataset`."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+from precache.loading.slots import as_tensor
+from precache.reading.version_reader import Columns, FieldNames
+from precache.runtime.integers import whole
+from precache.storage.open import StorageOptions
+from precache.store.version import Keys, Version
+
+Batch = dict[str, torch.Tensor]
+
+
+class Sample(dict[str, torch.Tensor]):
+    """A sample of a batch: field -> view of the batch; copied and pickled as a plain dict."""
+
+    def __reduce__(self) -> tuple[type, tuple[Batch]]:
+        return dict, (dict(self),)
+
+
+class _Samples(Sequence[Sample]):
+    """The samples of a batch, each made when it is first asked for.
+
+    Parameters
+    ----------
+    batch
+        Field -> (n, ...) tensor. By keyword, so that torch, which rebuilds sequences from their
+        members when it pins memory, makes a list of these.
+    """
+
+    def __init__(self, *, batch: Batch) -> None:
+        self._batch = batch
+        self._given: dict[int, tuple[Sample, Batch]] = {}
+
+    def __len__(self) -> int:
+        return len(self._batch["row"])
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        if place not in self._given:
+            views = {name: values[place] for name, values in self._batch.items()}
+            self._given[place] = Sample(views), views
+        return self._given[place][0]
+
+    def whole(self) -> Batch | None:
+        """The batch; None if a sample was given other members."""
+        for sample, views in self._given.values():
+            if sample.keys() != views.keys() or any(sample[n] is not views[n] for n in views):
+                return None
+        return self._batch
+
+
+def _collate(
+    samples: Sequence[Batch], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
+) -> Any:
+    """As torch collates dicts, without a copy where samples are a whole batch."""
+    if isinstance(samples, _Samples) and collate_fn_map is default_collate_fn_map:
+        whole = samples.whole()
+        if whole is not None:
+            return whole
+    return collate([dict(sample) for sample in samples], collate_fn_map=collate_fn_map)
+
+
+class CachedDataset(Dataset[Batch]):
+    """The valid rows of a version, for any `DataLoader`, with fork and spawn workers.
+
+    Parameters
+    ----------
+    uri
+        A store, ``STORE@prefix``, or a Zarr group together with a mapping as `fields`.
+    fields
+        Names to read, by default all; or name -> path of an array in a group that other software
+        wrote.
+    verify
+        When CRC32C checksums are checked: ``first``, ``always`` or ``off``.
+    access
+        ``map``, or ``pread`` for a network file system. Rows of a remote store are read by range
+        requests, those of a batch together.
+    storage_options
+        Of a remote file system, as its fsspec class takes them.
+    variant
+        Which one to read of a field with `variants = K`: that of epoch `variant`, until `set_epoch`
+        says another.
+
+    Notes
+    -----
+    Index i is the i-th row that is not a hole, in row order. A pickle holds the version's path
+    and the storage options, not its data. `Loader` is the faster way to read batches. The samples
+    that a `DataLoader` reads together lie together in memory, and torch's default collation hands
+    them on without a copy.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        fields: FieldNames = None,
+        verify: str = "first",
+        access: str = "map",
+        storage_options: StorageOptions = None,
+        variant: int = 0,
+    ) -> None:
+        self._open(os.fspath(uri), fields, verify, access, storage_options, variant)
+
+    def _open(
+        self,
+        uri: str,
+        fields: FieldNames,
+        verify: str,
+        access: str,
+        storage_options: StorageOptions,
+        variant: int,
+    ) -> None:
+        default_collate_fn_map[Sample] = _collate
+        self._fields = dict(fields) if isinstance(fields, Mapping) else fields
+        self._how = {"verify": verify, "access": access, "storage_options": storage_options}
+        self._columns = Columns(uri, fields, verify, storage_options, access)
+        self.set_epoch(variant)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Read the variants of an epoch, as `Loader` does; workers that run already do not hear."""
+        self._epoch = whole("epoch", epoch)
+        self._columns = self._columns.at_epoch(self._epoch)
+
+    @property
+    def version(self) -> Version:
+        return self._columns.version
+
+    @functools.cached_property
+    def keys(self) -> Sequence[str]:
+        """The samples' keys, by index."""
+        return Keys(self.version, self._columns.valid(np.arange(len(self))))
+
+    def __len__(self) -> int:
+        return len(self._columns.valid)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Field -> tensor of one row without a batch axis, and `row` (int64)."""
+        return dict(self.__getitems__([index])[0])
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Sample]:
+        """The samples at `indices`, read together."""
+        count = len(self)
+        ranks = np.array([operator.index(index) for index in indices], np.int64)
+        if len(ranks) and not (-count <= ranks.min() and ranks.max() < count):
+            raise IndexError(f"an index of {list(indices)} is outside of the {count} samples")
+        rows = self._columns.valid(ranks % count if count else ranks)
+        batch = {
+            name: np.empty((len(rows), *shape), dtype)
+            for name, (shape, dtype) in self._columns.shapes.items()
+        }
+        self._columns.read(rows, batch)
+        return _Samples(batch={name: as_tensor(values) for name, values in batch.items()})
+
+    @staticmethod
+    def collate(samples: Sequence[Batch]) -> Batch:
+        """Field -> (n, ...) tensor; what a `DataLoader` does with the samples by default."""
+        batch: Batch = _collate(samples, collate_fn_map=default_collate_fn_map)
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "uri": self.version.path,
+            "fields": self._fields,
+            "variant": self._epoch,
+            **self._how,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._open(**state)

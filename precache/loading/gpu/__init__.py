@@ -1,0 +1,1 @@
+"""Rows gathered by a CUDA device: resident versions and registered shards."""

@@ -1,0 +1,76 @@
+"""Resident: a version that fits is decoded once, into host or device memory, and gathered there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from precache.errors import UsageError
+from precache.loading.slots import Batch, indexable
+from precache.loading.stream import BatchStream
+from precache.reading.version_reader import Columns
+from precache.runtime.usage import available_bytes
+from precache.sampling.order import Order
+from precache.units import size
+
+LOAD_ROWS = 256
+"""Rows a batch while loading."""
+
+SHARE = 0.9
+"""Of the free memory, that a resident version may take."""
+
+
+def load(columns: Columns, device: torch.device) -> list[Batch]:
+    """Every field of a version, decoded, by row number, in the memory of `device`.
+
+    Returns
+    -------
+    list[Batch]
+        As each epoch reads it, over and over: one for each variant.
+
+    Raises
+    ------
+    UsageError
+        It does not fit; found before anything is loaded.
+    """
+    _require_room(columns, device)
+    count = min(LOAD_ROWS, len(columns.valid))
+    stream = BatchStream(columns, count, device)
+    return [_held(columns, stream, turn, count, device) for turn in range(columns.turns)]
+
+
+def _held(
+    columns: Columns, stream: BatchStream, turn: int, count: int, device: torch.device
+) -> Batch:
+    held: Batch = {}
+    rows = Order(columns.valid, count, shuffle=None).epoch(0)
+    for batch in stream.batches(rows, turn):
+        for name, values in batch.items():
+            if name not in held:
+                shape = (columns.version.rows, *values.shape[1:])
+                held[name] = torch.zeros(shape, dtype=values.dtype, device=device)
+            indexable(held[name]).index_copy_(0, batch["row"], indexable(values))
+    return held
+
+
+def _require_room(columns: Columns, device: torch.device) -> None:
+    needed = columns.turns * sum(
+        columns.version.rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
+        for shape, dtype in columns.shapes.values()
+    )
+    free = _free_bytes(device)
+    if needed > SHARE * free:
+        where = "the host" if device.type == "cpu" else str(device)
+        raise UsageError(
+            f"{columns.version.path} takes {size(needed)} decoded, and {where} has {size(free)} "
+            "free; leave resident out, or name fewer fields"
+        )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = available_bytes()
+    if free is None:
+        raise UsageError("resident needs /proc/meminfo to know whether the version fits")
+    return free

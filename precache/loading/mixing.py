@@ -1,0 +1,321 @@
+"""`mix`: one iterable of batches from several loaders, in proportions that hold in every epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Self
+
+import torch
+
+from precache.codecs import kernels
+from precache.errors import UsageError
+from precache.loading.cuda_clock import stall_clock
+from precache.loading.loader import Loader
+from precache.loading.position import Place, require_same
+from precache.loading.slots import SlotPool
+from precache.runtime.integers import whole
+from precache.runtime.step_clock import Fetched, LoaderStats
+from precache.sampling.mix_schedule import Turns, shares_of
+
+STATE_FORMAT = 1
+
+POOLED_NBYTES = 1 << 20
+"""Fields of fewer bytes a batch are not worth it: a list of all labels must not hold images."""
+
+SLOTS = 3
+"""A batch with the caller, one in the making, and one to spare."""
+
+
+def mix(
+    loaders: Sequence[Loader],
+    weights: Sequence[float] | None = None,
+    *,
+    by: str = "batch",
+    until: str | int = "all",
+    seed: int = 0,
+) -> Mixture:
+    """Batches of several loaders as one iterable, which takes the place of a `Loader`.
+
+    Parameters
+    ----------
+    loaders
+        The sources, each with its own store, transform and options. Only the mixture iterates over
+        them from here on, and closes them.
+    weights
+        With ``by="batch"``: the share of the steps of each source; by default as many as it has
+        batches. The proportions are exact in every epoch.
+    by
+        ``batch``: every step is a batch of one source, the same one on all ranks; rows of the
+        sources may differ in shape. ``sample``: every batch has rows of all sources, as many of
+        each as its loader's `batch_size`, one after another; fields, shapes and dtypes must agree.
+    until
+        Where an epoch ends. ``all``: once every source was gone through; smaller ones begin again,
+        in new orders. ``first``: before any source would begin again; the others go on in the next
+        epoch where they stopped. Or a number of steps.
+    seed
+        Of the order of the sources, with the epoch.
+
+    Returns
+    -------
+    Mixture
+        A dict gets `source`: the number of its loader in `loaders` (``by="batch"``, an int), or one
+        for each row (``by="sample"``, int64 (N,)). A tuple gets it at its end.
+
+    Raises
+    ------
+    UsageError
+        The loaders are not of one rank and device, weights or rule make no sense, or a source
+        would have no batch.
+
+    Notes
+    -----
+    By default an epoch means what it does for one loader: every row comes at least once. Where the
+    losses of the sources differ much, those of steps by batch jump; then mix by sample. Labels are
+    each store's own numbers: build with ``--classes OTHER.store`` where they are to mean the same.
+
+    Examples
+    --------
+    >>> sources = [Loader("photos.store"), Loader("more.store")]  # doctest: +SKIP
+    >>> with mix(sources, [0.7, 0.3]) as batches:  # doctest: +SKIP
+    ...     for batch in batches:
+    ...         step(batch["image"], batch["label"])
+    """
+    _require_one_place(loaders)
+    if by not in ("batch", "sample"):
+        raise UsageError(f"by is {by!r}; choose one of batch, sample")
+    seed = whole("seed", seed)
+    if until not in ("all", "first"):
+        if isinstance(until, str):
+            raise UsageError(f"until is {until!r}; give all, first, or a number of steps")
+        until = whole("until", until, 1)
+    if by == "sample" and weights is not None:
+        raise UsageError(
+            "weights are shares of the steps, and by='sample' takes rows of every source at each; "
+            "choose the batch_size of each loader instead"
+        )
+    lengths = [len(loader) for loader in loaders]
+    shares = None
+    if weights is not None:
+        shares = shares_of(weights, len(loaders))
+    elif by == "batch":
+        shares = [Fraction(length, sum(lengths)) for length in lengths]
+    asked = {
+        "by": by,
+        "weights": None if weights is None else [float(share) for share in shares or []],
+        "until": until,
+        "seed": seed,
+    }
+    turns = Turns.of(lengths, shares, until, seed)
+    return Mixture(loaders, turns, asked)
+
+
+def _require_one_place(loaders: Any) -> None:
+    if not isinstance(loaders, Sequence) or not all(isinstance(x, Loader) for x in loaders):
+        raise UsageError(f"mix takes a list of Loaders, not {loaders!r}")
+    if not loaders:
+        raise UsageError("there is no loader to mix; give at least one")
+    if len(set(map(id, loaders))) < len(loaders):
+        raise UsageError("a loader comes twice; open its store by another Loader")
+    first = loaders[0]
+    for number, loader in enumerate(loaders):
+        one, other = (f"rank {x.rank} of {x.world_size} on {x.device}" for x in (first, loader))
+        if one != other:
+            raise UsageError(f"source 0 is for {one}, and source {number} for {other}")
+        if loader.follows:
+            raise UsageError(
+                f"source {number} has refresh='epoch' or follows a build, and the shares of a "
+                "mixture are those of versions that stay; leave that out"
+            )
+
+
+class Mixture:
+    """What `mix` returns: an iterable of batches; one iterator is one epoch.
+
+    Attributes
+    ----------
+    loaders
+        The sources.
+    counts
+        Batches of each in an epoch; over ``len(loader)``, how often it is gone through.
+    """
+
+    def __init__(self, loaders: Sequence[Loader], turns: Turns, asked: Mapping[str, Any]) -> None:
+        self.loaders = tuple(loaders)
+        self.counts = turns.counts
+        self._turns = turns
+        self._asked = dict(asked)
+        self._place = Place(len(turns))
+        self._clock = stall_clock(self.loaders[0].device)
+        self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same in each and on every rank."""
+        return len(self._turns)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iterator runs."""
+        self._place.choose(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._run()
+        self._iterators.add(iterator)
+        return iterator
+
+    def _run(self) -> Generator[Any, None, None]:
+        # With its first batch, not when it is made: some trainers make one that they never use.
+        epoch, start = self._place.begin()
+        with contextlib.ExitStack() as ends:
+            rounds = [
+                ends.enter_context(contextlib.closing(_rounds(loader, *place)))
+                for loader, place in zip(
+                    self.loaders, self._turns.places(epoch, start), strict=True
+                )
+            ]
+            join = _Joiner()
+            self._clock.begin()
+            for number, sources in enumerate(self._turns.sources(epoch, start), start + 1):
+                parts = [next(rounds[source]) for source in sources]
+                parts[:] = [join(parts) if self._turns.together else _told(parts[0], sources[0])]
+                self._clock.arrived(0, 0, 0)
+                self._place.received(epoch, number)
+                yield parts.pop()  # and not a name more: what the caller drops is gone
+                self._clock.asked()
+
+    def stats(self) -> LoaderStats:
+        """As `Loader.stats`, of all sources together, since the last call."""
+        parts = [loader.stats() for loader in self.loaders]
+        own = self._clock.report(sum(part.cpu_seconds for part in parts))
+        taken = sum(part.batches for part in parts)
+        return dataclasses.replace(
+            own,
+            samples=sum(part.samples for part in parts),
+            bytes=sum(part.bytes for part in parts),
+            ready=sum(part.ready * part.batches for part in parts) / taken if taken else 0.0,
+            fetched=Fetched(
+                sum(part.fetched.objects for part in parts),
+                sum(part.fetched.nbytes for part in parts),
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop is: what it has received, not what is being read ahead."""
+        sources = [loader.identity() for loader in self.loaders]
+        return {**self._identity(), "sources": sources, **self._place.saved()}
+
+    def _identity(self) -> dict[str, Any]:
+        return {"format": STATE_FORMAT, **self._asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
+
+        Raises
+        ------
+        UsageError
+            The state is of another mixture, by name: other sources or another order of them, other
+            weights, rule or seed. Ranks may be more or fewer than they were.
+        """
+        require_same(self._identity(), state, "this mixture")
+        sources = state.get("sources")
+        if not isinstance(sources, list) or len(sources) != len(self.loaders):
+            found = len(sources) if isinstance(sources, list) else sources
+            raise UsageError(
+                f"the saved state has sources={found!r} and this mixture has {len(self.loaders)}"
+            )
+        for number, (loader, source) in enumerate(zip(self.loaders, sources, strict=True)):
+            require_same(loader.identity(), source, f"source {number} of this mixture")
+        self._place.load(state)
+
+    def close(self) -> None:
+        """End running iterators, and close the loaders."""
+        for iterator in list(self._iterators):
+            with contextlib.suppress(ValueError):  # it is at work
+                iterator.close()
+        for loader in self.loaders:
+            loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _rounds(loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
+    """Batches of a loader from a place on, epoch after epoch."""
+    while True:
+        loader.seek(epoch, batch)
+        yield from loader
+        epoch, batch = epoch + 1, 0
+
+
+def _told(batch: Any, source: int) -> Any:
+    """A batch that tells its source."""
+    if isinstance(batch, Mapping):
+        return {**batch, "source": source}
+    if isinstance(batch, tuple):
+        return (*batch, source)
+    raise UsageError(
+        f"the transform of source {source} gives a {type(batch).__name__}; give a dict or a tuple, "
+        "so that a batch can tell its source"
+    )
+
+
+class _Joiner:
+    """Makes one batch of several, on the CPU in memory that is used again once nobody holds it."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Any, SlotPool] = {}
+
+    def __call__(self, parts: Sequence[Any]) -> Any:
+        """The rows of all parts, one after another; each tells its source."""
+        named = [_named(part, source) for source, part in enumerate(parts)]
+        kinds = [{name: _kind(values) for name, values in part.items()} for part in named]
+        for source, kind in enumerate(kinds):
+            for name in dict.fromkeys([*kinds[0], *kind]):
+                if kinds[0].get(name) != kind.get(name):
+                    raise UsageError(
+                        f"{name} is {kinds[0].get(name)} in source 0 and {kind.get(name)} in "
+                        f"source {source}; make them agree, or mix with by='batch'"
+                    )
+        whole = {name: self._whole(name, [part[name] for part in named]) for name in named[0]}
+        some = [next(iter(part.values())) for part in named]
+        told = [torch.full((len(s),), n, device=s.device) for n, s in enumerate(some)]
+        whole["source"] = torch.cat(told)
+        return tuple(whole.values()) if isinstance(parts[0], tuple) else whole
+
+    def _whole(self, name: Any, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Tensors one after another, as `torch.cat` makes of them.
+
+        Of large ones that costs five times as much: fresh memory, and threads that wait for each
+        other.
+        """
+        first, nbytes = parts[0], sum(part.nbytes for part in parts)
+        if first.device.type != "cpu" or nbytes < POOLED_NBYTES:
+            return torch.cat(parts)
+        pool = self._pools.get(name)
+        if pool is None or pool.nbytes < nbytes:
+            pool = self._pools[name] = SlotPool(nbytes, SLOTS)
+        memory = pool.acquire()[:nbytes]
+        flat = [part.contiguous().view(-1).view(torch.uint8).numpy().data for part in parts]
+        kernels.join(flat, memory)
+        whole = torch.from_numpy(memory).view(first.dtype)
+        return whole.view(sum(map(len, parts)), *first.shape[1:])
+
+
+def _named(batch: Any, source: int) -> dict[Any, torch.Tensor]:
+    """A batch as name -> tensor; what is in a tuple is named by its place."""
+    named = dict(enumerate(batch)) if isinstance(batch, tuple) else batch
+    if not isinstance(named, Mapping) or not all(torch.is_tensor(v) for v in named.values()):
+        raise UsageError(
+            f"the transform of source {source} gives something else than a dict or tuple of "
+            "tensors, which cannot be mixed within a batch; mix with by='batch'"
+        )
+    return dict(named)
+
+
+def _kind(values: torch.Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape[1:])}"

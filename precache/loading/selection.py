@@ -1,0 +1,123 @@
+"""Which rows a loader reads, and how often: all that are valid, a subset, or by weight."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from precache.errors import UsageError
+from precache.reading.version_reader import Columns, read_whole
+from precache.sampling.order import ChosenRows, ValidRows
+from precache.store.version import SMALL_ROW_NBYTES, Version
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows by rank, and their weights by rank where they have any.
+
+    Attributes
+    ----------
+    digest
+        XXH3-64 (hex) of what was asked for; None where that is every row alike.
+    """
+
+    valid: ValidRows | ChosenRows
+    weights: np.ndarray | None
+    digest: str | None
+
+    @property
+    def read(self) -> np.ndarray:
+        """(n,) int64 rows that an epoch may read, ascending."""
+        rows = self.valid(np.arange(len(self.valid)))
+        return rows if self.weights is None else rows[self.weights > 0]
+
+    @classmethod
+    def of(
+        cls,
+        columns: Columns,
+        rows: np.ndarray | Sequence[int] | None,
+        weights: np.ndarray | Sequence[float] | None,
+    ) -> Selection:
+        """What a user asks for, without the holes.
+
+        Raises
+        ------
+        UsageError
+            There are no such rows, or none is left; the weights are not one for each row of the
+            version, or make no sense.
+        """
+        valid: ValidRows | ChosenRows = columns.valid
+        if rows is None and weights is None:
+            return cls(valid, None, None)
+        digest = xxhash.xxh3_64()
+        if rows is not None:
+            chosen = _chosen(columns, np.asarray(rows))
+            digest.update(b"rows" + chosen.tobytes())
+            valid = ChosenRows(chosen)
+        if weights is None:
+            return cls(valid, None, digest.hexdigest())
+        by_rank = _weights(columns, np.asarray(weights))[valid(np.arange(len(valid)))]
+        if not by_rank.sum() > 0:
+            raise UsageError("all weights are zero; give some row a weight above that")
+        digest.update(b"weights" + by_rank.tobytes())
+        return cls(valid, by_rank, digest.hexdigest())
+
+
+def _chosen(columns: Columns, rows: np.ndarray) -> np.ndarray:
+    count = columns.version.rows
+    if rows.dtype == np.bool_:
+        if rows.shape != (count,):
+            raise UsageError(f"rows has shape {rows.shape}, and there are {count} rows to choose")
+        rows = np.flatnonzero(rows)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise UsageError(f"rows is {rows.dtype} {rows.shape}; give row numbers, or (rows,) bool")
+    outside = rows[(rows < 0) | (rows >= count)] if len(rows) else rows
+    if len(outside):
+        raise UsageError(f"rows has {outside[0]}, and {columns.version.path} has {count} rows")
+    chosen = np.setdiff1d(rows.astype(np.int64), columns.version.hole_rows)
+    if not len(chosen):
+        raise UsageError(f"rows names no row of {columns.version.path} that is valid")
+    return chosen
+
+
+def _weights(columns: Columns, weights: np.ndarray) -> np.ndarray:
+    if weights.shape != (columns.version.rows,) or weights.dtype.kind not in "fiu":
+        raise UsageError(
+            f"weights is {weights.dtype} {weights.shape}; give a number for each of the "
+            f"{columns.version.rows} rows of {columns.version.path}, holes included"
+        )
+    weights = weights.astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        raise UsageError(f"the weight of row {wrong[0]} is {weights[wrong[0]]}; give 0 or more")
+    return weights
+
+
+def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.ndarray:
+    """As `Version.rows_where`."""
+    small = [n for n, (_, array) in version.arrays.items() if array.row_nbytes <= SMALL_ROW_NBYTES]
+    known = small if version.foreign else [*small, "key"]
+    values = []
+    for name in inspect.signature(predicate).parameters:
+        if name not in known:
+            field = version.fields.get(name)
+            why = "there is no such field"
+            if field is not None:
+                why = "it is too large a field" if field.variants == 1 else "it has variants"
+            raise UsageError(
+                f"the predicate takes {name!r}, and {why}; its parameters may be "
+                f"{', '.join(known)} of {version.path}"
+            )
+        keys = name == "key" and name not in small
+        values.append(np.array(list(version.keys)) if keys else read_whole(version, name))
+    found = np.asarray(predicate(*values))
+    if found.dtype != np.bool_ or found.shape != (version.rows,):
+        raise UsageError(
+            f"the predicate gives {found.dtype} {found.shape}; it takes whole arrays and must "
+            f"give bool ({version.rows},), such as lambda label: label < 10"
+        )
+    return np.flatnonzero(found)

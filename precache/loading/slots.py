@@ -1,0 +1,327 @@
+"""Slots: reusable host buffers that one batch is decoded into, and how they leave.
+
+A slot comes back when the last array or tensor that shares its memory dies, whatever becomes of
+its batch. On the CPU the batch is the slot itself. On CUDA a slot is page-locked, copied once on a
+side stream, and held until that copy is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from precache.store.layout import align
+
+log = logging.getLogger(__name__)
+
+STEPS_AHEAD = 4
+"""Steps that the host may have queued on a device when it asks for the next batch."""
+
+Batch = dict[str, torch.Tensor]
+
+
+def as_tensor(values: np.ndarray) -> torch.Tensor:
+    """`torch.from_numpy`, also of bfloat16, which NumPy has from ml_dtypes alone."""
+    try:
+        return torch.from_numpy(values)
+    except TypeError:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+
+
+def as_array(values: torch.Tensor) -> np.ndarray:
+    """The other way round, of a tensor on the CPU."""
+    try:
+        return values.numpy()
+    except TypeError:
+        return values.view(torch.int16).numpy().view("bfloat16")
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def indexable(values: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that torch can index: it cannot in wide unsigned ones."""
+    return values.view(_SIGNED.get(values.dtype, values.dtype))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One field of a slot: row shape and dtype, and where it starts in a slot."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+    @functools.cached_property
+    def row_nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @functools.cached_property
+    def tensor_dtype(self) -> torch.dtype:
+        return as_tensor(np.empty(0, self.dtype)).dtype
+
+    def nbytes(self, rows: int) -> int:
+        return rows * self.row_nbytes
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Where the fields of a batch lie in a slot, each at a multiple of 64 bytes."""
+
+    columns: Mapping[str, Column]
+    nbytes: int
+
+    @classmethod
+    def of(cls, fields: Mapping[str, tuple[tuple[int, ...], str]], batch_size: int) -> SlotLayout:
+        """Lay out (row shape, dtype) by name for batches of up to `batch_size` rows."""
+        columns, offset = {}, 0
+        for name, (shape, dtype) in fields.items():
+            columns[name] = Column(shape, np.dtype(dtype), offset)
+            offset = align(offset + columns[name].nbytes(batch_size))
+        return cls(columns, offset)
+
+    def arrays(self, slot: np.ndarray, rows: int) -> dict[str, np.ndarray]:
+        """Field -> (rows, ...) view of the slot's memory."""
+        return {
+            name: slot[c.offset : c.offset + c.nbytes(rows)].view(c.dtype).reshape(rows, *c.shape)
+            for name, c in self.columns.items()
+        }
+
+    def tensors(self, memory: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
+        """Field -> (rows, ...) tensor that shares the uint8 tensor `memory`."""
+        return {
+            name: memory[c.offset : c.offset + c.nbytes(rows)]
+            .view(c.tensor_dtype)
+            .view(rows, *c.shape)
+            for name, c in self.columns.items()
+        }
+
+
+class _Lent(weakref.ref[np.ndarray]):
+    """Watches the view that was handed out of a slot."""
+
+    slot: np.ndarray
+
+
+def slots_of_a_block(nbytes: int, slots: int) -> int:
+    """Slots of so many bytes that one page-locked allocation should hold, where `slots` are needed.
+
+    torch rounds each such allocation up to a power of two (CachingHostAllocator, 2.13): slots of
+    38.6 MB by themselves would each take 64 MiB, and three of them together 128 MiB. Of those
+    numbers that waste least, the smallest.
+    """
+    return min(
+        range(1, max(1, slots) + 1),
+        key=lambda each: (-(-slots // each) * (1 << (each * nbytes - 1).bit_length()), each),
+    )
+
+
+class SlotPool:
+    """Slots of one size. An empty pool makes a fresh one, and says so once; of page-locked ones, as
+    many as `slots_of_a_block` says.
+
+    Parameters
+    ----------
+    keep
+        Slots made before the log speaks of it.
+    pinned_for
+        Page-lock them, for asynchronous copies to this CUDA device.
+    """
+
+    def __init__(self, nbytes: int, keep: int, pinned_for: torch.device | None = None) -> None:
+        self.nbytes = nbytes
+        self._keep = keep
+        self._device = pinned_for
+        self._made = 0
+        self._told = False
+        # What runs when a batch dies may run inside the garbage collector, where it must take no
+        # lock, and in the middle of Ctrl-C, which Python code there would swallow: a deque's own
+        # append is neither. The slot given back last is the likeliest to be in a cache.
+        self._free: deque[_Lent] = deque()
+        self._lent: dict[int, _Lent] = {}
+        self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
+        self._copies_lock = threading.Lock()
+        self._spare: list[np.ndarray] = []
+        self._spare_lock = threading.Lock()
+        if pinned_for is not None:
+            # torch does not know that a copy reads a part of a block, and would use that again.
+            weakref.finalize(self, _await, self._copies, os.getpid())
+
+    def acquire(self) -> np.ndarray:
+        """A slot (uint8) that nobody reads; it comes back when the last array or tensor over its
+        memory dies."""
+        if self._device is None:
+            return self._acquire()
+        # On a thread that never chose one, CUDA would set up the first device for this process.
+        with torch.cuda.device(self._device):
+            self._collect_copies()
+            return self._acquire()
+
+    def _acquire(self) -> np.ndarray:
+        self.trim()
+        try:
+            slot = self._returned(self._free.pop())
+        except IndexError:
+            slot = self._allocate()
+        # Of a memoryview, because a view of a view of an array would hold that array alone.
+        view = np.frombuffer(slot.data, np.uint8)
+        lent = _Lent(view, self._free.append)
+        lent.slot = slot
+        self._lent[id(lent)] = lent
+        return view
+
+    def _returned(self, lent: _Lent) -> np.ndarray:
+        self._lent.pop(id(lent), None)
+        return lent.slot
+
+    def trim(self, keep: int | None = None) -> None:
+        """Let go of free slots beyond `keep`; by default of those that the log spoke of."""
+        keep = self._keep if keep is None else keep
+        while len(self._free) > keep:
+            try:
+                self._returned(self._free.popleft())
+            except IndexError:  # another thread took it
+                return
+            self._made -= 1
+
+    def settle(self, keep: int | None = None) -> None:
+        """Own no more than `keep` slots, by default as for `trim`, whoever holds them: what is
+        beyond belongs to its last reader alone, and goes with it."""
+        keep = self._keep if keep is None else keep
+        self.trim(keep)
+        for key, lent in list(self._lent.items()):
+            if self._made <= keep:
+                return
+            if lent() is not None:  # else it is about to be free
+                self._lent.pop(key, None)
+                self._made -= 1
+
+    def close(self) -> None:
+        """Wait for the copies under way, and let go of all memory that nobody reads."""
+        with self._copies_lock:
+            _await(self._copies, os.getpid())
+        self.settle(0)
+        with self._spare_lock:
+            self._spare.clear()
+
+    def hold_until(self, event: torch.cuda.Event, slot: np.ndarray) -> None:
+        """Hold a slot until the device has passed `event`."""
+        with self._copies_lock:
+            self._copies.append((event, slot))
+
+    def _collect_copies(self) -> None:
+        with self._copies_lock:
+            # torch's own method has no types.
+            while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
+                self._copies.popleft()
+
+    def _allocate(self) -> np.ndarray:
+        self._made += 1
+        if self._made > self._keep and not self._told:
+            self._told = True
+            log.warning(
+                "more than %d batches of %.1f MB are held at once; more take fresh memory",
+                self._keep,
+                self.nbytes / 1e6,
+            )
+        if self._device is not None:
+            with self._spare_lock:
+                if not self._spare:
+                    self._spare = self._page_locked()
+                return self._spare.pop()
+        memory = np.empty(self.nbytes + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + self.nbytes]
+
+    def _page_locked(self) -> list[np.ndarray]:
+        pitch = align(self.nbytes)
+        count = slots_of_a_block(pitch, self._keep)
+        block = torch.empty(count * pitch, dtype=torch.uint8, pin_memory=True).numpy()
+        return [block[n * pitch : n * pitch + self.nbytes] for n in range(count)]
+
+
+def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> None:
+    """Wait for copies that a process began, and let go of the slots that they read."""
+    while copies:
+        event, _ = copies[0]
+        if os.getpid() == process:
+            with contextlib.suppress(RuntimeError):  # a device that failed reads no more
+                event.synchronize()
+        copies.popleft()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch that is on its way to a device, and there once `there` is passed."""
+
+    batch: Batch
+    there: torch.cuda.Event
+
+
+class DeviceCopier:
+    """Copies slots to a CUDA device on a side stream, one asynchronous copy a batch."""
+
+    def __init__(self, pool: SlotPool, device: torch.device) -> None:
+        self._pool = pool
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+        self._handed_out: deque[torch.cuda.Event] = deque()
+
+    def send(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Sent:
+        """The first `nbytes` of a slot on the device, unpacked there; from any thread.
+
+        The copy and what `unpack` does run on the side stream, beside whatever the device has to
+        do; nobody waits for them yet.
+        """
+        # On threads that chose no device, leaving the stream would set up the first one.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            memory = torch.from_numpy(slot[:nbytes]).to(self._device, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            copied.record(self._stream)
+            self._pool.hold_until(copied, slot)
+            batch = unpack(memory)
+            there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            there.record(self._stream)
+        return Sent(batch, there)
+
+    def hand_out(self, sent: Sent) -> Batch:
+        """What was sent, for the caller's current stream, which waits for it.
+
+        The host waits only where it is `STEPS_AHEAD` steps before the device, whose memory would
+        fill up with batches otherwise.
+        """
+        current = torch.cuda.current_stream(self._device)
+        self._limit(current)
+        current.wait_event(sent.there)
+        for tensor in sent.batch.values():
+            tensor.record_stream(current)
+        return sent.batch
+
+    def _limit(self, current: torch.cuda.Stream) -> None:
+        """Wait until few of the steps are left that were queued on the caller's stream."""
+        # Blocking: what waits must not spin. torch's own class and methods have no types.
+        queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        queued.record(current)
+        self._handed_out.append(queued)
+        if len(self._handed_out) > STEPS_AHEAD:
+            self._handed_out.popleft().synchronize()
+
+
+def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:
+    """`undo_image` as tensor operations: (..., C, H, W) uint8 on any device -> the same, new."""
+    plain = torch.cumsum(rows, -2, dtype=torch.uint8)
+    if plain.shape[-3] == 3:
+        plain[..., 0, :, :] += plain[..., 1, :, :]
+        plain[..., 2, :, :] += plain[..., 1, :, :]
+    return plain

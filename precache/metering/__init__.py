@@ -1,0 +1,1 @@
+"""The stall meter: record a loop, add figures up over ranks, publish reports."""

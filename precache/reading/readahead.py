@@ -1,0 +1,94 @@
+"""Read-ahead: ask the kernel for the rows of coming batches before they are touched.
+
+One thread calls `posix_fadvise`, which lets go of the interpreter lock; a page fault on a mapping
+would hold up a decoding thread for each row in turn. Where nothing comes from the disk any more,
+the advice stops, because looking up cached pages costs a third of copying them.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from precache.reading.array_reader import ArrayReader
+from precache.runtime.ordered_map import Threads
+from precache.runtime.step_clock import ThreadTime
+
+QUIET_BATCHES = 8
+"""Batches without disk reads after which advice stops, until there are some again."""
+
+
+class ReadAhead:
+    """Advises the kernel of rows, as long as the process still reads from its disk."""
+
+    def __init__(
+        self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
+    ) -> None:
+        self._readers = readers
+        self._thread_time = thread_time or ThreadTime()
+        self._blocks = _blocks_read()
+        self._quiet = 0
+
+    def due(self) -> bool:
+        """Whether the next batch is to be advised: not once everything seems to be in memory."""
+        blocks = _blocks_read()
+        self._quiet = self._quiet + 1 if blocks == self._blocks else 0
+        self._blocks = blocks
+        return self._quiet < QUIET_BATCHES
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Start reading the stored bytes of rows."""
+        with self._thread_time.counted():
+            for reader in self._readers:
+                for path, extents in reader.extents(rows).items():
+                    _will_need(path, extents)
+
+    def around(
+        self, batches: Iterable[np.ndarray], ahead: int
+    ) -> Generator[np.ndarray, None, None]:
+        """The same batches, each advised up to `ahead` batches before it is yielded.
+
+        The first one does not wait until others are advised.
+        """
+        waiting: deque[tuple[np.ndarray, Future[None] | None]] = deque()
+        distance = 0
+        pool = Threads(1, "precache-readahead")
+        try:
+            for rows in batches:
+                advice = pool.submit(self.advise, rows) if self.due() else None
+                waiting.append((rows, advice))
+                if len(waiting) > distance:
+                    yield _advised(*waiting.popleft())
+                    distance = min(distance + 1, ahead)
+            while waiting:
+                yield _advised(*waiting.popleft())
+        finally:
+            pool.close()
+
+
+def _advised(rows: np.ndarray, advice: Future[None] | None) -> np.ndarray:
+    if advice is not None:
+        advice.result()
+    return rows
+
+
+def _blocks_read() -> int:
+    """Blocks of 512 bytes that this process has had read from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+
+
+def _will_need(path: str, extents: np.ndarray) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return  # whoever reads the row says what is wrong
+    try:
+        for offset, length in extents.tolist():
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""Objects read a range at a time: from blob storage without a cache, or by `pread`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from precache.errors import DamageError, StorageError
+from precache.reading.shard_files import Objects, StoredObject
+from precache.runtime.io_pool import asked
+from precache.storage.base import Range
+from precache.store.version import Version
+
+GAP = 32 << 10
+"""Chunks no further apart are read together: sooner than another request is made."""
+
+LONGEST = 8 << 20
+"""Bytes of one request, a chunk that is longer excepted."""
+
+Key = tuple[int, tuple[int, ...], int]
+"""Number of an object, its tail, number of a chunk in it."""
+
+
+class RangedObjects(Objects):
+    """Reads the index of each object once, and of its chunks only those that hold wanted rows.
+
+    Nothing is mapped, so a file that is cut short meanwhile is an error and not the process's end.
+    """
+
+    mapped = False
+
+    def __init__(self, version: Version, name: str) -> None:
+        super().__init__(version, name)
+        self._here = threading.local()
+
+    @contextlib.contextmanager
+    def gathered(self, rows: np.ndarray) -> Iterator[None]:
+        self._here.chunks = self._fetch(self._wanted(rows))
+        try:
+            yield
+        finally:
+            self._here.chunks = {}
+
+    def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
+        key = (number, tail, chunk)
+        chunks: dict[Key, memoryview | None] = getattr(self._here, "chunks", {})
+        return chunks[key] if key in chunks else self._fetch({key: row})[key]
+
+    def _wanted(self, rows: np.ndarray) -> dict[Key, int]:
+        """The chunks that rows are in, with one row of each."""
+        numbers, inside = np.divmod(rows, self.array.object_shape[0])
+        beyond = int(np.prod(self.array.chunks_per_object[1:], dtype=np.int64))
+        first = inside // self.array.chunk_shape[0] * beyond
+        return {
+            (number, piece.object_tail, chunk + piece.chunk_tail): row
+            for number, chunk, row in zip(
+                numbers.tolist(), first.tolist(), rows.tolist(), strict=True
+            )
+            for piece in self.pieces
+        }
+
+    def _fetch(self, wanted: dict[Key, int]) -> dict[Key, memoryview | None]:
+        self._open_all({(number, tail): row for (number, tail, _), row in wanted.items()})
+        chunks: dict[Key, memoryview | None] = dict.fromkeys(wanted)
+        extents = []
+        for key, row in wanted.items():
+            number, tail, chunk = key
+            found = self.get(number, tail, row)
+            where = None if found is None else self.extent(found, number, tail, chunk, row)
+            if where is not None:
+                extents.append((self.name(number, tail), *where, key))
+        runs = list(_runs(sorted(extents)))
+        for run, got in zip(runs, self._read([run.range for run in runs]), strict=True):
+            for offset, length, (number, tail, chunk) in run.parts:
+                row = wanted[number, tail, chunk]
+                data = memoryview(self._require(got, number, tail, row))
+                if len(data) < offset + length:
+                    raise self.damage(number, tail, row, "it is shorter than its index says")
+                chunks[number, tail, chunk] = data[offset : offset + length]
+        return chunks
+
+    def _read(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        return asked(partial(self.version.folder.read_ranges, ranges))
+
+    def _require(
+        self, got: bytes | StorageError, number: int, tail: tuple[int, ...], row: int
+    ) -> bytes:
+        """What was read; the error that says most where it could not be."""
+        if isinstance(got, bytes):
+            return got
+        if not self.version.folder.exists(self.name(number, tail)):
+            raise self.damage(number, tail, row, "it is missing")
+        raise got
+
+    def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
+        self._open_all({(number, tail): row})
+        return self._kept[(number, *tail)]
+
+    def _open_all(self, objects: dict[tuple[int, tuple[int, ...]], int]) -> None:
+        """Read the indexes of objects that are not open yet, all at a time."""
+        new = {}
+        for (number, tail), row in objects.items():
+            if (number, *tail) in self._kept:
+                continue
+            size = self._size(number, tail)
+            if size is None:
+                self._kept[(number, *tail)] = None
+                continue
+            try:
+                new[number, tail] = (row, size, *self.index_extent(size))
+            except DamageError as error:
+                raise self.damage(number, tail, row, str(error)) from None
+        ranges = [(self.name(*key), start, length) for key, (_, _, start, length) in new.items()]
+        for (key, (row, size, *_)), range_, got in zip(
+            new.items(), ranges, self._read(ranges) if ranges else [], strict=True
+        ):
+            stored = self._require(got, *key, row)
+            try:
+                index = self.index(stored, size)
+            except DamageError:  # bytes may change on their way
+                stored = self._require(self._read([range_])[0], *key, row)
+                try:
+                    index = self.index(stored, size)
+                except DamageError as error:
+                    raise self.damage(*key, row, str(error)) from None
+            self._kept[(key[0], *key[1])] = StoredObject(size, index)
+
+    def _size(self, number: int, tail: tuple[int, ...]) -> int | None:
+        if self.expected is not None:
+            return int(self.expected[number, 0])
+        return self.version.folder.size(self.name(number, tail))
+
+
+@dataclass
+class _Run:
+    """Chunks of one object that are read together: (offset in the run, length, chunk) of each."""
+
+    name: str
+    start: int
+    stop: int
+    parts: list[tuple[int, int, Key]]
+
+    @property
+    def range(self) -> Range:
+        return self.name, self.start, self.stop - self.start
+
+
+def _runs(extents: Sequence[tuple[str, int, int, Key]]) -> Iterator[_Run]:
+    """Runs of sorted (name, offset, length, chunk) that lie close together."""
+    run: _Run | None = None
+    for name, offset, length, key in extents:
+        stop = offset + length
+        near = run is not None and run.name == name and offset <= run.stop + GAP
+        if run is None or not near or stop - run.start > LONGEST:
+            if run is not None:
+                yield run
+            run = _Run(name, offset, stop, [])
+        run.stop = max(run.stop, stop)
+        run.parts.append((offset - run.start, length, key))
+    if run is not None:
+        yield run

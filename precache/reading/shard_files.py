@@ -1,0 +1,291 @@
+"""The stored objects of one array: opened, mapped, their indexes checked, damage named."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from precache.codecs.chunk import bounds
+from precache.errors import DamageError, PrecacheError, StorageError, StoreError
+from precache.storage.base import is_missing
+from precache.storage.local_files import map_file
+from precache.store.layout import MISSING, decode_index
+from precache.store.version import Version, gone
+
+MOST_CHUNKS = 1 << 30
+"""Of an array, each of which takes a byte that says whether it was checked."""
+
+_NOTHING = memoryview(b"")
+
+MOST_REMEMBERED = 65_536
+"""Objects whose checks are remembered after their reader is gone: as many as can be mapped."""
+
+_remembered: dict[tuple[int, ...], np.ndarray] = {}
+"""Device, inode, size and times of a file -> (chunks,) bool: those that were checked."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object that can be read.
+
+    Attributes
+    ----------
+    size
+        Bytes.
+    index
+        (chunks, 2) offsets and lengths.
+    data
+        All its bytes, where it is mapped.
+    begin
+        Where its first row begins, if all chunks of its rows are plain and follow each other.
+    """
+
+    size: int
+    index: np.ndarray
+    data: memoryview = _NOTHING
+    begin: int | None = None
+
+
+class Objects(ABC):
+    """The objects of one array, opened when first needed. Safe to use from several threads.
+
+    Attributes
+    ----------
+    expected
+        (objects, 2) sizes and XXH3-64 of what was written; None for a foreign array.
+    sources, begins
+        By number, the bytes and the `StoredObject.begin` of those that `begin` was asked for;
+        nothing and -1 of the others. Empty where none can have it.
+    checked
+        (objects, chunks) bool: whether this process has checked a chunk's CRC32C; whoever checks
+        says so. Of a file that is mapped again as it was, by another reader too.
+    """
+
+    mapped = True
+    """Whether all of an object is in memory once it is open."""
+
+    def __init__(self, version: Version, name: str) -> None:
+        self.folder, self.array = version.arrays[name]
+        self.field = name
+        self.version = version
+        self.pieces = self.array.pieces()
+        self.expected = version.shard_table(name) if name in version.stored else None
+        chunks = math.prod(self.array.chunks_per_object)
+        if self.array.objects * chunks > MOST_CHUNKS:
+            raise StoreError(
+                f"{version.path}/{self.folder} has {self.array.objects} x {chunks} chunks; "
+                f"precache reads up to {MOST_CHUNKS}: rewrite the array with larger ones"
+            )
+        count = self.array.objects if self.mapped and self.array.decoder.plain else 0
+        try:
+            self.sources = [_NOTHING] * count
+            self.begins = np.full(count, -1, np.int64)
+            self.checked = np.zeros((self.array.objects, chunks), bool)
+        except (MemoryError, OverflowError, ValueError):
+            raise StoreError(
+                f"there is no memory for {version.path}/{self.folder}, which has "
+                f"{self.array.objects} x {chunks} chunks"
+            ) from None
+        self._kept: dict[tuple[int, ...], StoredObject | None] = {}
+        self._longest = bounds(self.array.decoder.codecs, self.array.chunk_nbytes)[-1]
+
+    def get(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
+        """An object; None where it is missing, as only foreign ones may be."""
+        key = (number, *tail)
+        try:
+            return self._kept[key]
+        except KeyError:
+            return self._kept.setdefault(key, self._open(number, tail, row))
+
+    def begin(self, number: int, tail: tuple[int, ...], row: int) -> int | None:
+        """The `StoredObject.begin` of an object, which is one of `sources` from here on."""
+        found = self.get(number, tail, row)
+        if found is None or found.begin is None:
+            return None
+        self.sources[number] = found.data  # before others are told that it is there
+        self.begins[number] = found.begin
+        return found.begin
+
+    def forget(self, number: int) -> None:
+        """Close an object that precache wrote; whoever needs it again opens it."""
+        if len(self.begins):
+            self.begins[number] = -1
+            self.sources[number] = _NOTHING
+        self._kept.pop((number, *self.pieces[0].object_tail), None)
+
+    def gathered(self, rows: np.ndarray) -> AbstractContextManager[None]:
+        """Have the chunks of rows at hand in the block, for this thread."""
+        return nullcontext()
+
+    def path(self, number: int, tail: tuple[int, ...]) -> Path | None:
+        """Where an object lies on a local disk."""
+        return None
+
+    def name(self, number: int, tail: tuple[int, ...] = ()) -> str:
+        """An object's name below the version's folder."""
+        return f"{self.folder}/{self.array.object_name(number, tail)}"
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one plain chunk to the next."""
+        return self.array.chunk_nbytes + self.gap
+
+    @property
+    def gap(self) -> int:
+        """Bytes of checksums between the rows of one plain chunk and the next."""
+        return 4 * len(self.array.decoder.codecs)
+
+    @abstractmethod
+    def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
+        """Stored bytes of a chunk; None where it is missing, as only foreign ones may be."""
+
+    @abstractmethod
+    def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None: ...
+
+    def extent(
+        self, found: StoredObject, number: int, tail: tuple[int, ...], chunk: int, row: int
+    ) -> tuple[int, int] | None:
+        """Offset and length of a chunk; None where it is missing, as only foreign ones may be."""
+        offset, length = found.index[chunk].tolist()
+        if offset == length == MISSING and self.expected is None:
+            return None
+        if offset + length > found.size:
+            raise self.damage(number, tail, row, "its index points outside of it")
+        if length > self._longest:
+            reason = f"it has {length} bytes for a chunk that takes {self._longest} at most"
+            raise self.damage(number, tail, row, reason)
+        return offset, length
+
+    def index_extent(self, size: int) -> tuple[int, int]:
+        """Where the index of an object of `size` bytes lies, and its length."""
+        if self.array.index_at_start is None:
+            return 0, 0
+        chunks = math.prod(self.array.chunks_per_object)
+        length = chunks * 16 + 4 * self.array.index_checksum
+        if size < length:
+            raise DamageError("it is shorter than its index")
+        return (0, length) if self.array.index_at_start else (size - length, length)
+
+    def index(self, stored: bytes | memoryview, size: int) -> np.ndarray:
+        """(chunks, 2) offsets and lengths, from the bytes of the index.
+
+        Raises
+        ------
+        DamageError
+            Its checksum does not hold.
+        """
+        if self.array.index_at_start is None:
+            return np.array([[0, size]], np.uint64)
+        chunks = math.prod(self.array.chunks_per_object)
+        if not self.array.index_checksum:
+            return np.frombuffer(bytes(stored), "<u8").reshape(chunks, 2)
+        return decode_index(stored, chunks)
+
+    def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> PrecacheError:
+        """The error that says so of an object at a row, and what to do, or of the whole version."""
+        if self.version.is_gone():
+            return gone(self.version.path)
+        path = self.version.folder.path(self.name(number, tail))
+        return DamageError(
+            f"shard {path} is damaged at row {row} ({self.version.describe(row)}): {reason}; "
+            "delete the file and run the same precache build command again to repair it"
+        )
+
+
+class MappedObjects(Objects):
+    """Objects on a local disk, mapped into memory; by default those in the version's own folder."""
+
+    def path(self, number: int, tail: tuple[int, ...]) -> Path | None:
+        return self.version.folder.local(self.name(number, tail))
+
+    def open(self, number: int, tail: tuple[int, ...]) -> int:
+        """A descriptor of an object's file.
+
+        Raises
+        ------
+        StorageError
+            It is missing, or is no regular file of the version.
+        """
+        name = self.name(number, tail)
+        descriptor = self.version.folder.open(name)
+        if descriptor is None:
+            where = self.version.folder.path(name)
+            raise StorageError(f"cannot map {where}: it is not on a local disk")
+        return descriptor
+
+    def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
+        found = self.get(number, tail, row)
+        where = None if found is None else self.extent(found, number, tail, chunk, row)
+        if found is None or where is None:
+            return None
+        offset, length = where
+        return found.data[offset : offset + length]
+
+    def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
+        try:
+            descriptor = self.open(number, tail)
+            try:
+                status = os.fstat(descriptor)
+                size = status.st_size
+                self._require_size(size, number)
+                data = self.map(number, tail, descriptor)
+                start, length = self.index_extent(size)
+                # A page fault on the map would bring in megabytes around it.
+                index = self.index(os.pread(descriptor, length, start), size)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise self.damage(number, tail, row, "it is missing") from None
+        except OSError as error:
+            raise StorageError(f"cannot map {self.path(number, tail)}: {error}") from None
+        except StorageError as error:
+            if not is_missing(error):
+                raise
+            if self.expected is None and self.version.folder.exists():
+                return None
+            raise self.damage(number, tail, row, "it is missing") from None
+        except DamageError as error:
+            raise self.damage(number, tail, row, str(error)) from None
+        if len(self.pieces) == 1:
+            self._remember(number, status)
+        return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))
+
+    def _remember(self, number: int, status: os.stat_result) -> None:
+        """Share what is checked of an object with whoever maps the same file after this."""
+        times = status.st_mtime_ns, status.st_ctime_ns
+        identity = (status.st_dev, status.st_ino, status.st_size, *times)
+        checked = self.checked[number]
+        before = _remembered.pop(identity, checked)
+        if before.shape == checked.shape:
+            checked |= before
+        _remembered[identity] = checked
+        while len(_remembered) > MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)), None)
+
+    def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
+        """The bytes of an object, whose file is open."""
+        return map_file(descriptor)
+
+    def _require_size(self, size: int, number: int) -> None:
+        if self.expected is not None and size != int(self.expected[number, 0]):
+            written = int(self.expected[number, 0])
+            raise DamageError(f"it has {size} bytes where {written} were written")
+
+    def _begin(self, number: int, size: int, index: np.ndarray) -> int | None:
+        """As `StoredObject.begin`."""
+        wider = math.prod(self.array.chunks_per_object[1:]) > 1
+        if not self.array.decoder.plain or not self.array.whole_rows or wider:
+            return None
+        shard_rows, chunk_rows = self.array.object_shape[0], self.array.chunk_shape[0]
+        rows = min(shard_rows, self.array.shape[0] - number * shard_rows)
+        extents = index[: -(-rows // chunk_rows)].astype(np.int64)
+        start = int(extents[0, 0])
+        places = start + np.arange(len(extents)) * self.pitch
+        regular = np.array_equal(extents[:, 0], places) and (extents[:, 1] == self.pitch).all()
+        return start if regular and 0 <= start <= size - len(extents) * self.pitch else None

@@ -1,0 +1,192 @@
+"""The columns of a version that a consumer reads: large ones from shards, small ones in memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from precache.codecs import kernels
+from precache.errors import StoreError, UsageError
+from precache.reading.array_reader import ArrayReader
+from precache.reading.disk_cache import DiskCache
+from precache.reading.remote_shards import RangedObjects
+from precache.reading.shard_files import MappedObjects, Objects
+from precache.reading.shard_prefetch import CachedShards
+from precache.sampling.order import ValidRows
+from precache.storage.open import StorageOptions
+from precache.store.live_version import GrowingVersion
+from precache.store.open import open_version
+from precache.store.version import SMALL_ROW_NBYTES, Version
+
+FieldNames = Sequence[str] | Mapping[str, str] | None
+
+MOST_CHUNKS = 1 << 20
+"""Of a small field. All are opened at once, which takes about a minute for as many."""
+
+
+class Columns:
+    """Batches of chosen fields, by row.
+
+    Parameters
+    ----------
+    access
+        ``map``, or ``pread`` to read ranges of a local disk's files.
+    cache
+        Where whole shards of a remote version go; without one, ranges are read from afar.
+
+    Attributes
+    ----------
+    version
+        Whose rows they are.
+    arrays
+        Name -> the array that is read: of a field with variants, the one of an epoch.
+    turns
+        Epochs after which the same arrays are read again.
+    shapes
+        Name -> (row shape, dtype), `row` (int64) last.
+    local
+        Whether the version lies on a local disk.
+    cached
+        The large fields' shards in a disk cache, where there is one.
+    """
+
+    def __init__(
+        self,
+        uri: str | Version,
+        fields: FieldNames = None,
+        verify: str = "first",
+        storage_options: StorageOptions = None,
+        access: str = "map",
+        cache: DiskCache | None = None,
+    ) -> None:
+        mapping = fields if isinstance(fields, Mapping) else None
+        if isinstance(uri, Version) and mapping is None:
+            self.version = uri
+        else:
+            self.version = open_version(uri, mapping, storage_options)
+        self.local = self.version.folder.local("") is not None
+        self.cached = CachedShards(self.version, cache) if cache and not self.local else None
+        self._mapped = self.local and access == "map"
+        self._verify = verify
+        every = {name: self.version.variants(name) for name in self._choose(fields)}
+        self.turns = math.lcm(*map(len, every.values()))
+        arrays = [array for several in every.values() for array in several]
+        self.version.bring(array for array in arrays if array in self.version.stored)
+        if self.cached:
+            self.cached.hold(array for array in arrays if not self._is_small(array))
+        self.valid = ValidRows(self.version.rows, self.version.hole_rows)
+        self._opened: dict[str, ArrayReader | np.ndarray] = {}
+        self._by_turn: dict[int, Columns] = {}
+        self._open_at(list(every), 0)
+
+    def at_epoch(self, epoch: int) -> Columns:
+        """These columns with the variants that an epoch reads."""
+        turn = epoch % self.turns
+        if turn == self._turn:
+            return self
+        if turn not in self._by_turn:
+            other = copy.copy(self)
+            other._open_at(list(self.arrays), turn)
+            self._by_turn[turn] = other
+        return self._by_turn[turn]
+
+    def _open_at(self, names: Sequence[str], turn: int) -> None:
+        self._turn = turn
+        self.arrays = {name: self.version.array_at(name, turn) for name in names}
+        self.readers: dict[str, ArrayReader] = {}
+        self.small: dict[str, np.ndarray] = {}
+        self.shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, array in self.arrays.items():
+            opened = self._opened.get(array)
+            if opened is None:
+                opened = self._opened[array] = self._open(array)
+            if isinstance(opened, ArrayReader):
+                self.readers[name] = opened
+                self.shapes[name] = (opened.array.row_shape, opened.array.dtype)
+            else:
+                self.small[name] = opened
+                self.shapes[name] = (opened.shape[1:], opened.dtype.name)
+        self.shapes["row"] = ((), "int64")
+
+    def _open(self, array: str) -> ArrayReader | np.ndarray:
+        """A large array to be read from, a small one whole."""
+        if self._is_small(array):
+            return read_whole(self.version, array, self._objects(array), self._verify)
+        objects = self.cached.objects(array) if self.cached else self._objects(array)
+        return ArrayReader(self.version, array, self._verify, objects)
+
+    def _is_small(self, array: str) -> bool:
+        there = array == "label" or not isinstance(self.version, GrowingVersion)
+        return there and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
+
+    def _objects(self, array: str) -> Objects:
+        return (MappedObjects if self._mapped else RangedObjects)(self.version, array)
+
+    def _choose(self, fields: FieldNames) -> list[str]:
+        known = list(dict.fromkeys(map(self.version.field_of, self.version.arrays)))
+        names = known if fields is None else list(fields)
+        for name in names:
+            if name not in known:
+                raise UsageError(
+                    f"{self.version.path} has no field {name!r}; it has {', '.join(known)}"
+                )
+        return names
+
+    @property
+    def mapped(self) -> bool:
+        """Whether every large field is mapped, so that reading some rows makes no request."""
+        return self._mapped or self.cached is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every large field is mapped as it is, so that reading is copying."""
+        return all(reader.plain for reader in self.readers.values())
+
+    def adopt(self, held: Mapping[str, np.ndarray]) -> None:
+        """Read every field from memory from here on: name -> (rows, ...), by row number; at the
+        epochs that read the same arrays as these columns."""
+        self.readers.clear()
+        self.small = {name: values for name, values in held.items() if name != "row"}
+
+    def read(self, rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True) -> None:
+        """Fill ``out[name]`` (n, ...) with the given rows, for the large fields that are in it and
+        all small ones."""
+        for name, reader in self.readers.items():
+            if name in out:
+                reader.read(rows, out[name], undo=undo)
+        for name, values in self.small.items():
+            kernels.take(values, rows, out[name])
+        out["row"][:] = rows
+
+
+def read_whole(
+    version: Version, name: str, objects: Objects | None = None, verify: str = "first"
+) -> np.ndarray:
+    """(rows, ...) of a small field; labels as int64.
+
+    Parameters
+    ----------
+    objects
+        Of the field; by default mapped on a local disk, else read from afar.
+    """
+    if name == "label" and not version.foreign:
+        return version.labels.astype(np.int64, copy=False)  # those of a growing version grow
+    if objects is None:
+        local = version.folder.local("") is not None
+        objects = (MappedObjects if local else RangedObjects)(version, name)
+    reader = ArrayReader(version, name, verify, objects)
+    array = reader.array
+    if array.chunks_along_rows > MOST_CHUNKS:
+        raise StoreError(
+            f"{version.path}/{version.arrays[name][0]} has rows of {array.row_nbytes} bytes in "
+            f"{array.chunks_along_rows} chunks, and precache reads up to {MOST_CHUNKS} of such "
+            "small rows: rewrite the array with larger ones"
+        )
+    reader.require_memory(version.rows * (array.row_nbytes + 8))  # and its rows' numbers
+    values = np.empty((version.rows, *array.row_shape), array.dtype)
+    reader.read(np.arange(version.rows), values)
+    whole = name == "label" and values.dtype.kind in "iu"
+    return values.astype(np.int64) if whole else values

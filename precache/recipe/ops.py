@@ -1,0 +1,264 @@
+"""Ops as a recipe declares them: their parameters, checked."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    PositiveInt,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
+from pydantic import Field as Attribute
+
+from precache.recipe.base import Grown, canonical_json
+
+OPS_REVISION = 1
+"""Part of every fingerprint."""
+
+DType = Literal[
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+]
+DTYPES: tuple[str, ...] = get_args(DType)
+
+
+def _pair(value: Any) -> Any:
+    return (value, value) if hasattr(value, "__index__") else value
+
+
+def _ascending(value: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < value[0] <= value[1]:
+        raise ValueError(f"{list(value)} is not an ascending pair of positive numbers")
+    return value
+
+
+HeightWidth = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_pair)]
+Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
+Interpolation = Literal["bilinear", "bicubic"]
+
+
+class Operation(Grown):
+    """An op, as declared.
+
+    Attributes
+    ----------
+    code
+        By what a store identifies what it computes, as found when a build was planned; no part of
+        the recipe, and of no account in comparisons.
+    """
+
+    _code: str = PrivateAttr("")
+
+    @property
+    def code(self) -> str:
+        return self._code
+
+    def with_code(self, code: str) -> Self:
+        """The same with `code`."""
+        found = self.model_copy()
+        found._code = code
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+
+class Decode(Operation):
+    """Encoded image file -> (H, W, C) uint8, EXIF orientation applied.
+
+    JPEG, PNG, WebP, BMP, GIF and TIFF, no other format. Values of 16 bits keep their high byte; an
+    image of 32-bit integers or floats becomes a hole.
+
+    Parameters
+    ----------
+    mode
+        Pillow's name of the colours wanted: ``RGB`` (C = 3), ``L`` (grey, C = 1) or ``RGBA``.
+    max_pixels
+        A larger image becomes a hole instead of filling the memory.
+    scaled
+        Let libjpeg decode at 1/2, 1/4 or 1/8 where the resize that follows still shrinks the
+        result. Faster on large photographs; pixels differ by a few levels from a full decode.
+    """
+
+    op: Literal["decode"] = "decode"
+    mode: Literal["RGB", "L", "RGBA"] = "RGB"
+    max_pixels: PositiveInt = 178_956_970
+    scaled: bool = False
+
+
+class Resize(Operation):
+    """Resize with antialiasing; an integer `size` is the shorter side, the other is rounded down.
+
+    A pair is the exact (height, width).
+    """
+
+    op: Literal["resize"] = "resize"
+    size: PositiveInt | tuple[PositiveInt, PositiveInt]
+    interpolation: Interpolation = "bilinear"
+
+
+class CenterCrop(Operation):
+    """The middle (height, width) of an image; a smaller image becomes a hole."""
+
+    op: Literal["center_crop"] = "center_crop"
+    size: HeightWidth
+
+
+class RandomResizedCrop(Operation):
+    """A random area and aspect ratio of the image, resized to `size`.
+
+    Drawn as torchvision draws it, from a generator seeded by (pipeline seed, key, variant).
+    """
+
+    op: Literal["random_resized_crop"] = "random_resized_crop"
+    size: HeightWidth
+    scale: Bounds = (0.08, 1.0)
+    ratio: Bounds = (3 / 4, 4 / 3)
+    interpolation: Interpolation = "bilinear"
+
+
+class HorizontalFlip(Operation):
+    """Mirror left and right with probability `p`, seeded by (pipeline seed, key, variant)."""
+
+    op: Literal["horizontal_flip"] = "horizontal_flip"
+    p: Annotated[float, Attribute(ge=0, le=1)] = 0.5
+
+
+class ToDType(Operation):
+    """Convert to `dtype`; with `scale`, integers first become floats in [0, 1]."""
+
+    op: Literal["to_dtype"] = "to_dtype"
+    dtype: DType
+    scale: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.scale and not self.dtype.startswith("float"):
+            raise ValueError(f"scale maps to [0, 1] and needs a float dtype, not {self.dtype}")
+        return self
+
+
+class Function(Operation):
+    """A function of the user's own, ``package.module:function``, called as ``f(array, **params)``.
+
+    A class is instantiated with the parameters, once for each task, and the instance called.
+
+    Parameters
+    ----------
+    version
+        Changes whenever the function computes something else. Without it, a digest of the
+        function's code and of what it reaches stands in, in which comments do not count.
+    dtype, shape
+        Of the stored row, where the function changes them: (C, H, W) for images, though it sees
+        and returns (H, W, C).
+    random
+        It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
+        (pipeline seed, key, variant).
+
+    Attributes
+    ----------
+    store
+        Path of the version whose recipe names it: then it is run only if the user allows it. Empty
+        where the user named it. It is no part of the recipe either.
+    """
+
+    ADDED = ("random",)
+
+    op: Literal["function"] = "function"
+    function: Annotated[str, Attribute(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    version: str | None = None
+    params: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies a default
+    dtype: DType | None = None
+    shape: tuple[PositiveInt, ...] | None = None
+    random: bool = False
+    _store: str = PrivateAttr("")
+
+    @property
+    def store(self) -> str:
+        return self._store
+
+    @field_validator("params")
+    @classmethod
+    def _check(cls, params: dict[str, Any]) -> dict[str, Any]:
+        try:
+            canonical_json(params)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"params must be what JSON can hold: {error}") from None
+        return params
+
+    @model_validator(mode="after")
+    def _check_random(self) -> Self:
+        if self.random and "random" in self.params:
+            raise ValueError("params has 'random', by which the generator is given; rename it")
+        return self
+
+
+def _by_reference(value: Any) -> Any:
+    """A `Function` in place of a callable: workers import it by the name that its module has."""
+    if isinstance(value, BaseModel | Mapping) or not callable(value):
+        return value
+    params: Mapping[str, Any] = {}
+    if isinstance(value, type) and issubclass(value, BaseModel):
+        raise ValueError(f"{value.__name__} is a class of ops; write {value.__name__}(…)")
+    if isinstance(value, functools.partial):
+        if value.args:
+            raise ValueError(f"{value!r} has positional arguments; give them by name")
+        params, value = value.keywords, value.func
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    module = sys.modules.get(kind.__module__)
+    names = [name for name, each in vars(module).items() if each is value] if module else []
+    own = getattr(value, "__name__", "")
+    if kind.__module__ == "__main__" or not names:
+        where = "is in the script that runs" if names else "has no name in a module"
+        raise ValueError(
+            f"{value!r} {where}, and workers import ops by module and name: lambdas, functions in "
+            "functions and scripts cannot be; put it into a module of its own"
+        )
+    name = own if own in names else names[0]
+    return {"op": "function", "function": f"{kind.__module__}:{name}", "params": {**params}}
+
+
+Op = Annotated[
+    Annotated[
+        Decode | Resize | CenterCrop | RandomResizedCrop | HorizontalFlip | ToDType | Function,
+        Attribute(discriminator="op"),
+    ],
+    BeforeValidator(_by_reference),
+]
+OPS: dict[Any, type[BaseModel]] = {
+    "decode": Decode,
+    "resize": Resize,
+    "center_crop": CenterCrop,
+    "random_resized_crop": RandomResizedCrop,
+    "horizontal_flip": HorizontalFlip,
+    "to_dtype": ToDType,
+    "function": Function,
+}
+
+
+def is_random(op: Op) -> bool:
+    """Whether an op draws random numbers."""
+    if isinstance(op, Function):
+        return op.random
+    return isinstance(op, RandomResizedCrop | HorizontalFlip)

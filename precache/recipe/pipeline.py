@@ -1,0 +1,359 @@
+"""The declared recipe of a cached dataset: fields, their ops and codecs, and its fingerprint.
+
+A pipeline is plain data. It comes from Python, from a TOML file or from flags, and has one
+canonical JSON, so that the same meaning has the same fingerprint wherever it was written down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic import Field as Attribute
+
+from precache.errors import PipelineError
+from precache.recipe.base import Declared, Grown, canonical_json, refuse
+from precache.recipe.ops import (
+    OPS,
+    OPS_REVISION,
+    CenterCrop,
+    Decode,
+    Function,
+    Interpolation,
+    Op,
+    RandomResizedCrop,
+    Resize,
+    ToDType,
+    is_random,
+)
+from precache.recipe.variants import arrays_of
+
+MOST_VARIANTS = 1024
+
+
+class RawCodec(Declared):
+    """Plain bytes with a CRC32C each chunk: the fastest to read, the largest on disk."""
+
+    name: Literal["raw"] = "raw"
+
+
+class ZstdCodec(Declared):
+    """zstd, byte-shuffled for dtypes of several bytes: read by any Zarr v3 software."""
+
+    name: Literal["zstd"] = "zstd"
+    level: Annotated[int, Attribute(ge=-7, le=22)] = 1
+
+
+class ImageCodec(Declared):
+    """Lossless for (C, H, W) uint8 images: colour and vertical differences, then zstd."""
+
+    name: Literal["image"] = "image"
+
+
+CODECS: dict[Any, type[BaseModel]] = {"raw": RawCodec, "zstd": ZstdCodec, "image": ImageCodec}
+
+
+def _codec(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Codec = Annotated[
+    RawCodec | ZstdCodec | ImageCodec, Attribute(discriminator="name"), BeforeValidator(_codec)
+]
+
+
+class Field(Grown):
+    """One cached tensor of every sample: the ops that make it and the codec that stores it.
+
+    Parameters
+    ----------
+    ops
+        Applied in order. In a field that decodes, they see (H, W, C) arrays, and the result is
+        stored as (C, H, W).
+    codec
+        ``image`` for decoded uint8 images, else ``zstd``, unless given.
+    input
+        Which part of the sample the ops start from, for sources whose samples are dicts or tuples;
+        by default the part that has the field's name, else the first.
+    variants
+        Random realisations of each sample that are kept, each an array of its own: epoch e reads
+        the one whose number is e modulo `variants`.
+    first_variant
+        Number of the first of them. `precache refresh` counts it up, and a build goes on where it
+        is, unless this is given.
+    """
+
+    ADDED = ("variants", "first_variant")
+
+    ops: tuple[Op, ...] = ()
+    codec: Codec | None = None
+    input: str | int | None = None
+    variants: Annotated[int, Attribute(ge=1, le=MOST_VARIANTS)] = 1
+    first_variant: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for position, op in enumerate(self.ops):
+            if isinstance(op, Decode) and position:
+                raise ValueError("decode must come first")
+        self._check_crops()
+        if (self.variants, self.first_variant) != (1, 0) and self.fixed_ops == len(self.ops):
+            raise ValueError(
+                f"variants is {self.variants}, and no op is random, so that all would be the same: "
+                "add random_resized_crop, horizontal_flip or a function with random = true, or "
+                "leave variants out"
+            )
+        if self.codec is None:
+            image = self.decodes and self.dtype == "uint8" and len(self.shape or (0, 0, 0)) == 3
+            object.__setattr__(self, "codec", ImageCodec() if image else ZstdCodec())
+        if isinstance(self.codec, ImageCodec) and self.dtype not in (None, "uint8"):
+            raise ValueError(f"codec 'image' stores uint8, not {self.dtype}; use zstd or raw")
+        if isinstance(self.codec, ImageCodec) and len(self.shape or (0, 0, 0)) != 3:
+            raise ValueError(f"codec 'image' stores (C, H, W) rows, not {self.shape}; use zstd")
+        return self
+
+    @classmethod
+    def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
+        if len(place) > 1:
+            return OPS[place[2]] if place[0] == "ops" else CODECS[place[1]]
+        return cls
+
+    def _check_crops(self) -> None:
+        size: tuple[int, int] | None = None
+        for op in self.ops:
+            if isinstance(op, Resize):
+                size = op.size if isinstance(op.size, tuple) else (op.size, op.size)
+            elif isinstance(op, RandomResizedCrop):
+                size = op.size
+            elif isinstance(op, CenterCrop):
+                if size and (op.size[0] > size[0] or op.size[1] > size[1]):
+                    raise ValueError(
+                        f"the crop of {op.size[0]} x {op.size[1]} is larger than the "
+                        f"{size[0]} x {size[1]} before it; resize to at least {max(op.size)}"
+                    )
+                size = op.size
+            elif isinstance(op, Function):
+                size = None
+
+    @property
+    def stored_as(self) -> RawCodec | ZstdCodec | ImageCodec:
+        """`codec`, which validation has filled in."""
+        assert self.codec is not None
+        return self.codec
+
+    @property
+    def fixed_ops(self) -> int:
+        """Ops before the first random one: what they make is the same for all variants."""
+        places = (at for at, op in enumerate(self.ops) if is_random(op))
+        return next(places, len(self.ops))
+
+    @property
+    def leaves_variants_open(self) -> bool:
+        """Whether it has variants, and does not say which."""
+        return self.variants > 1 and "first_variant" not in self.model_fields_set
+
+    @property
+    def decodes(self) -> bool:
+        return bool(self.ops) and isinstance(self.ops[0], Decode)
+
+    @property
+    def dtype(self) -> str | None:
+        """Of the stored rows, where the ops tell."""
+        dtype = "uint8" if self.decodes else None
+        for op in self.ops:
+            if isinstance(op, ToDType | Function):
+                dtype = op.dtype or dtype
+        return dtype
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of one stored row, where the ops tell without a sample."""
+        shape: tuple[int, ...] | None = None
+        channels = {"RGB": 3, "L": 1, "RGBA": 4}
+        for op in self.ops:
+            match op:
+                case CenterCrop() | RandomResizedCrop() | Resize(size=(_, _)):
+                    first = self.ops[0]
+                    depth = channels[first.mode] if isinstance(first, Decode) else None
+                    if shape is not None and len(shape) == 3:
+                        depth = shape[0]
+                    # mypy takes the star of a pair for a tuple of any length.
+                    shape = (depth, *op.size) if depth else None  # type: ignore[misc]
+                case Resize():
+                    shape = None
+                case Function():
+                    shape = op.shape or None
+        return shape
+
+
+class Pipeline(Declared):
+    """The whole recipe: named fields, and the seed of their random ops.
+
+    Examples
+    --------
+    >>> Pipeline.image(resize=256, crop=224).fields["image"].shape
+    (3, 224, 224)
+    """
+
+    fields: Annotated[dict[str, Field], Attribute(min_length=1)]
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in self.fields:
+            if name in RESERVED or name.startswith("_") or not name.isidentifier():
+                raise ValueError(
+                    f"a field cannot be called '{name}': use a plain identifier without a leading "
+                    "underscore, other than " + ", ".join(sorted(RESERVED))
+                )
+        return self
+
+    @classmethod
+    def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
+        return Field.declared_at(place[2:]) if len(place) > 2 else cls
+
+    @classmethod
+    def image(
+        cls,
+        *,
+        resize: int | tuple[int, int] | None = None,
+        crop: int | tuple[int, int] | None = None,
+        random_resized_crop: int | tuple[int, int] | None = None,
+        flip: bool = False,
+        interpolation: Interpolation = "bilinear",
+        mode: Literal["RGB", "L", "RGBA"] = "RGB",
+        codec: str | None = None,
+        seed: int = 0,
+        variants: int = 1,
+    ) -> Pipeline:
+        """One field `image`: decode, then where given resize, crops and flip, in this order.
+
+        Parameters
+        ----------
+        random_resized_crop, flip
+            The random ops of these names, with their defaults.
+        variants
+            Random realisations of each sample that are kept; see `Field`.
+        """
+        ops: list[dict[str, Any]] = [{"op": "decode", "mode": mode}]
+        if resize is not None:
+            ops.append({"op": "resize", "size": resize, "interpolation": interpolation})
+        if crop is not None:
+            ops.append({"op": "center_crop", "size": crop})
+        if random_resized_crop is not None:
+            boxed = {"size": random_resized_crop, "interpolation": interpolation}
+            ops.append({"op": "random_resized_crop", **boxed})
+        if flip:
+            ops.append({"op": "horizontal_flip"})
+        image = {"ops": ops, "codec": codec, "variants": variants}
+        return cls.from_dict({"fields": {"image": image}, "seed": seed})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], store: str = "") -> Pipeline:
+        """From plain data, as a TOML file or a version's metadata holds it.
+
+        Parameters
+        ----------
+        store
+            Path of the version whose metadata it is; see `Function`.
+
+        Raises
+        ------
+        PipelineError
+            Naming the place, the value and what is allowed there.
+        """
+        try:
+            pipeline = cls.model_validate(data)
+        except ValidationError as error:
+            refuse(cls, error)
+        for op in pipeline.functions if store else ():
+            op._store = store
+        return pipeline
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Pipeline:
+        """From a TOML file; see README for its form."""
+        try:
+            data = tomllib.loads(Path(path).read_text("utf-8"))
+        except OSError as error:
+            raise PipelineError(f"cannot read the pipeline {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise PipelineError(f"{path} is not TOML: {error}") from None
+        return cls.from_dict(data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with every default spelled out.
+
+        It does not hold `Function.store`: a recipe that is made of it is the caller's own, whose
+        functions run without ``run_functions``.
+        """
+        return self.model_dump(mode="json")
+
+    @property
+    def functions(self) -> list[Function]:
+        """Ops that are functions of the user's own, in all fields."""
+        ops = (op for field in self.fields.values() for op in field.ops)
+        return [op for op in ops if isinstance(op, Function)]
+
+    def by_array(self) -> Pipeline:
+        """The same with a field for each stored array: ``image.4`` is variant 4 of `image`."""
+        fields = {
+            array: each.model_copy(update={"variants": 1, "first_variant": number})
+            for name, each in self.fields.items()
+            for array, number in arrays_of(name, each).items()
+        }
+        return self.model_copy(update={"fields": fields})
+
+    def with_fresh_variants(self) -> Pipeline:
+        """The same with the oldest variant dropped and a new one made.
+
+        Raises
+        ------
+        PipelineError
+            No field has variants.
+        """
+        several = {name: each for name, each in self.fields.items() if each.variants > 1}
+        if not several:
+            raise PipelineError(
+                "no field has variants; build with --variants 4, or variants = 4 in a field with "
+                "random ops"
+            )
+        fresh = {
+            name: each.model_copy(update={"first_variant": each.first_variant + 1})
+            for name, each in several.items()
+        }
+        return self.model_copy(update={"fields": {**self.fields, **fresh}})
+
+    def fingerprint(self, versions: Mapping[str, str]) -> str:
+        """SHA-256 (hex) of the recipe.
+
+        Parameters
+        ----------
+        versions
+            What stands for whatever else decides the pixels, by name.
+        """
+        recipe = {"pipeline": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
+        return hashlib.sha256(canonical_json(recipe)).hexdigest()
+
+
+RESERVED = frozenset({"label", "row", "key", "valid", "shards", "rows", "holes"})
+
+
+def op_texts(field: Field) -> list[str]:
+    """A field's ops as calls, such as ``resize(size=256)``; defaults are left out."""
+    texts = []
+    for op in field.ops:
+        given = op.model_dump(exclude_defaults=True, exclude={"op"})
+        inside = ", ".join(f"{name}={value}" for name, value in given.items())
+        texts.append(f"{op.op}({inside})" if inside else op.op)
+    return texts

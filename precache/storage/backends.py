@@ -1,0 +1,224 @@
+"""fsspec's file systems: which one a protocol means, and what is said where there is none."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from html import unescape
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
+
+from precache.errors import PrecacheError, UsageError
+from precache.messages import credentials_of, shown
+from precache.storage import retries
+
+EXTRAS = {
+    "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
+    "abfss": "azure",
+}  # fmt: skip
+"""Protocol -> the extra of precache that installs its library."""
+
+WEB = frozenset(("http", "https"))
+"""Read only; their names stand in listings and requests as in URLs, quoted."""
+
+MOST_PAGE = 64 << 20
+"""Bytes of a web page that lists files: of some 500,000 names."""
+
+PAGE_SECONDS = 300.0
+"""Most time from the first byte of such a page to the last."""
+
+_LINK = re.compile(
+    r"""<a\s(?:[^<>]*?\s)?href\s*=\s*(?:"([^"]+)|'([^']+))|(https?://[^\s"'<>]+)""",
+    re.IGNORECASE,
+)
+"""A link of a page; it takes linear time, whatever the page is."""
+
+_OF_URLS = "%/:?#[]@!$&()*+,;="
+"""Characters of a URL that are not quoted once more."""
+
+_SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
+"""Of a connection string or a shared access signature of Azure's: what may also stand alone."""
+
+_ENVELOPE = re.compile(r"\n(?:RequestId|Time|ErrorCode|Content):.*", re.DOTALL)
+"""What Azure's libraries put behind a reason: the answer once more, in XML."""
+
+
+def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> Any:
+    """fsspec's own instance for these options, which it keeps, one for each process.
+
+    Parameters
+    ----------
+    within
+        URL: a web server's redirects are followed below it only; everywhere where it is empty.
+    """
+    try:
+        made = _class_of(protocol, options)
+        fs = made(**{"use_listings_cache": False, **_patient(protocol, options, within)})
+        if EXTRAS.get(protocol) == "azure":
+            # adlfs lets nobody choose it, and Azure's own first pause is one of 15 seconds.
+            fs.service_client._config.retry_policy.get_backoff_time = _pause_of_azure
+        if EXTRAS.get(protocol) == "s3" and fs._s3 is None:
+            # botocore tries again by itself, and does not look at when the server wishes it.
+            fs.connect().meta.events.register_first("needs-retry.s3", _pause_of_s3, "precache")
+        return fs
+    except PrecacheError:
+        raise
+    except ImportError:
+        extra = EXTRAS.get(protocol)
+        how = f"pip install 'precache[{extra}]'" if extra else "install its fsspec library"
+        raise UsageError(f"{protocol}:// needs a library that is not installed: {how}") from None
+    except Exception as error:  # of credentials, the libraries raise anything
+        raise UsageError(
+            f"cannot use {protocol}://: {reason_of(error, options)}; check the credentials and the "
+            "storage options"
+        ) from None
+
+
+def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
+    import fsspec
+
+    if protocol not in EXTRAS and protocol not in WEB and protocol != "memory":
+        raise UsageError(
+            f"{protocol}:// is not supported; give a local path, gs://, s3://, az:// or https://"
+        )
+    found = fsspec.get_filesystem_class(protocol)
+    if protocol in ("gs", "gcs") and not _on_google(options):
+        # gcsfs's usual class asks by gRPC what kind of bucket it is: a minute for each request.
+        from gcsfs.core import GCSFileSystem
+
+        return GCSFileSystem
+    return found
+
+
+def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
+    """Options with which a library waits for a server as long as is right, and no longer."""
+    if protocol in WEB:
+        own = options.get("client_kwargs", {})
+        traces = [*own.get("trace_configs", []), *([_redirects_within(within)] if within else [])]
+        limits = {"timeout": retries.patience(), "response_class": _bounded_page()}
+        return {**options, "client_kwargs": {**limits, **own, "trace_configs": traces}}
+    if EXTRAS.get(protocol) != "gcs":
+        return {**options}
+    # gcsfs has no time-out, and when it tries again by itself, it does not look at when the server
+    # wishes it.
+    own = options.get("session_kwargs", {})
+    own = {**own, "trace_configs": [*own.get("trace_configs", []), _obedience()]}
+    return {"requests_timeout": retries.patience(), **options, "session_kwargs": own}
+
+
+@functools.cache  # fsspec knows its instances by what they are made with
+def _obedience() -> Any:
+    import aiohttp
+
+    async def answered(session: Any, context: Any, found: Any) -> None:
+        await retries.wait_as_wished(found.response.status, found.response.headers)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(answered)
+    return trace
+
+
+@functools.cache
+def _redirects_within(root: str) -> Any:
+    """Has a redirect fail that leads out of a URL; from http to https is no way out."""
+    import aiohttp
+    from yarl import URL
+
+    inside = URL(root)
+
+    async def redirected(session: Any, context: Any, found: Any) -> None:
+        headers = found.response.headers
+        to = found.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+        safer = inside.with_scheme("https").with_port(None) if inside.is_default_port() else inside
+        below = f"{to.path}/".startswith(f"{inside.path.rstrip('/')}/")
+        same = to.user is to.password is None and any(
+            (to.scheme, to.host, to.port) == (each.scheme, each.host, each.port)
+            for each in (inside, safer)
+        )
+        if not (same and below) or ".." in to.path.split("/"):
+            found.response.close()
+            where = to.with_user(None).with_query(None).with_fragment(None)
+            raise OSError(
+                f"the server redirects to {where}, which is not below {shown(root)}; give the "
+                "address where the files lie, or, of a source, --follow-links"
+            )
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(redirected)
+    return trace
+
+
+@functools.cache
+def _bounded_page() -> type:
+    """aiohttp's response, whose text is the links of a page alone, in UTF-8 and URL-quoted.
+
+    fsspec would look for them in cubic time, and with the interpreter's lock held. A page may have
+    no end, and name an encoding that takes quadratic time, or that nobody knows.
+    """
+    from aiohttp import ClientResponse
+
+    class Bounded(ClientResponse):
+        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
+            page, began = bytearray(), time.monotonic()
+            async for piece in self.content.iter_any():
+                page += piece
+                if len(page) > MOST_PAGE or time.monotonic() - began > PAGE_SECONDS:
+                    self.close()
+                    limits = f"{MOST_PAGE:,} bytes, or takes longer than {PAGE_SECONDS:g} s"
+                    raise OSError(f"the page has more than {limits}")
+            links = map("".join, _LINK.findall(page.decode("utf-8", errors)))
+            return "".join(f'<a href="{quote(unescape(link), _OF_URLS)}">' for link in links)
+
+    return Bounded
+
+
+async def _pause_of_s3(response: tuple[Any, Any] | None = None, **others: Any) -> None:
+    if response is not None:
+        await retries.wait_as_wished(response[0].status_code, response[0].headers)
+
+
+def _pause_of_azure(settings: Mapping[str, Any]) -> float:
+    """Seconds, after what a retry policy of Azure's knows of a request's failures."""
+    history = settings["history"]  # without what broke off in mid-body
+    answer = history[-1].http_response if history else None
+    return retries.pause_as_wished(settings["count"] - 1, answer.headers if answer else {})
+
+
+def _on_google(options: Mapping[str, Any]) -> bool:
+    """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
+    server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    return not server or server == "default" or "googleapis.com" in server
+
+
+def reason_of(error: Exception, options: Mapping[str, Any], url: str = "") -> str:
+    """What an error says, without what the options and the URL hold."""
+    reason = _ENVELOPE.sub("", str(error)) or type(error).__name__
+    plain = {*_secrets(options), *_secrets_of(url)}
+    secrets = plain | {form(each) for each in plain for form in (quote, _quoted, quote_plus)}
+    for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
+        reason = reason.replace(secret, "…")
+    return reason
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _secrets_of(url: str) -> Iterator[str]:
+    """User, password and what follows the path of a URL, as they stand there and unquoted."""
+    user, query = credentials_of(url), "".join(re.split(r"([?#])", url, maxsplit=1)[1:])
+    values = re.split(r"[?#&;]|(?<!=)=(?!=)", query)
+    for part in (user, *user.split(":", 1), query[1:], *values):
+        yield from (each for each in (part, unquote(part)) if len(each) >= 4)
+
+
+def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    for value in options.values():
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif isinstance(value, str) and len(value) >= 4:
+            yield value
+            yield from _SECRET_PARTS.findall(value)

@@ -1,0 +1,443 @@
+"""Folders on a local disk.
+
+Nothing outside of a folder is read, written, linked or removed through it: names have no ``..``,
+and links that lead out of it are not followed, unless the user asks for that in a source. The
+folder itself may be a link, and links within it are followed. Only regular files are objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from precache.errors import StorageError
+from precache.storage import local_files
+from precache.storage.base import (
+    LINK_OUT,
+    LINK_TWICE,
+    NO_FILE,
+    Buffer,
+    FileInfo,
+    Folder,
+    LeaveOut,
+    Range,
+    checked,
+    most_bytes,
+    pass_over,
+    required,
+    too_large,
+)
+
+Result = TypeVar("Result")
+
+SWEEPS = 10
+"""Times that another process may sweep a folder from under one write."""
+
+ANYWHERE = Path("/")
+
+SYSTEM = ("/proc/", "/sys/")
+"""Whose files are no files of anybody's, though they look regular; some have a reader wait."""
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+@contextlib.contextmanager
+def _translated(path: Path, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = {
+            errno.ENOSPC: "; free some space and run the same command again: it continues",
+            errno.EDQUOT: "; the quota is used up: free some space and run the same command again",
+            errno.EACCES: "; check its owner and mode",
+            errno.EROFS: "; choose a folder that can be written",
+            errno.EMFILE: "; raise `ulimit -n`",
+            errno.EISDIR: "; a folder is where a file belongs: remove it",
+        }.get(error.errno or 0, "")
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot {doing} {path}: {reason}{hint}") from error
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A `Folder` on a local disk.
+
+    Parameters
+    ----------
+    top
+        The folder that links may not lead out of, by default its own root; of a folder made by
+        `folder`, that of the one it lies in. `ANYWHERE` where links may lead anywhere.
+    """
+
+    root: Path
+    top: Path | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    def path(self, name: str) -> str:
+        return str(self.root / name)
+
+    def local(self, name: str) -> Path:
+        return self.root / checked(name, self) if name else self.root
+
+    def folder(self, name: str) -> LocalFolder:
+        return LocalFolder(self.local(name), self.top or self.root)
+
+    # --- where things truly lie -----------------------------------------------------------------
+
+    def _leads_out(self, true: str) -> bool:
+        """Whether a path, links resolved, is not one of this folder's."""
+        top = str(self.top or self.root)
+        if not _is_below(true, top):
+            return True
+        return f"{true}/".startswith(SYSTEM) and not _is_below(true, str(self.root))
+
+    def _require_inside(self, true: str) -> None:
+        if self._leads_out(true):
+            raise OSError(errno.EXDEV, f"it leads out of {self.top or self.root}, to {true}")
+
+    def _look(self, name: str) -> os.stat_result | None:
+        """What lies at a name; None where nothing does, or a link that leads out."""
+        path = self.local(name)
+        with _translated(path, "look at"):
+            try:
+                status, true = local_files.look(path)
+            except OSError as error:
+                if error.errno in _NOT_THERE:
+                    return None
+                raise
+            except ValueError:  # a zero byte in the root
+                return None
+            return None if self._leads_out(true) else status
+
+    def _open(self, path: Path) -> tuple[int, int]:
+        """A descriptor of an object, and its size."""
+        descriptor, size = local_files.open_regular(path)
+        try:
+            self._require_inside(local_files.true_path(descriptor, path))
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor, size
+
+    def _target(self, name: str) -> Path:
+        """Where to write or remove what lies at a name: in a folder of this one's."""
+        path = self.local(name)
+        return self._inside(path.parent) / path.name if name else path
+
+    def _inside(self, folder: Path) -> Path:
+        """Where a folder to be changed truly lies; no link below `top` may lead there.
+
+        A link within would have one version's objects replaced, or removed, by way of another.
+        """
+        top = self.top or self.root
+        true, below = _followed(folder)[1], str(folder.relative_to(top))
+        if true != os.path.normpath(_true(str(top)) + below):
+            _true.cache_clear()  # it, or a folder above it, may just have been removed or replaced
+            true = os.path.realpath(folder)
+        self._require_inside(true)
+        if true != os.path.normpath(_true(str(top)) + below):
+            raise OSError(errno.EXDEV, f"by way of a link it is {true}")
+        return Path(true)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def kind(self) -> str | None:
+        status = self._look("")
+        if status is None:
+            return None
+        return "folder" if stat.S_ISDIR(status.st_mode) else "file"
+
+    def exists(self, name: str = "") -> bool:
+        status = self._look(name)
+        return status is not None and bool(stat.S_IFMT(status.st_mode) in _OBJECTS)
+
+    def size(self, name: str) -> int | None:
+        status = self._look(name)
+        return status.st_size if status and stat.S_ISREG(status.st_mode) else None
+
+    def open(self, name: str) -> int:
+        path = self.local(name)
+        with _translated(path, "read"):
+            return self._open(path)[0]
+
+    def read(self, name: str) -> bytes:
+        """The whole object."""
+        return required(self._read(name, local_files.read_whole))
+
+    def _read(self, name: str, read: Callable[[int, int], bytes]) -> bytes | StorageError:
+        """What is read of an object, by its descriptor and its size."""
+        try:
+            path = self.local(name)
+            with _translated(path, "read"):
+                descriptor, size = self._open(path)
+                try:
+                    return read(descriptor, size)
+                finally:
+                    os.close(descriptor)
+        except StorageError as error:
+            return error
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            return required(*self.read_many([name], [-1]))
+        except StorageError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NOT_THERE:
+                return None
+            raise
+
+    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
+        return [
+            self._read(name, functools.partial(_read_small, name=name, expected=size))
+            for name, size in zip(names, sizes, strict=True)
+        ]
+
+    def read_first(self, name: str, most: int) -> bytes:
+        return required(*self.read_ranges([(name, 0, most)]))
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        return [
+            self._read(name, functools.partial(_pread, start=start, length=length))
+            for name, start, length in ranges
+        ]
+
+    # --- listing --------------------------------------------------------------------------------
+
+    def names(self, name: str = "") -> list[str]:
+        """Names directly below `name`, sorted; none where it does not exist."""
+        status = self._look(name)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            return []
+        with _translated(self.local(name), "list"):
+            try:
+                with os.scandir(self.local(name)) as entries:
+                    return sorted(entry.name for entry in entries)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        if not self.exists(name):
+            return {}
+        prefix = f"{name}/" if name else ""
+        return {
+            prefix + info.name: info.size for info in self.folder(name).walk() if info.size >= 0
+        }
+
+    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+        """Every object below the folder, in no particular order.
+
+        Links are followed, except out of it, back to a folder they are in, and, below another link,
+        to a folder that a link led to before; one that leads nowhere is a file of unknown size
+        (-1). A file that is removed meanwhile may be left out, and a folder where nobody asks what
+        is left out.
+        """
+        with _translated(self.root, "list"):
+            root, true = local_files.look(self.root)
+            self._require_inside(true)
+        link_out = NO_FILE if self.top == ANYWHERE else LINK_OUT
+        stack = [("", true, frozenset({_identity(root)}), False)]
+        linked: set[tuple[int, int]] = set()
+        while stack:
+            prefix, true, above, linked_to = stack.pop()
+            path = self.root / prefix
+            gone = (FileNotFoundError,) if prefix and leave_out is pass_over else ()
+            with _translated(path, "list"), contextlib.suppress(*gone), os.scandir(path) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    name = prefix + entry.name
+                    try:
+                        if entry.is_symlink():
+                            status, lies = _followed(entry.path)
+                        else:
+                            status, lies = entry.stat(), ""
+                    except FileNotFoundError:
+                        continue
+                    if status is not None and stat.S_ISDIR(status.st_mode):
+                        lies = lies or os.path.join(true, entry.name)  # noqa: PTH118 - as text
+                        if self._leads_out(lies):
+                            leave_out(f"{name}/", link_out)
+                        elif linked_to and entry.is_symlink() and _identity(status) in linked:
+                            leave_out(f"{name}/", LINK_TWICE)
+                        elif _identity(status) not in above:
+                            below_link = linked_to or entry.is_symlink()
+                            if entry.is_symlink():
+                                linked.add(_identity(status))
+                            stack.append(
+                                (f"{name}/", lies, above | {_identity(status)}, below_link)
+                            )
+                    elif lies and self._leads_out(lies):
+                        leave_out(name, link_out)
+                    elif status is None:
+                        yield FileInfo(name, -1, -1)
+                    elif stat.S_ISREG(status.st_mode):
+                        yield FileInfo(name, status.st_size, status.st_mtime_ns)
+                    else:
+                        leave_out(name, NO_FILE)
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
+        """Write an object whole or not at all, durable when this returns.
+
+        Parameters
+        ----------
+        parts
+            Its bytes, one buffer after another.
+        scratch
+            Folder for the temporary file, on the same file system; the object's own by default.
+        """
+        whole = list(parts)
+        fill = functools.partial(local_files.write_durably, parts=whole)
+        self._write(name, fill, local_files.replace, scratch)
+
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
+        """Write an object that must not exist yet; False where it does."""
+        whole = list(parts)
+        fill = functools.partial(local_files.write_durably, parts=whole)
+        return self._write(name, fill, local_files.publish, scratch)
+
+    def copy(
+        self,
+        name: str,
+        origin: Folder,
+        source: str,
+        scratch: str | None = None,
+        *,
+        create: bool = False,
+    ) -> bool:
+        """Put an object that another folder has: a hard link where both are on one disk."""
+        publish = local_files.publish if create else local_files.replace
+        opened = origin.open(source)
+        if opened is None:
+            whole = [origin.read(source)]
+            fill = functools.partial(local_files.write_durably, parts=whole)
+            return self._write(name, fill, publish, scratch)
+        try:
+            fill = functools.partial(local_files.link_or_copy, opened, origin.path(source))
+            return self._write(name, fill, publish, scratch)
+        finally:
+            os.close(opened)
+
+    def _write(
+        self,
+        name: str,
+        fill: Callable[[Path], None],
+        publish: Callable[[Path, Path], bool],
+        scratch: str | None,
+    ) -> bool:
+        """Fill a temporary file and give it its name; returns what `publish` does."""
+
+        def write() -> bool:
+            target = self._target(name)
+            folder = target.parent if scratch is None else self._inside(self.local(scratch))
+            for each in {folder, target.parent}:
+                local_files.make_folder(each)
+            temporary = folder / f".{uuid.uuid4().hex}.tmp"
+            try:
+                fill(temporary)
+                published = publish(temporary, target)
+            finally:
+                temporary.unlink(missing_ok=True)
+            local_files.sync_folder(target.parent)
+            return published
+
+        with _translated(self.local(name), "write"):
+            return _again_if_swept(write)
+
+    def remove(self, name: str) -> None:
+        """Remove an object or a folder and all below it, a link alone; nothing where there is none.
+
+        A read-only disk is not asked to remove what is not there.
+        """
+
+        def remove() -> None:
+            target = self._target(name)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if stat.S_ISDIR(target.lstat().st_mode):
+                    shutil.rmtree(target)
+                else:
+                    target.unlink()
+
+        with _translated(self.local(name), "remove"):
+            _again_if_swept(remove)
+
+    def free_bytes(self) -> int:
+        """Space left where the folder is, or will be."""
+        path = self.root.absolute()
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+
+
+_OBJECTS = (stat.S_IFREG, stat.S_IFDIR)
+
+
+def _is_below(true: str, folder: str) -> bool:
+    """Whether a path, links resolved, is a folder's own or lies below it."""
+    if true.startswith(_true(folder)) or f"{true}/" == _true(folder):
+        return True
+    # The folder, or one above it, may have been replaced since it was looked at.
+    _true.cache_clear()
+    return true.startswith(_true(folder)) or f"{true}/" == _true(folder)
+
+
+@functools.lru_cache(maxsize=256)
+def _true(folder: str) -> str:
+    """Where a folder truly lies, with a slash behind it."""
+    try:
+        true = local_files.look(folder)[1]
+    except OSError:
+        true = os.path.realpath(folder)
+    return true if true.endswith("/") else f"{true}/"
+
+
+def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
+    """What a link leads to, None where to nothing, and where that truly lies."""
+    try:
+        return local_files.look(link)
+    except OSError:
+        return None, os.path.realpath(link)
+
+
+def _read_small(descriptor: int, size: int, name: str, expected: int) -> bytes:
+    """All of an object, or a byte more than is expected of it; -1 where its size is not known."""
+    if expected < 0 and size > most_bytes(name):
+        raise OSError(errno.EFBIG, too_large(name, size))
+    return local_files.read_whole(descriptor, size, None if expected < 0 else expected + 1)
+
+
+def _pread(descriptor: int, size: int, start: int, length: int) -> bytes:
+    """Up to so many bytes; a call reads 2 GiB at most (read(2))."""
+    data, end = b"", min(start + length, size)
+    while start < end and (piece := os.pread(descriptor, end - start, start)):
+        data = data + piece if data else piece
+        start += len(piece)
+    return data
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _again_if_swept(action: Callable[[], Result]) -> Result:
+    """Do it again where another process removed or filled a folder in between."""
+    for _ in range(SWEEPS):
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+    return action()

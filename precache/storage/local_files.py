@@ -1,0 +1,282 @@
+"""Files of a local disk: opened without blocking, mapped, created, linked and made durable.
+
+A path may be whatever a stranger laid there. Only regular files are opened, and who opens one
+learns where it truly lies, links resolved. Files are mapped to be read only and shared, so that a
+map counts neither as committed memory nor as data of the process, however long the file is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import itertools
+import mmap
+import os
+import stat
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precache.storage.base import Buffer
+
+PARTS_A_WRITE = 1024
+"""As many as Linux takes at once (IOV_MAX)."""
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_LOOK = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
+"""Of descriptors that say what lies at a path, and open nothing; Linux alone has them."""
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+_AT_FDCWD = -100
+"""Of ``linux/fcntl.h``."""
+
+NOREPLACE, EXCHANGE = 1, 2
+"""Flags of `rename`, of ``linux/fs.h``."""
+
+_NO_SUCH_WAY = frozenset(
+    (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL,
+     errno.EMLINK, errno.EXDEV)
+)  # fmt: skip
+"""Of a way to publish a file that a disk does not know; EXDEV where it links within a folder
+alone."""
+
+_NO_SYNC = frozenset(
+    (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EISDIR)
+)
+"""Of a file system that does not sync folders."""
+
+
+# --- looking and reading ------------------------------------------------------------------------
+
+
+def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """A descriptor of a regular file, and its size; nothing else is waited for or read.
+
+    Raises
+    ------
+    OSError
+        It is a folder, a FIFO, a socket or a device.
+    """
+    descriptor = os.open(path, _OPEN)
+    try:
+        status = os.fstat(descriptor)
+        require_regular(status)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor, status.st_size
+
+
+def require_regular(status: os.stat_result) -> None:
+    """Raise an `OSError` that says what it is instead."""
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+    raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are read; remove it")
+
+
+def look(path: str | os.PathLike[str]) -> tuple[os.stat_result, str]:
+    """What lies at a path, links followed, and where it truly lies; nothing is opened."""
+    if not _LOOK & getattr(os, "O_PATH", 0):
+        return Path(path).stat(), os.path.realpath(path)
+    descriptor = os.open(path, _LOOK)
+    try:
+        return os.fstat(descriptor), true_path(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def true_path(descriptor: int, path: str | os.PathLike[str]) -> str:
+    """Where an open file lies, which `path` has led to."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - a Path takes as long
+    except OSError:  # a system without
+        return os.path.realpath(path)
+
+
+def read_whole(descriptor: int, size: int, most: int | None = None) -> bytes:
+    """As a file object does, with half the calls that let go of the interpreter's lock.
+
+    Parameters
+    ----------
+    most
+        Bytes that are read of it.
+    """
+    try:
+        data = os.read(descriptor, size + 1 if most is None else min(size + 1, most))
+        if len(data) in (size, most):
+            return data
+        with open(descriptor, "rb", closefd=False) as file:
+            return data + file.read(-1 if most is None else most - len(data))
+    except (MemoryError, OverflowError):
+        if most is not None:
+            raise
+        raise OSError(errno.ENOMEM, f"its {size} bytes do not fit into memory") from None
+
+
+# --- mapping ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def libc() -> Any:
+    """The C library, with the types of what maps memory."""
+    library = ctypes.CDLL(None, use_errno=True)
+    number, size = ctypes.c_int, ctypes.c_size_t
+    library.mmap.argtypes = (ctypes.c_void_p, size, number, number, number, ctypes.c_long)
+    library.mmap.restype = ctypes.c_void_p
+    library.munmap.argtypes = (ctypes.c_void_p, size)
+    return library
+
+
+def map_at(address: int | None, nbytes: int, access: int, flags: int, descriptor: int) -> int:
+    """Address of a new map: mmap(2), which unlike Python's own holds no descriptor."""
+    mapped = libc().mmap(address, nbytes, access, flags, descriptor, 0)
+    if mapped in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(mapped)
+
+
+class _Map:
+    """Memory of a map, which NumPy takes for a read-only array's own; unmapped with the last."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        # Not at exit, when other threads may still be reading.
+        weakref.finalize(self, libc().munmap, address, nbytes).atexit = False
+
+
+def map_file(descriptor: int, flags: int = 0) -> np.ndarray:
+    """The bytes of an open file as a read-only memory map that holds no descriptor (uint8).
+
+    Parameters
+    ----------
+    flags
+        Of mmap(2), beside `MAP_SHARED`.
+    """
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return np.empty(0, np.uint8)
+    try:
+        address = map_at(None, size, mmap.PROT_READ, mmap.MAP_SHARED | flags, descriptor)
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        # Some of FUSE share no maps; one that cannot be written to is not counted either.
+        address = map_at(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE | flags, descriptor)
+    return np.asarray(_Map(address, size))
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
+    """Write a file that must not exist yet."""
+    with path.open("xb", buffering=0) as file:
+        # Long writes leave large pages in the page cache, which readers map with few faults.
+        waiting = deque(memoryview(part) for part in parts)
+        while waiting:
+            written = os.writev(file.fileno(), list(itertools.islice(waiting, PARTS_A_WRITE)))
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.popleft())
+            if written:
+                waiting[0] = waiting[0][written:]
+        os.fsync(file.fileno())
+
+
+def link_or_copy(descriptor: int, path: str, temporary: Path) -> None:
+    """Give an open file, which `path` has led to, another name, or copy it where that cannot be."""
+    try:
+        os.link(true_path(descriptor, path), temporary)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another disk, or one that knows no links
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        write_durably(temporary, [read_whole(descriptor, os.fstat(descriptor).st_size)])
+
+
+def replace(temporary: Path, target: Path) -> bool:
+    """Give a file its name, whatever has it."""
+    temporary.replace(target)
+    return True
+
+
+def publish(temporary: Path, target: Path) -> bool:
+    """Give a file a name that nothing has; False where something has it.
+
+    By a hard link; where the disk has none (FAT, SMB, some of FUSE), by a rename that replaces
+    nothing; where it has none either, by taking the name with an empty file, which the whole one
+    then replaces. Killed between these two, it leaves the empty one.
+    """
+    ways = (os.link, rename, _take_and_rename)
+    for way in ways:
+        try:
+            way(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_SUCH_WAY or way is ways[-1]:
+                raise
+        else:
+            return True
+    raise AssertionError("unreachable")
+
+
+def rename(source: Path, target: Path, flag: int = NOREPLACE) -> None:
+    """Rename without replacing, or exchange two names: Linux's ``renameat2``."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _take_and_rename(temporary: Path, target: Path) -> None:
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+    temporary.replace(target)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each synced into its parent."""
+    missing: list[Path] = []
+    while not path.is_dir():
+        missing.insert(0, path)
+        path = path.parent
+    for folder in missing:
+        try:
+            folder.mkdir(exist_ok=True)  # by another process meanwhile
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    for folder in missing:  # after all are made, so that a journal is written once
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Have a folder's names on the disk, as far as its file system does that."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

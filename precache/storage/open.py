@@ -1,0 +1,53 @@
+"""The one boundary to where bytes live: a path or URL -> its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import split_protocol
+
+from precache.errors import UsageError
+from precache.messages import credentials_of, shown
+from precache.storage.backends import EXTRAS, WEB
+from precache.storage.base import Folder
+from precache.storage.local import ANYWHERE, LocalFolder
+from precache.storage.remote import RemoteFolder
+
+StorageOptions = Mapping[str, Any] | None
+
+
+def open_folder(
+    uri: str | os.PathLike[str], options: StorageOptions = None, *, follow_links: bool = False
+) -> Folder:
+    """The folder that a path or URL names; it need not exist.
+
+    Parameters
+    ----------
+    options
+        Of the remote file system, as its fsspec class takes them; a local disk has none.
+    follow_links
+        Follow what leads out of the folder: links on a local disk, redirects of a web server.
+
+    Raises
+    ------
+    UsageError
+        A URL that names no bucket, or one of an object store that holds credentials.
+    """
+    protocol, path = split_protocol(os.fspath(uri))
+    if protocol in (None, "file", "local"):
+        return LocalFolder(Path(path).expanduser().absolute(), ANYWHERE if follow_links else None)
+    if protocol in EXTRAS and not path.strip("/"):
+        raise UsageError(f"{protocol}:// names no bucket; give {protocol}://BUCKET/FOLDER")
+    if protocol in EXTRAS and ":" in credentials_of(uri):
+        raise UsageError(
+            f"{shown(uri)} was given with credentials, which have no place in {protocol}:// URLs; "
+            "give them as storage options, or as the library of this service finds them"
+        )
+    if protocol in WEB:
+        whole = os.fspath(uri).rstrip("/")
+        within = "" if follow_links else whole
+        return RemoteFolder(protocol, whole, dict(options or {}), within)
+    return RemoteFolder(protocol, path.rstrip("/"), dict(options or {}))

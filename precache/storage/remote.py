@@ -1,0 +1,620 @@
+"""Folders in blob storage, through fsspec: ``gs://``, ``s3://``, ``az://``, ``https://``, ``memory://``.
+
+Every request that fails for a passing reason is made again, with exponential backoff and jitter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from glob import has_magic
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+from fsspec import asyn
+
+from precache.errors import PrecacheError, StorageError
+from precache.messages import shown
+from precache.runtime.ordered_map import Threads
+from precache.storage import retries
+from precache.storage.backends import EXTRAS, WEB, file_system, reason_of
+from precache.storage.base import (
+    NO_NAME,
+    Buffer,
+    FileInfo,
+    Folder,
+    LeaveOut,
+    Range,
+    checked,
+    is_missing,
+    is_name,
+    most_bytes,
+    pass_over,
+    refused,
+    required,
+    too_large,
+)
+from precache.storage.listing import Entry, Page, Span, page_of, splits, stripped
+from precache.storage.retries import Attempt
+from precache.storage.s3_reads import Part, reads_of
+from precache.storage.server_copy import create_copy
+
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+DEEPEST = 64
+"""Folders in one another that a web server may list: its pages may list themselves, without end."""
+
+STREAMS = 100
+"""Requests to a web server at a time; aiohttp opens as many connections."""
+
+PIECE = 1 << 16
+"""Bytes that are read at a time of what comes before a range, where a server knows none."""
+
+LISTINGS = 16
+"""Prefixes that are listed at a time: a service answers one prefix page after page."""
+
+
+@dataclass
+class _Below:
+    """Of a page: what is to be listed after it, its objects, names that are none, and whether it
+    began where it was to."""
+
+    more: list[Span]
+    files: list[FileInfo]
+    left_out: list[str]
+    obeyed: bool
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A `Folder` in blob storage.
+
+    Parameters
+    ----------
+    protocol, root
+        Such as ``gs`` and ``bucket/photos``.
+    options
+        Of the file system, as its fsspec class takes them; never shown.
+    within
+        URL out of which a web server's redirects must not lead.
+    """
+
+    protocol: str
+    root: str = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    within: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self._url("")
+
+    @property
+    def name(self) -> str:
+        return self._name({"name": self.root})
+
+    def path(self, name: str) -> str:
+        return self._url(name)
+
+    def local(self, name: str) -> Path | None:
+        return None
+
+    def open(self, name: str) -> int | None:
+        return None
+
+    def folder(self, name: str) -> RemoteFolder:
+        root = self._at(checked(name, self)) if name else self.root
+        return replace(self, root=root)
+
+    def kind(self) -> str | None:
+        try:
+            info = self._request(self._fs.info, "", "look at")
+        except FileNotFoundError:
+            return None
+        # A folder is not listed to know that it is one, but to HTTP all is a file.
+        if info["type"] == "directory":
+            return "folder"
+        try:
+            return "folder" if any(self._pages(self._fs, "")) else "file"
+        except StorageError:
+            if not self._is_azure:
+                raise
+            return "file"  # Azure's hierarchical accounts refuse to list below one
+
+    def exists(self, name: str = "") -> bool:
+        return self.size(name) is not None or any(self._pages(self._fs, name))
+
+    def size(self, name: str) -> int | None:
+        try:
+            info = self._request(self._fs.info, name, "look at")
+        except FileNotFoundError:
+            return None
+        return None if info["type"] == "directory" else int(info.get("size") or 0)
+
+    def read(self, name: str) -> bytes:
+        return required(*self._parts([(name, 0, None)], [-1]))
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            return required(*self.read_many([name], [-1]))
+        except StorageError as error:
+            if is_missing(error):
+                return None
+            raise
+
+    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
+        # With a range, no library asks for the size first; one byte more tells what has grown.
+        each = zip(names, sizes, strict=True)
+        ends = [(most_bytes(name) if size < 0 else size) + 1 for name, size in each]
+        parts = [(name, 0, end) for name, end in zip(names, ends, strict=True)]
+        found = self._parts(parts, sizes, stream=any(size < 0 for size in sizes))
+        for number, (name, size, got) in enumerate(zip(names, sizes, found, strict=True)):
+            if size < 0 and isinstance(got, bytes) and len(got) > most_bytes(name):
+                found[number] = StorageError(f"cannot read {self._url(name)}: {too_large(name)}")
+        return found
+
+    def read_first(self, name: str, most: int) -> bytes:
+        return required(*self._parts([(name, 0, most)], [-1], stream=True))
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        parts = [(name, start, start + length) for name, start, length in ranges]
+        return self._parts(parts, [length for _, _, length in ranges])
+
+    def _parts(
+        self, parts: Sequence[Part], least: Sequence[int], *, stream: bool = False
+    ) -> list[bytes | StorageError]:
+        """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again.
+
+        Parameters
+        ----------
+        stream
+            All start at 0 and are of unknown size: a web server is asked for no ranges, as some
+            servers compress what a range is then cut of.
+        """
+        found: dict[int, bytes | StorageError] = {}
+        wanted = []
+        for number, (name, _, _) in enumerate(parts):
+            if (refusal := self._refusal(name, "read")) is not None:
+                found[number] = refusal
+            else:
+                wanted.append(number)
+        for attempt in retries.attempts():
+            if not wanted:
+                break
+            pause = 0.0
+            again = []
+            some = [parts[n] for n in wanted]
+            if self.protocol in WEB:
+                tried = asyn.sync(self._fs.loop, self._stream, some, ranges=not stream)
+            else:
+                tried = self._cat(some, first=attempt.number == 0)
+            tried = [
+                b"" if parts[n][1] == 0 and least[n] <= 0 and _is_empty(got) else got
+                for n, got in zip(wanted, tried, strict=True)
+            ]
+            for number, got in zip(wanted, tried, strict=True):
+                error = got if isinstance(got, Exception) else None
+                short = error is None and len(got) < least[number]
+                if not attempt.last and (short or (error and retries.is_transient(error))):
+                    waited = retries.pause(attempt.number, error)
+                    if error is not None:
+                        told = self._error(error, parts[number][0], "read")
+                        self._say_again(attempt, told, waited)
+                    pause = max(pause, waited)
+                    again.append(number)
+                else:
+                    name = parts[number][0]
+                    found[number] = self._error(error, name, "read") if error else got
+            wanted = again
+            time.sleep(pause)
+        return [found[number] for number in range(len(parts))]
+
+    def _cat(self, parts: Sequence[Part], *, first: bool) -> list[Any]:
+        """The bytes of each, or the exception that says why they cannot be had."""
+        paths = [self._at(name) for name, _, _ in parts]
+        fast = first and EXTRAS.get(self.protocol) == "s3" and reads_of(self._fs, self.options)
+        if fast:
+            named = [(path, *part[1:]) for path, part in zip(paths, parts, strict=True)]
+            if (found := fast.cat(named)) is not None:
+                return found
+        ends = [end for _, _, end in parts]
+        starts = [None if end is None else start for _, start, end in parts]
+        got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
+        return [self._part(*each) for each in zip(got, parts, strict=True)]
+
+    async def _stream(self, parts: Sequence[Part], *, ranges: bool) -> list[Any]:
+        """The bytes of each, or the exception that says why not.
+
+        No more is held than was asked for, whatever the server sends.
+        """
+        fs, places = self._fs, asyncio.Semaphore(STREAMS)
+        session = await fs.set_session()
+
+        async def read(name: str, start: int, end: int | None) -> bytes:
+            if end == start:
+                return b""
+            data, url = bytearray(), fs.encode_url(self._at(name))
+            headers = dict(fs.kwargs.get("headers", {}))
+            if ranges and end is not None:
+                headers["Range"] = f"bytes={start}-{end - 1}"
+            async with places, session.get(url, **{**fs.kwargs, "headers": headers}) as answer:
+                if answer.status == 404:
+                    raise FileNotFoundError(str(url))
+                answer.raise_for_status()
+                skipped = 0 if answer.status == 206 else start
+                while skipped and (piece := await answer.content.read(min(skipped, PIECE))):
+                    skipped -= len(piece)
+                most = sys.maxsize if end is None else end - start
+                while piece := await answer.content.read(most - len(data)):
+                    data += piece
+                if "Range" in headers and answer.status != 206 and not answer.content.at_eof():
+                    _warn_of_whole_objects(self._url("").split("/")[2])
+            return bytes(data)
+
+        return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
+
+    def _part(self, got: Any, part: Part) -> Any:
+        """What was asked for, also where a server knows no ranges and sends all."""
+        _, start, end = part
+        if end is None or isinstance(got, Exception) or len(got) <= end - start:
+            return got
+        _warn_of_whole_objects(self._url("").split("/")[2])
+        return got[start:end]
+
+    def names(self, name: str = "") -> list[str]:
+        pages = self._pages(self._fs, name)
+        return sorted(n for page in pages for each in page if is_name(n := each["name"]))
+
+    def _pages(self, fs: Any, name: str) -> Iterator[list[Entry]]:
+        """What fsspec tells of all that lies directly below; nothing where it does not exist."""
+        prefix = f"{checked(name, self)}/" if name else ""
+        token = None
+        while True:
+            listed, token = self._page(fs, Span(prefix, token=token))
+            yield [each for each in listed if each["name"] or each["type"] == "directory"]
+            if token is None:
+                return
+
+    def _page(self, fs: Any, span: Span) -> Page:
+        """What lies directly below a prefix, and the prefix itself where it is an object."""
+        name = span.prefix.rstrip("/")
+        own = stripped(fs, self._at(name))
+        if self._is_azure and not own.endswith(name):
+            raise self._mistake(name, "list")
+        kind = EXTRAS.get(self.protocol)
+        first = True
+
+        def list_anew(path: str) -> Page:
+            nonlocal first
+            fs.invalidate_cache()
+            fast, first = first, False
+            if kind is not None:
+                return page_of(kind, fs, self.options, self.root, span, fast=fast)
+            listed = [each for each in fs.ls(path, detail=True) if each["name"].rstrip("/") != own]
+            if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
+                listed = [each for each in listed if not re.search("[?#]", each["name"])]
+            return Page([{**each, "name": self._name(each)} for each in listed], None)
+
+        try:
+            return self._request(list_anew, name, "list")
+        except (FileNotFoundError, NotADirectoryError):
+            return Page([], None)
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        def find_anew(path: str) -> dict[str, dict[str, Any]]:
+            if (refusal := self._refusal(name, "list")) is not None:
+                raise refusal
+            self._fs.invalidate_cache()
+            found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
+            return found
+
+        if self.protocol in WEB:  # whose pages have links that are no files
+            return {_join(name, info.name): info.size for info in self.folder(name).walk()}
+        try:
+            found = self._request(find_anew, name, "list")
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        own = self._fs._strip_protocol(self.root).rstrip("/")
+        below = {path[len(own) + 1 :]: _size(info) for path, info in found.items()}
+        return {name: size for name, size in below.items() if is_name(name)}
+
+    def walk(self, leave_out: LeaveOut = pass_over) -> Iterator[FileInfo]:
+        """Every object below the folder, in no particular order.
+
+        Several prefixes are listed at a time, and no more pages than that are held.
+        """
+        fs = self._fs  # in another thread fsspec would make another, with connections of its own
+        splitting = splits(self.protocol, fs, self.root)
+        waiting = [Span("")]
+        running: list[Future[_Below]] = []
+        pool = Threads(LISTINGS, "precache-list")
+        try:
+            while waiting or running:
+                while waiting and len(running) < LISTINGS:
+                    running.append(pool.submit(self._below, fs, waiting.pop()))
+                done = wait(running, return_when=FIRST_COMPLETED).done
+                oldest = next(number for number, each in enumerate(running) if each in done)
+                below = running.pop(oldest).result()
+                waiting += below.more
+                splitting = splitting and below.obeyed
+                if splitting and waiting and len(waiting) + len(running) < LISTINGS:
+                    waiting += waiting.pop().split()
+                for name in below.left_out:
+                    leave_out(name, NO_NAME)
+                while below.files:
+                    yield below.files.pop()
+        finally:
+            pool.close(wait=not running)  # Ctrl-C does not wait for a server
+
+    def _below(self, fs: Any, span: Span) -> _Below:
+        found, last = _Below([], [], [], True), max(span.after, span.seen)
+        listed, token = self._page(fs, span)
+        while listed:  # where all comes in one page, what was seen goes at once
+            each = listed.pop()
+            folder = each["type"] == "directory"
+            if not each["name"] and not folder:  # what marks a folder, or has a slash at its end
+                if each["size"] and not span.token and not span.after:
+                    found.left_out.append(span.prefix)
+                continue
+            sorted_as = f"{each['name']}/" if folder else each["name"]
+            last = max(last, sorted_as)
+            found.obeyed = found.obeyed and span.after <= sorted_as
+            if not span.holds(sorted_as):
+                continue
+            name = span.prefix + each["name"]
+            if folder and (is_name(name) or self.protocol not in WEB):
+                if self.protocol in WEB and name.count("/") >= DEEPEST:
+                    raise StorageError(
+                        f"cannot list {self._url('')}: it has more than {DEEPEST} folders in one "
+                        f"another, such as {name[:100]!r}, as where a page lists itself; give the "
+                        "folder that holds the files"
+                    )
+                found.more.append(Span(f"{name}/"))
+            elif not is_name(name):
+                found.left_out.append(name)
+            else:
+                found.files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
+        if token is not None and (span.end is None or last < span.end):
+            found.more.append(span._replace(token=token, seen=last))  # the next, being the last
+        return found
+
+    def put(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> None:
+        data = b"".join(parts)
+        self._replace(name, lambda path: self._fs.pipe_file(path, data))
+
+    def copy(
+        self,
+        name: str,
+        origin: Folder,
+        source: str,
+        scratch: str | None = None,
+        *,
+        create: bool = False,
+    ) -> bool:
+        same = isinstance(origin, RemoteFolder) and origin.protocol == self.protocol
+        if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
+            there = origin._at(checked(source, origin))
+            if create:
+                kind = EXTRAS.get(self.protocol)
+                return self._write(name, lambda path: create_copy(kind, self._fs, there, path))
+            if there != self._at(name):  # S3 refuses to copy an object onto itself
+                self._replace(name, lambda path: self._fs.cp_file(there, path))
+            return True
+        if create:
+            return self.create(name, [origin.read(source)])
+        self.put(name, [origin.read(source)])
+        return True
+
+    def create(self, name: str, parts: Iterable[Buffer], scratch: str | None = None) -> bool:
+        data = b"".join(parts)
+        if self._write(name, lambda path: self._fs.pipe_file(path, data, mode="create")):
+            return True
+        # The first attempt may have arrived though its answer did not.
+        return self.size(name) == len(data) and self.read(name) == data
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._request(self._remove_all, name, "remove")
+
+    def _remove_all(self, path: str) -> None:
+        if not has_magic(path):
+            self._fs.rm(path, recursive=True)
+            return
+        # fsspec removes what matches, and not what is so named; older adlfs even of a single file.
+        options = {"expand_path": False} if self._is_azure else {}
+        for each in self._fs.find(path):
+            self._fs.rm_file(each, **options)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    # --- requests -------------------------------------------------------------------------------
+
+    @property
+    def _fs(self) -> Any:
+        return file_system(self.protocol, self.options, self.within)
+
+    @property
+    def _is_azure(self) -> bool:
+        return EXTRAS.get(self.protocol) == "azure"
+
+    def _replace(self, name: str, action: Callable[[str], object]) -> None:
+        if not self._write(name, action):
+            raise StorageError(
+                f"cannot write {self._url(name)}: it exists, and the service does not let it be "
+                "replaced"
+            )
+
+    def _write(self, name: str, action: Callable[[str], object]) -> bool:
+        """Whether it is written; it is not where it exists and must stay."""
+        if self.protocol in WEB:
+            raise StorageError(
+                f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
+                "store on a local disk, gs://, s3:// or az://"
+            )
+        try:
+            self._request(action, name, "write")
+            return True
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            raise StorageError(
+                f"cannot write {self._url(name)}: there is no such bucket; make it first"
+            ) from None
+
+    def _at(self, name: str) -> str:
+        """The path of what lies at `name`, as the file system takes it."""
+        quoted = quote(name, errors="surrogateescape") if self.protocol in WEB else name
+        return _join(self.root, quoted)
+
+    def _name(self, info: Mapping[str, Any]) -> str:
+        """The last part of a path that the file system gave."""
+        name: str = info["name"].rstrip("/").rsplit("/", 1)[-1]
+        return unquote(name, errors="surrogateescape") if self.protocol in WEB else name
+
+    def _url(self, name: str) -> str:
+        """With no query and no user: both may hold a secret."""
+        url = self._root_url
+        return shown(_join(url, name) if self.root else f"{url}{name}")
+
+    @property
+    def _root_url(self) -> str:
+        return self.root if self.protocol in WEB else f"{self.protocol}://{self.root}"
+
+    def _request(self, action: Callable[..., Result], name: str, doing: str) -> Result:
+        """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass."""
+        if doing != "list" and (refusal := self._refusal(name, doing)) is not None:
+            raise refusal
+        for attempt in retries.attempts():
+            try:
+                return action(self._at(name))
+            except PrecacheError:
+                raise
+            except Exception as caught:
+                error = self._behind(caught)
+                if isinstance(error, retries.FINAL) and not isinstance(error, PermissionError):
+                    raise error from None
+                if attempt.last or not retries.is_transient(error):
+                    raise self._error(error, name, doing) from None
+                pause = retries.pause(attempt.number, error)
+                self._say_again(attempt, self._error(error, name, doing), pause)
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _refusal(self, name: str, doing: str) -> StorageError | None:
+        """Why a name is not to be asked for."""
+        if name and not is_name(name):
+            return refused(name, self)
+        path = self._at(name)
+        if self._is_azure and re.search("[?#]", path):
+            # adlfs would ask for another object: it looks for the parts of a URL.
+            asked: str = self._fs._strip_protocol(path)
+            if not asked.endswith(path.partition("/")[2]):
+                return self._mistake(name, doing)
+        return None
+
+    def _mistake(self, name: str, doing: str) -> StorageError:
+        which = f"the name {name!r}" if name else "its name"  # the root's may hold a secret
+        told = f"adlfs takes {which} for another; rename it"
+        return StorageError(f"cannot {doing} {self._url('')}: {told}")
+
+    def _behind(self, error: Exception) -> Exception:
+        """What went wrong: what a library raises may hide it."""
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        # s3fs knows a 412 of Amazon's alone; gcsfs gives an upload up after one, which may fail.
+        if retries.status_of(cause) == 412 or isinstance(error.__context__, FileExistsError):
+            return FileExistsError()
+        if self._is_azure:
+            # adlfs wraps up what a removal meets, and lets pass that there is no container.
+            told = cause if isinstance(error, RuntimeError) else error
+            return FileNotFoundError() if retries.status_of(told) == 404 else told
+        if self.protocol in WEB and isinstance(error, FileNotFoundError):
+            # To look at a URL and fail is, to fsspec, that nothing is there.
+            return error if retries.status_of(cause) in (404, 410) else cause
+        return error
+
+    def _say_again(self, attempt: Attempt, error: StorageError, pause: float) -> None:
+        said = log.warning if attempt.number else log.info  # the first is nothing out of the way
+        said("%s; trying again in %.1f s", error, pause)
+
+    def _error(self, error: Exception, name: str, doing: str) -> StorageError:
+        reason = reason_of(error, self.options, self._root_url)
+        if type(error).__name__ == "TooManyRedirects":
+            reason = "the server redirects it without end"
+        elif isinstance(error, FileNotFoundError):
+            reason = "there is no such object"
+        elif retries.is_forbidden(error):
+            reason = f"{reason}; check the credentials and what they may do"
+        elif any(isinstance(each, ssl.SSLCertVerificationError) for each in retries.causes(error)):
+            reason = (
+                f"{reason}; if it is to be trusted, name the certificate of its authority in the "
+                "environment variable SSL_CERT_FILE"
+            )
+        told = StorageError(f"cannot {doing} {self._url(name)}: {reason}")
+        if isinstance(error, FileNotFoundError):
+            told.__cause__ = FileNotFoundError(name)  # its own text may hold a secret
+        return told
+
+
+def _join(root: str, name: str) -> str:
+    return f"{root.rstrip('/')}/{name}" if root and name else root or name
+
+
+_warned: set[str] = set()
+_warning = threading.Lock()
+
+
+def _warn_of_whole_objects(server: str) -> None:
+    """Once for each server."""
+    with _warning:
+        if server in _warned:
+            return
+        _warned.add(server)
+    log.warning(
+        "%s sends whole objects where parts are asked for; to train from it, give cache_dir or "
+        "pull the store",
+        server,
+    )
+
+
+def _is_empty(got: Any) -> bool:
+    """Whether a range from the first byte on is refused, as of an object without a byte."""
+    errors = retries.causes(got) if isinstance(got, Exception) else ()
+    return any(retries.status_of(each) == 416 for each in errors)
+
+
+def _size(info: Mapping[str, Any]) -> int:
+    size = info.get("size")
+    return -1 if size is None else int(size)
+
+
+def _mtime_ns(info: Mapping[str, Any]) -> int:
+    for name in ("LastModified", "updated", "last_modified", "mtime", "created"):
+        value = info.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1e6) * 1000
+        if isinstance(value, int | float):
+            return int(value * 1e9)
+    return -1
+
+
+def _etag(info: Mapping[str, Any]) -> str:
+    for name in ("generation", "ETag", "etag"):
+        if info.get(name):
+            return str(info[name]).strip('"')
+    return ""

@@ -1,0 +1,372 @@
+"""Whether the small objects of a version agree with each other, with its row table and its id.
+
+The id is a digest over the row table, so that keys, labels and classes have one right value; which
+rows are holes, the bytes of each shard and the sums by channel are each told twice. What is told
+but once, as the reasons of holes, has a checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from precache.errors import DamageError, PipelineError, PrecacheError, StorageError, StoreError
+from precache.recipe.pipeline import Field, Pipeline
+from precache.storage.base import is_missing
+from precache.storage.batch_get import Ahead
+from precache.store import zarr_metadata
+from precache.store.array_metadata import LABEL_DTYPES, SUMS, documents, is_summed, label_layout
+from precache.store.attributes import format_of, version_id
+from precache.store.commit_log import ROOT
+from precache.store.layout import RowShape
+from precache.store.object_names import Contents
+from precache.store.row_table import RowTable
+from precache.store.small_arrays import (
+    KEYS_PER_CHUNK,
+    ROWS_PER_CHUNK,
+    decode_chunk,
+    decode_strings,
+    join_chunks,
+    small_layout,
+)
+from precache.store.version import HOLES, ROW_TABLE, Version, gone, parse_holes, sums_differ
+from precache.store.zarr_metadata import Array, Json
+
+_VERSION = re.compile("[0-9a-f]{32}")
+_DIGEST = re.compile("[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """An object that is not what its version promises.
+
+    Attributes
+    ----------
+    name
+        Below the version's folder.
+    reason
+        What is wrong with it.
+    """
+
+    name: str
+    reason: str
+
+
+def narrow(labels: np.ndarray) -> np.ndarray:
+    """Labels in the narrowest signed integer type that holds them and -1."""
+    top = int(labels.max(initial=0))
+    fitting = (dtype for dtype in LABEL_DTYPES if top <= np.iinfo(dtype).max)
+    return labels.astype(next(fitting))
+
+
+def inspect(version: Version, table: RowTable | None = None) -> list[Flaw]:
+    """What is wrong with the small objects of a version, and with its documents; reads no shard.
+
+    Where its own document does not hold by itself, nothing else is held against that.
+
+    Parameters
+    ----------
+    version
+        As `store.unchecked` gives it, or open.
+    table
+        Its row table, where that is known: keys and labels are held against it. Its digest must be
+        the one that the version has.
+
+    Raises
+    ------
+    GoneError
+        It was removed since it was opened.
+    """
+    return _Inspection(version, table).run()
+
+
+class _Flawed(Exception):
+    """What a check goes by is flawed itself; that is noted."""
+
+
+class _Inspection:
+    """The small objects of a version, and what was found wrong with them.
+
+    Attributes
+    ----------
+    flaws
+        Name of an object -> the first thing that was wrong with it.
+    """
+
+    def __init__(self, version: Version, table: RowTable | None) -> None:
+        assert version.attributes is not None  # one of ours
+        self.version = version
+        self.attributes = version.attributes
+        self.table = table
+        self.flaws: dict[str, str] = {}
+        self.contents = Contents.of(version.attributes)
+        self.ahead = Ahead(version.folder)
+
+    def run(self) -> list[Flaw]:
+        if self.version.folder.local("") is None:
+            every = (*self.contents.small, *self.contents.sums)
+            self.ahead.bring(name for name in every if not name.startswith("key/c/"))
+        with self.version.unless_gone(), contextlib.suppress(_Flawed):
+            self._root()
+            self._recipe()
+            for check in self._checks():
+                with contextlib.suppress(_Flawed):
+                    check()
+        if self.flaws and self.version.is_gone():
+            raise gone(self.version.path)
+        return [Flaw(name, reason) for name, reason in self.flaws.items()]
+
+    def _checks(self) -> Iterator[Callable[[], object]]:
+        yield from (self._row_table, self._holes, self._valid, self._keys, self._labels)
+        for name in self.attributes.fields:
+            yield functools.partial(self._shard_table, name)
+            yield functools.partial(self._sums, name)
+        yield self._documents
+
+    def _flaw(self, name: str, reason: str) -> _Flawed:
+        self.flaws.setdefault(name, reason)
+        return _Flawed()
+
+    def _require(self, holds: bool, name: str, reason: str) -> None:
+        if not holds:
+            raise self._flaw(name, reason)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _read(self, name: str) -> bytes:
+        [data] = self.ahead.read_many([name], [-1])
+        if not isinstance(data, StorageError):
+            return data
+        raise self._flaw(name, "it is missing" if is_missing(data) else str(data))
+
+    def _small(self, array: str, layout: Array) -> np.ndarray:
+        """A small array; every chunk that cannot be read is noted."""
+        chunks = []
+        for number in range(layout.objects):
+            name = f"{array}/{layout.object_name(number)}"
+            with contextlib.suppress(_Flawed):
+                try:
+                    chunks.append(decode_chunk(layout, self._read(name), "it"))
+                except DamageError as error:
+                    self._flaw(name, str(error))
+        if len(chunks) < layout.objects:
+            raise _Flawed
+        return join_chunks(layout, chunks)
+
+    def _json(self, name: str) -> Json:
+        try:
+            return zarr_metadata.parse_json(self._read(name), "it")
+        except StoreError as error:
+            raise self._flaw(name, str(error)) from None
+
+    # --- the version's own document -------------------------------------------------------------
+
+    def _root(self) -> None:
+        own, name = self.attributes, self.version.folder.name
+        document = self._json(ROOT)
+        document.pop("attributes", None)
+        group = zarr_metadata.group_document({})
+        group.pop("attributes")
+        self._require(_same(document, group), ROOT, "it is not the document of a Zarr v3 group")
+        made = version_id(own.fingerprint, own.rows_digest, own.rows_per_shard, own.retries)
+        self._require(own.version == made, ROOT, f"its version is {own.version}, and not {made}")
+        here = own.version == name or not _VERSION.fullmatch(name)
+        self._require(here, ROOT, f"it is that of version {own.version}")
+        self._require(own.format == format_of(own.fields), ROOT, f"its format is {own.format}")
+        for each in (ROW_TABLE, HOLES):
+            has = _DIGEST.fullmatch(own.digests.get(each, ""))
+            self._require(bool(has), ROOT, f"it has no checksum of {each}")
+        for array, field in own.fields.items():
+            raw, row = 0, RowShape(field.shape, field.dtype)
+            whole, rest = divmod(own.rows, own.rows_per_shard)
+            raw = whole * row.padded_nbytes(own.rows_per_shard, own.rows_per_shard)
+            raw += row.padded_nbytes(rest, own.rows_per_shard)
+            self._require(
+                field.raw == raw, ROOT, f"{array} has {field.raw} bytes raw, and not {raw}"
+            )
+        if self.table is not None:
+            rows, classes = len(self.table), self.table.classes
+            self._require(own.rows == rows, ROOT, f"it has {own.rows} rows, and not {rows}")
+            self._require(
+                own.classes == classes, ROOT, "its classes are not those of its row table"
+            )
+
+    @functools.cached_property
+    def _fields(self) -> Mapping[str, Field]:
+        """What the recipe says of each array."""
+        try:
+            found = Pipeline.from_dict(self.attributes.pipeline).by_array().fields
+        except PipelineError as error:
+            why = f"its recipe is damaged, or of a newer release: {error}"
+            raise self._flaw(ROOT, why) from None
+        same = found.keys() == self.attributes.fields.keys()
+        self._require(same, ROOT, f"its recipe has the arrays {', '.join(found)}")
+        return found
+
+    def _recipe(self) -> None:
+        for name, field in self.attributes.fields.items():
+            codec = self._fields[name].stored_as.name
+            reason = f"{name} has codec {field.codec}, and {codec} in its recipe"
+            self._require(field.codec == codec, ROOT, reason)
+        summed = set(filter(self._is_summed, self.attributes.fields))
+        both = self.attributes.mean.keys() | self.attributes.std.keys()
+        self._require(both <= summed, ROOT, "it has the mean of what is no image")
+
+    def _is_summed(self, name: str) -> bool:
+        field = self.attributes.fields[name]
+        return is_summed(self._fields[name], RowShape(field.shape, field.dtype))
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _checked(self, name: str) -> bytes:
+        try:
+            return self.version.checked(name, self._read(name))
+        except DamageError:
+            raise self._flaw(name, "its checksum does not hold") from None
+
+    def _row_table(self) -> bytes:
+        return self._checked(ROW_TABLE)
+
+    @functools.cached_property
+    def _hole_keys(self) -> Mapping[int, str]:
+        """Row -> key of every hole."""
+        data = self._checked(HOLES)
+        try:
+            holes = parse_holes(data, "it")
+        except StoreError as error:
+            raise self._flaw(HOLES, str(error)) from None
+        inside = all(0 <= row < self.attributes.rows for row in holes)
+        self._require(inside, HOLES, "it names rows that there are not")
+        return {row: key for row, (key, _) in holes.items()}
+
+    def _holes(self) -> None:
+        holes = len(self._hole_keys)
+        reason = f"it tells of {self.attributes.holes} holes, and {HOLES} of {holes}"
+        self._require(self.attributes.holes == holes, ROOT, reason)
+        if self.table is not None:
+            named = self.table.removed <= self._hole_keys.keys()
+            self._require(named, HOLES, "it lacks samples that are removed")
+
+    def _valid(self) -> None:
+        valid = self._small("valid", small_layout((self.attributes.rows,), "bool", False))
+        same = np.flatnonzero(~valid).tolist() == sorted(self._hole_keys)
+        self._require(same, "valid/c/0", "it does not tell of the same holes as the list of them")
+
+    def _keys(self) -> None:
+        """Chunk by chunk: of millions, not all are to be in memory at once."""
+        for number, start in enumerate(range(0, self.attributes.rows, KEYS_PER_CHUNK)):
+            with contextlib.suppress(_Flawed):
+                self._key_chunk(
+                    number, range(start, min(start + KEYS_PER_CHUNK, self.attributes.rows))
+                )
+
+    def _key_chunk(self, number: int, rows: range) -> None:
+        name, count = f"key/c/{number}", min(self.attributes.rows, KEYS_PER_CHUNK)
+        try:
+            found = decode_strings(self._read(name), "it", count)[: len(rows)].tolist()
+        except DamageError as error:
+            raise self._flaw(name, str(error)) from None
+        if self.table is not None:
+            same = found == list(self.table.keys[rows.start : rows.stop])
+            self._require(same, name, "its keys are not those of the row table")
+        holes = ((row - rows.start, key) for row, key in self._hole_keys.items() if row in rows)
+        same = all(found[place] == key for place, key in holes)
+        self._require(same, name, "its keys are not those of the list of holes")
+
+    @functools.cached_property
+    def _label_values(self) -> np.ndarray:
+        """Decoded by the dtype that fits their bytes: their document may be wrong, too."""
+        try:
+            layout = label_layout(self.attributes.rows, self._read("label/c/0"))
+        except DamageError as error:
+            raise self._flaw("label/c/0", str(error)) from None
+        return self._small("label", layout)
+
+    def _labels(self) -> None:
+        labels = self._label_values
+        self._require(bool(labels.min() >= -1), "label/c/0", "it has labels below -1")
+        if self.table is None:
+            return
+        wrong = labels != self.table.labels
+        if has_labels_with_samples(self.table):
+            wrong = np.zeros_like(wrong)
+        removed = list(self.table.removed)
+        wrong[removed] = labels[removed] != -1
+        for number in dict.fromkeys((np.flatnonzero(wrong) // ROWS_PER_CHUNK).tolist()):
+            self._flaw(f"label/c/{number}", "its labels are not those of the row table")
+
+    # --- shards ---------------------------------------------------------------------------------
+
+    def _shard_table(self, array: str) -> None:
+        layout = self.version.arrays[array][1]
+        table = self._small(f"shards/{array}", small_layout((layout.objects, 2), "uint64"))
+        total, stored = sum(table[:, 0].tolist()), self.attributes.fields[array].stored
+        if total != stored:
+            sizes = self.version.folder.sizes(array)
+            there = sum(sizes.get(name, 0) for name in self.contents.shards[array])
+            name = ROOT if there == total else f"shards/{array}/c/0/0"
+            raise self._flaw(
+                name, f"{array} has {stored} bytes by {ROOT}, and {total} by its table"
+            )
+
+    def _sums(self, array: str) -> None:
+        if not self._is_summed(array) or any(name.startswith("valid/") for name in self.flaws):
+            return
+        sums = self._small(f"{SUMS}/{array}", self.version.sums_layout(array))
+        try:
+            wrong = sums_differ(self.version, array, sums)
+        except PrecacheError:
+            return  # they are held against what is flawed itself
+        self._require(not wrong, f"{SUMS}/{array}/c/0/0", wrong)
+
+    # --- documents ------------------------------------------------------------------------------
+
+    def _documents(self) -> None:
+        expected = documents(
+            self.attributes,
+            self._fields,
+            self._label_dtype(),
+            *map(self._nbytes, (ROW_TABLE, HOLES)),
+        )
+        for array, document in expected.items():
+            name = f"{array}/{ROOT}"
+            with contextlib.suppress(_Flawed):
+                same = _same(self._json(name), document)
+                self._require(same, name, "it is not what its version's document asks for")
+
+    def _label_dtype(self) -> str:
+        with contextlib.suppress(_Flawed):
+            return self._label_values.dtype.name
+        if self.table is not None:
+            return narrow(self.table.labels).dtype.name
+        dtype = self._json(f"label/{ROOT}").get("data_type")
+        return dtype if dtype in LABEL_DTYPES else LABEL_DTYPES[0]
+
+    def _nbytes(self, name: str) -> int:
+        """Bytes of an object; where it is flawed, those that its document tells of."""
+        if name not in self.flaws:
+            return self.version.folder.size(name) or 0
+        with contextlib.suppress(_Flawed, KeyError, IndexError, TypeError):
+            return int(self._json(f"{name.partition('/')[0]}/{ROOT}")["shape"][0])
+        return 0
+
+
+def _same(one: Json, other: Json) -> bool:
+    """Whether two documents are the same; Python takes false for 0."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def has_labels_with_samples(table: RowTable) -> bool:
+    """Whether labels may have come with the samples, as those of a data set of Python do.
+
+    Its samples have neither size nor time, and all the same tag.
+    """
+    there = [etag for row, etag in enumerate(table.etags) if row not in table.removed]
+    unknown = bool((table.sizes < 0).all() and (table.mtimes < 0).all())
+    return unknown and len(set(there)) == 1 and bool(there[0])

@@ -1,0 +1,62 @@
+"""Names of the objects of a committed version, as its metadata promises them. Pure.
+
+What copies, checks or repairs a version goes by these names, never by what a listing finds: a
+listing is made by whoever can write to the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precache.store.array_metadata import SUMS
+from precache.store.attributes import Attributes
+from precache.store.commit_log import ROOT
+from precache.store.small_arrays import KEYS_PER_CHUNK, ROWS_PER_CHUNK
+from precache.store.version import HOLES, ROW_TABLE
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Names of a version's objects, below its folder.
+
+    Attributes
+    ----------
+    shards
+        Array of a field -> names of its shards, by number.
+    small
+        Objects of the small arrays, and the metadata documents of all arrays and groups but the
+        version's own, `ROOT`.
+    sums
+        Objects of the sums by channel, which only arrays of images have.
+    """
+
+    shards: dict[str, list[str]]
+    small: tuple[str, ...]
+    sums: tuple[str, ...]
+
+    @classmethod
+    def of(cls, attributes: Attributes) -> Contents:
+        """The names that a version with these attributes has."""
+        rows, count = attributes.rows, -(-attributes.rows // attributes.rows_per_shard)
+        shards = {
+            name: [f"{name}/c/{number}" + "/0" * len(field.shape) for number in range(count)]
+            for name, field in attributes.fields.items()
+        }
+        small = ["shards/zarr.json", f"rows/{ROOT}", ROW_TABLE, f"holes/{ROOT}", HOLES]
+        small += [f"{name}/{ROOT}" for name in shards]
+        for name, per_chunk in (
+            ("label", ROWS_PER_CHUNK),
+            ("valid", ROWS_PER_CHUNK),
+            ("key", KEYS_PER_CHUNK),
+        ):
+            small += _array(name, rows, per_chunk)
+        sums = [f"{SUMS}/{ROOT}"]
+        for name in shards:
+            small += _array(f"shards/{name}", count, ROWS_PER_CHUNK, "/0")
+            sums += _array(f"{SUMS}/{name}", count, ROWS_PER_CHUNK, "/0")
+        return cls(shards, tuple(small), tuple(sums))
+
+
+def _array(name: str, length: int, per_chunk: int, tail: str = "") -> list[str]:
+    chunks = -(-length // per_chunk)
+    return [f"{name}/{ROOT}", *(f"{name}/c/{number}{tail}" for number in range(chunks))]

@@ -1,0 +1,218 @@
+"""The row table: which sample each row is, frozen before the first task of a build runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from precache.codecs.chunk import require_plausible
+from precache.errors import DamageError, StoreError
+
+REMOVED = "removed from the source"
+"""Why a row is a hole whose sample is no more."""
+
+KINDS = {
+    "key": "string",
+    "size": "int64",
+    "mtime_ns": "int64",
+    "etag": "string",
+    "label": "int64",
+    "hole": "string",
+    "content": "string",
+    "removed": "bool",
+}
+"""Columns of a stored table, with their types, in the order in which they are written."""
+
+IDENTITY = ("key", "size", "mtime_ns", "etag", "label")
+"""Those that tell of samples; so does `removed`, where it is there."""
+
+_CLASSES = TypeAdapter(tuple[str, ...])
+
+NBYTES_A_ROW = 8
+
+ROWS_PER_GROUP = 1 << 16
+"""Rows that are in memory a second time while a table is written."""
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Row number -> sample, column by column.
+
+    Attributes
+    ----------
+    keys
+        The samples' stable names.
+    sizes, mtimes
+        Bytes and modification time in nanoseconds, -1 where the source has none; int64.
+    etags
+        What identifies the content where the source offers it, else empty.
+    labels
+        Class numbers, -1 for none; int64.
+    classes
+        Class names by number.
+    removed
+        Rows whose sample the source has no more: holes, which keep their keys.
+    """
+
+    keys: Sequence[str]
+    sizes: np.ndarray
+    mtimes: np.ndarray
+    etags: Sequence[str]
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    removed: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def present_keys(self) -> Iterator[str]:
+        """Keys of the samples that the source has."""
+        return (key for row, key in enumerate(self.keys) if row not in self.removed)
+
+    def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
+        """The table of the given rows, in that order."""
+        rows = np.asarray(rows)
+        gone = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
+        return RowTable(
+            [self.keys[i] for i in rows.tolist()],
+            self.sizes[rows],
+            self.mtimes[rows],
+            [self.etags[i] for i in rows.tolist()],
+            self.labels[rows],
+            self.classes,
+            gone,
+        )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) over keys, identities, labels and class names."""
+        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        columns = self.sizes, self.mtimes, self.labels
+        for start in range(0, len(self), 4096):
+            part = slice(start, start + 4096)
+            numbers = (column[part].tolist() for column in columns)
+            rows = zip(self.keys[part], self.etags[part], *numbers, strict=True)
+            digest.update(json.dumps(list(rows)).encode())
+        if self.removed:
+            digest.update(json.dumps(sorted(self.removed)).encode())
+        return digest.hexdigest()
+
+    def to_parquet(
+        self,
+        reasons: Sequence[str] | None = None,
+        content: Sequence[str] | None = None,
+    ) -> bytes:
+        """One Parquet file.
+
+        Parameters
+        ----------
+        reasons
+            Why each row is a hole, empty where it is none; left out while building.
+        content
+            XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
+        """
+        import pyarrow as pa  # only nodes that build have it
+        import pyarrow.parquet as pq
+
+        columns: dict[str, Any] = {
+            "key": self.keys,
+            "size": self.sizes,
+            "mtime_ns": self.mtimes,
+            "etag": self.etags,
+            "label": self.labels,
+        }
+        if reasons is not None and content is not None:
+            columns |= {"hole": reasons, "content": content}
+        if self.removed:
+            columns["removed"] = np.isin(np.arange(len(self)), list(self.removed))
+        kinds = {n: pa.type_for_alias(kind) for n, kind in KINDS.items() if n in columns}
+        schema = pa.schema(kinds, {"classes": json.dumps(self.classes)})
+        sink = io.BytesIO()
+        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+            for start in range(0, len(self), ROWS_PER_GROUP):
+                part = slice(start, start + ROWS_PER_GROUP)
+                arrays = [pa.array(columns[name][part], kind) for name, kind in kinds.items()]
+                writer.write_table(pa.table(arrays, schema=schema))
+        pa.default_memory_pool().release_unused()  # else it keeps 100 MB of a million rows
+        return sink.getvalue()
+
+    @classmethod
+    def from_parquet(cls, data: bytes, where: str) -> RowTable:
+        """Read what `to_parquet` wrote."""
+        with _reading(where):
+            table = _read(data, IDENTITY)
+            return cls(
+                table["key"].to_pylist(),
+                table["size"].to_numpy(),
+                table["mtime_ns"].to_numpy(),
+                table["etag"].to_pylist(),
+                table["label"].to_numpy(),
+                _CLASSES.validate_json(table.schema.metadata[b"classes"]),
+                _removed(table),
+            )
+
+
+def kept_contents(data: bytes, where: str) -> list[str]:
+    """Content hashes that a committed version's table keeps, row by row."""
+    return _kept(data, where, "content")
+
+
+def kept_reasons(data: bytes, where: str) -> list[str]:
+    """Why each row of a committed version's table is a hole; empty where it is none."""
+    return _kept(data, where, "hole")
+
+
+def _kept(data: bytes, where: str, column: str) -> list[str]:
+    with _reading(where):
+        kept: list[str] = _read(data, [column])[column].to_pylist()
+        return kept
+
+
+def _removed(table: Any) -> frozenset[int]:
+    if "removed" not in table.column_names:
+        return frozenset()
+    return frozenset(np.flatnonzero(table["removed"].to_numpy()).tolist())
+
+
+def _read(data: bytes, columns: Sequence[str]) -> Any:
+    """Columns of a table, which must be of their types and have no gaps; of `IDENTITY`, `removed`
+    too, where it is there."""
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(io.BytesIO(data))
+    groups = range(file.num_row_groups)
+    nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
+    # Encoded as runs, any number of rows takes no byte; in memory each takes more than these.
+    require_plausible(len(data), max(nbytes, NBYTES_A_ROW * file.metadata.num_rows))
+    removed = columns is IDENTITY and "removed" in file.schema_arrow.names
+    table = file.read([*columns, *(["removed"] if removed else [])])
+    for name in (*columns, *table.column_names):
+        column, kind = table[name], KINDS[name]
+        if str(column.type) != kind or column.null_count:
+            missing = f", {column.null_count} of them missing" if column.null_count else ""
+            raise ValueError(
+                f"its column {name} has values of type {column.type}{missing}, and not {kind}"
+            )
+    return table
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (
+        pa.ArrowException, DamageError, MemoryError, OSError, KeyError, TypeError, ValueError
+    ) as error:  # fmt: skip
+        reason = str(error) or "it does not fit into memory"
+        raise StoreError(f"{where} is no row table: {reason}") from None

@@ -1,0 +1,100 @@
+"""Writing shards: rows of one field, collected into the bytes of one object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from precache.codecs.chunk import Encode
+from precache.storage.base import Buffer
+from precache.store.layout import MISSING, encode_index
+from precache.store.receipts import ShardObject
+
+
+class ShardWriter:
+    """Collects the rows of one shard of one field, chunk by chunk, in compressed form.
+
+    Parameters
+    ----------
+    chunk_shape
+        (rows, ...) of a chunk; the last chunk is padded with zeros.
+    chunks
+        Of a whole shard; those never written are missing in the index.
+    """
+
+    def __init__(
+        self, chunk_shape: tuple[int, ...], dtype: str, chunks: int, encode: Encode
+    ) -> None:
+        kind = np.dtype(dtype).newbyteorder("<")
+        size = math.prod(chunk_shape) * kind.itemsize
+        memory = np.zeros(size + 64, np.uint8)
+        start = -memory.ctypes.data % 64  # where vector instructions are fastest
+        self._chunk = memory[start : start + size].view(kind).reshape(chunk_shape)
+        self._filled = 0
+        self._encode = encode
+        self._parts: list[Buffer] = []
+        self._lengths: list[int] = []
+        self._chunks = chunks
+
+    @property
+    def row(self) -> np.ndarray:
+        """Where the next row goes; fill it, then `advance`."""
+        view: np.ndarray = self._chunk[self._filled, ...]
+        return view
+
+    @property
+    def filled(self) -> int:
+        """Rows of the chunk that was begun."""
+        return self._filled
+
+    def advance(self) -> None:
+        """The next row is in its place."""
+        self._filled += 1
+        if self._filled == len(self._chunk):
+            self._flush()
+
+    def extend(self, rows: np.ndarray) -> None:
+        """The next rows, one or more."""
+        while len(rows):
+            part = rows[: len(self._chunk) - self._filled]
+            self._chunk[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            if self._filled == len(self._chunk):
+                self._flush()
+            rows = rows[len(part) :]
+
+    def encode_chunk(self, chunk: np.ndarray) -> None:
+        """A whole chunk of rows, where the next one begins."""
+        encoded = self._encode(chunk)
+        self._parts.append(encoded)
+        self._lengths.append(len(encoded))
+
+    def put_chunks(self, encoded: Buffer, lengths: Sequence[int]) -> None:
+        """Whole chunks that are encoded already, one after another, where the next one begins."""
+        self._parts.append(encoded)
+        self._lengths.extend(lengths)
+
+    def _flush(self) -> None:
+        self._chunk[self._filled :] = 0
+        self.encode_chunk(self._chunk)
+        self._filled = 0
+
+    def finish(self) -> tuple[list[Buffer], ShardObject]:
+        """The object's bytes in parts, index last, and what the receipt says of it."""
+        if self._filled:
+            self._flush()
+        lengths = np.full(self._chunks, MISSING, np.uint64)
+        offsets = lengths.copy()
+        written = len(self._lengths)
+        lengths[:written] = self._lengths
+        ends = np.cumsum(lengths[:written], dtype=np.uint64)
+        offsets[:written] = ends - lengths[:written]
+        parts: list[Buffer] = [*self._parts, encode_index(offsets, lengths)]
+        digest = xxhash.xxh3_64()
+        for part in parts:
+            digest.update(part)
+        size = sum(map(len, parts))
+        return parts, ShardObject(size, digest.intdigest(), written * self._chunk.nbytes)

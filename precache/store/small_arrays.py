@@ -1,0 +1,183 @@
+"""Small arrays: one entry for each row or shard, as plain Zarr arrays of a few objects in all.
+
+How each is laid out follows from its length alone. So precache reads them without their
+`zarr.json`, which is for other software; and no object is decoded into more memory than its place
+in the version allows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numcodecs import zstd
+from numcodecs.vlen import VLenUTF8
+
+from precache.codecs.chunk import codec_metadata, require_plausible, zstd_content_size
+from precache.errors import DamageError, StorageError
+from precache.recipe.pipeline import ZstdCodec
+from precache.storage.batch_get import Readable
+from precache.store import zarr_metadata
+
+KEYS_PER_CHUNK = 1 << 16
+ROWS_PER_CHUNK = 1 << 20
+
+READ_TOGETHER = 256
+"""Objects that are read before the first of them is decoded."""
+
+# --- layout -------------------------------------------------------------------------------------
+
+
+def small_document(
+    shape: Sequence[int], dtype: str, dimension_names: Sequence[str], fill_value: Any = 0
+) -> zarr_metadata.Json:
+    """The `zarr.json` of a `small_array`."""
+    chunk_shape = (max(1, min(shape[0], ROWS_PER_CHUNK)), *shape[1:])
+    codecs = codec_metadata(ZstdCodec(), "uint8")
+    return zarr_metadata.array_document(
+        shape, dtype, chunk_shape, codecs, fill_value=fill_value, dimension_names=dimension_names
+    )
+
+
+def small_layout(shape: Sequence[int], dtype: str, fill_value: Any = 0) -> zarr_metadata.Array:
+    """How a `small_array` is laid out."""
+    names = [""] * len(shape)
+    return zarr_metadata.parse_array(
+        small_document(shape, dtype, names, fill_value), "a small array"
+    )
+
+
+def file_document(nbytes: int) -> zarr_metadata.Json:
+    """The `zarr.json` of a `file_array`."""
+    codecs = [{"name": "bytes"}]
+    return zarr_metadata.array_document(
+        (nbytes,), "uint8", (nbytes,), codecs, dimension_names=["byte"]
+    )
+
+
+def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
+    """The `zarr.json` of a `string_array`."""
+    rows = max(1, min(count, KEYS_PER_CHUNK))
+    codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
+    return zarr_metadata.array_document(
+        (count,), "string", (rows,), codecs, fill_value="", dimension_names=[dimension_name]
+    )
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_small(
+    folder: Readable, arrays: Mapping[str, zarr_metadata.Array]
+) -> dict[str, np.ndarray]:
+    """Whole small arrays, their objects read together.
+
+    Memory is taken for what is there, however long an array is said to be.
+    """
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in arrays}
+    numbers = ((name, n) for name, array in arrays.items() for n in range(array.objects))
+    while some := list(itertools.islice(numbers, READ_TOGETHER)):
+        names = [f"{name}/{arrays[name].object_name(number)}" for name, number in some]
+        read = folder.read_many(names, [-1] * len(names))
+        for (name, _), object_name, data in zip(some, names, read, strict=True):
+            if isinstance(data, StorageError):
+                raise data
+            parts[name].append(decode_chunk(arrays[name], data, folder.path(object_name)))
+    return {name: join_chunks(arrays[name], chunks) for name, chunks in parts.items()}
+
+
+def join_chunks(array: zarr_metadata.Array, chunks: Sequence[np.ndarray]) -> np.ndarray:
+    """All chunks of a small array, without what pads the last one."""
+    if not chunks:
+        return np.empty(array.shape, array.dtype)
+    whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+    return whole[: array.shape[0]]
+
+
+def decode_chunk(array: zarr_metadata.Array, data: bytes, where: str) -> np.ndarray:
+    """One chunk of a small array.
+
+    Raises
+    ------
+    DamageError
+        It is not what was written; names `where`.
+    """
+    try:
+        _require_size(data, array.chunk_nbytes)
+        chunk = np.empty(array.chunk_shape, array.dtype)
+        array.decoder.decode(memoryview(data), chunk)
+        if array.dtype == "bool" and chunk.view(np.uint8).max(initial=0) > 1:
+            raise DamageError("it holds values that are neither true nor false")
+    except DamageError as error:
+        raise DamageError(f"{where} is damaged: {error}") from None
+    return chunk
+
+
+def decode_strings(data: bytes, where: str, count: int) -> np.ndarray:
+    """(count,) object array of str from one chunk of a `string_array`.
+
+    Raises
+    ------
+    DamageError
+        It is not what was written; names `where`.
+    """
+    try:
+        _require_size(data, None)
+        decoded = zstd.decompress(data)
+        if int.from_bytes(decoded[:4], "little") != count:  # memory is taken for as many
+            raise DamageError(f"it does not hold {count} strings")
+        return np.asarray(VLenUTF8().decode(decoded))
+    except (DamageError, RuntimeError, SystemError, ValueError) as error:
+        raise DamageError(f"{where} is damaged: {error}") from None
+
+
+def _require_size(frame: bytes, nbytes: int | None) -> None:
+    """Raise `DamageError` unless a frame says that it decodes into so much, or little enough."""
+    size = zstd_content_size(memoryview(frame))
+    if size is None or nbytes not in (None, size):
+        raise DamageError("its frame is another size")
+    require_plausible(len(frame), size)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def small_array(
+    values: np.ndarray, dimension_names: Sequence[str], fill_value: Any = 0
+) -> dict[str, bytes]:
+    """Name below the array's folder -> bytes of a zstd-compressed array."""
+    document = small_document(values.shape, values.dtype.name, dimension_names, fill_value)
+    files = {"zarr.json": json.dumps(document).encode()}
+    tail = "/0" * (values.ndim - 1)
+    for number, part in enumerate(_runs(values, ROWS_PER_CHUNK)):
+        rows = min(len(values), ROWS_PER_CHUNK)
+        chunk = np.full((rows, *values.shape[1:]), fill_value, values.dtype)
+        chunk[: len(part)] = part
+        files[f"c/{number}{tail}"] = _compress(chunk.astype(chunk.dtype.newbyteorder("<")))
+    return files
+
+
+def file_array(data: bytes) -> dict[str, bytes]:
+    """A file as a Zarr array of its bytes, since Zarr software stumbles over plain files."""
+    return {"zarr.json": json.dumps(file_document(len(data))).encode(), "c/0": data}
+
+
+def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:
+    """Name below the array's folder -> bytes of a Zarr `string` array (codec `vlen-utf8`)."""
+    files = {"zarr.json": json.dumps(string_document(len(values), dimension_name)).encode()}
+    for number, part in enumerate(_runs(values, KEYS_PER_CHUNK)):
+        rows = min(len(values), KEYS_PER_CHUNK)
+        chunk = np.array([*part] + [""] * (rows - len(part)), object)
+        files[f"c/{number}"] = _compress(VLenUTF8().encode(chunk))
+    return files
+
+
+def _runs(values: Any, length: int) -> Iterator[Any]:
+    return (values[start : start + length] for start in range(0, len(values), length))
+
+
+def _compress(data: Any) -> bytes:
+    return bytes(zstd.compress(data, 3, True))

@@ -1,0 +1,1 @@
+"""Pages about a store over HTTP, for this machine alone, or one page in a file."""

@@ -1,0 +1,368 @@
+"""Dispatching: what is under way, what is begun again, and what comes out, with a made engine."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precache.errors import BuildError, CrashError, HangError
+from precache_workers.cluster.dispatch import (
+    FEWEST_SUBMITTED,
+    MOST_ITEMS,
+    SUBMITTED_PER_SLOT,
+    TASK_SECONDS,
+    Done,
+    Hung,
+    Lost,
+    Patience,
+    dispatch,
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """An item, and whether it is that of a later copy."""
+
+    number: int
+    again: bool = False
+    memory: int = 0
+    left_out: frozenset[str] = frozenset()
+
+    def retried(self) -> Self:
+        return replace(self, again=True)
+
+    def after(self, hang: HangError) -> Self:
+        return replace(self, left_out=self.left_out | hang.late.keys())
+
+
+End = tuple[float | None, Done | Hung | Lost]
+"""How long a copy runs, None where it never ends, and how it ends."""
+
+
+@dataclass
+class Copy:
+    items: Sequence[Work]
+    left: float | None
+    end: Done | Hung | Lost
+
+
+@dataclass
+class Machines:
+    """Slots that work on copies in the order of their coming, in a time of their own."""
+
+    fate: Callable[[Work, int], End]
+    """(item, copies of it before) -> what happens to it alone."""
+    free: int = 2
+    now: float = 0.0
+    copies: dict[int, Copy] = field(default_factory=dict)
+    begun: list[Work] = field(default_factory=list)
+    tasks: list[int] = field(default_factory=list)
+    """Items of each task that was begun."""
+    cancelled: list[Work] = field(default_factory=list)
+    most: int = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def slots(self) -> int:
+        return self.free
+
+    def submit(self, function: Callable[[Any], Any], items: Sequence[Work]) -> Hashable:
+        fates = []
+        for item in items:
+            before = sum(each.number == item.number for each in self.begun)
+            self.begun.append(item)
+            fates.append(self.fate(item, before))
+        self.tasks.append(len(items))
+        self.copies[len(self.tasks)] = Copy(items, *together(fates))
+        self.most = max(self.most, len(self.copies))
+        return len(self.tasks)
+
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
+        running = dict(list(self.copies.items())[: self.free])
+        least = min((c.left for c in running.values() if c.left is not None), default=seconds)
+        step = min(least, seconds)
+        self.now += step
+        ended: list[tuple[Hashable, Done | Hung | Lost]] = []
+        for number, copy in running.items():
+            if copy.left is not None:
+                copy.left -= step
+                if copy.left <= 0:
+                    del self.copies[number]
+                    ended.append((number, copy.end))
+        return ended
+
+    def cancel(self, copy: Any) -> None:
+        if copy in self.copies:
+            self.cancelled += self.copies.pop(copy).items
+
+
+def together(fates: Sequence[End]) -> End:
+    """What happens to a task of several items, run one after another."""
+    took, values = 0.0, []
+    for left, end in fates:
+        if left is None:
+            return None, end
+        took += left
+        if isinstance(end, Hung | Lost):
+            return took, end
+        values += end.values
+        if took >= 2 * TASK_SECONDS:
+            break
+    return took, Done(values, took)
+
+
+def run(
+    machines: Machines, count: int, patience: Patience | None = None, shared: bool = False
+) -> list[tuple[int, Any]]:
+    items = (Work(number) for number in range(count))
+    outcomes = dispatch(machines, str, items, patience, count * shared, machines.clock)
+    return [(work.number, outcome) for work, outcome in outcomes]
+
+
+def done(seconds: float, value: Any) -> tuple[float, Done]:
+    return seconds, Done([value], seconds)
+
+
+def good(work: Work, before: int) -> tuple[float, Done]:
+    return done(1.0, work.number * 10)
+
+
+def test_every_item_ends_once_with_its_value() -> None:
+    machines = Machines(good)
+    assert sorted(run(machines, 20)) == [(n, n * 10) for n in range(20)]
+    assert len(machines.begun) == 20
+    assert not any(work.again for work in machines.begun)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 7])
+def test_what_is_under_way_is_bounded_by_the_slots(slots: int) -> None:
+    machines = Machines(good, slots)
+    run(machines, 50)
+    assert machines.most == slots * SUBMITTED_PER_SLOT
+
+
+def test_items_are_taken_only_when_there_is_room() -> None:
+    taken: list[int] = []
+
+    def items() -> Any:
+        for number in range(100):
+            taken.append(number)
+            yield Work(number)
+
+    machines = Machines(good, 2)
+    outcomes = dispatch(machines, str, items(), None, 0, machines.clock)
+    next(outcomes)
+    assert len(taken) == 4
+    outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
+    assert not machines.copies
+
+
+def test_nodes_come_and_go() -> None:
+    machines = Machines(good, 0)
+    outcomes = dispatch(machines, str, map(Work, range(60)), None, 0, machines.clock)
+    seen: list[int] = []
+
+    def grow(work: Work, before: int) -> tuple[float, Done]:
+        seen.append(len(machines.copies))
+        machines.free = 1 if len(machines.begun) > 40 else 10 if len(machines.begun) > 7 else 0
+        return good(work, before)
+
+    machines.fate = grow
+    assert len(list(outcomes)) == 60
+    assert max(seen[:8]) == FEWEST_SUBMITTED - 1, "an autoscaler sees some work from the start"
+    assert machines.most == 10 * SUBMITTED_PER_SLOT
+
+
+def test_a_lost_copy_is_begun_again_and_told_so() -> None:
+    def fate(work: Work, before: int) -> tuple[float, Done | Hung | Lost]:
+        return (1.0, Lost("gone", crashed=False)) if before < 2 else good(work, before)
+
+    machines = Machines(fate)
+    assert len(run(machines, 3)) == 3
+    assert [work.again for work in machines.begun if work.number == 1] == [False, True, True]
+
+
+def test_a_task_that_crashes_too_often_is_given_up() -> None:
+    def fate(work: Work, before: int) -> tuple[float, Done | Hung | Lost]:
+        return (1.0, Lost("of a cramp", crashed=True)) if work.number == 1 else good(work, before)
+
+    machines = Machines(fate)
+    outcomes = dict(run(machines, 3))
+    assert isinstance(outcomes[1], CrashError)
+    assert str(outcomes[1]) == "its worker died 3 times: of a cramp"
+    assert (outcomes[0], outcomes[2]) == (0, 20)
+
+
+def test_a_task_whose_nodes_all_go_is_given_up() -> None:
+    machines = Machines(lambda work, before: (1.0, Lost("its node went", crashed=False)))
+    [(_, outcome)] = run(machines, 1, Patience(losses=5))
+    assert isinstance(outcome, BuildError)
+    assert "5 times with its node: its node went" in str(outcome)
+
+
+def test_a_copy_of_which_nothing_is_heard_gets_another() -> None:
+    """Also while there is other work to do, and though it takes a slot's place."""
+
+    def fate(work: Work, before: int) -> tuple[float | None, Done]:
+        return (None if work.number < 2 and not before else 1.0), Done([work.number], 1.0)
+
+    machines = Machines(fate, 4)
+    assert sorted(run(machines, 400)) == [(n, n) for n in range(400)]
+    assert [work.number for work in machines.cancelled] == [0, 1]
+    assert machines.now < 300
+
+
+def test_work_that_never_ends_does_not_keep_the_rest_from_being_done() -> None:
+    """Copies on a node that was cut off hold all that may be under way; the node is gone."""
+    machines = Machines(good, 2)
+
+    def fate(work: Work, before: int) -> tuple[float | None, Done]:
+        cut = 10 <= len(machines.begun) <= 13 and not before
+        machines.free = 6 if cut else machines.free
+        return (None if cut else 1.0), Done([work.number], 1.0)
+
+    machines.fate = fate
+    assert len(run(machines, 40)) == 40
+    assert machines.now < 200
+
+
+def test_copies_of_one_task_are_bounded() -> None:
+    def fate(work: Work, before: int) -> tuple[float | None, Done]:
+        return (500.0 if work.number else None), Done([work.number], 500.0)
+
+    machines = Machines(fate, 10)
+    patience = Patience(first_late=10, copies=3)
+    outcomes = dispatch(machines, str, [Work(0), Work(1)], patience, 0, machines.clock)
+    assert next(outcomes) == (Work(1), 1)
+    assert [work.number for work in machines.begun].count(0) == 3
+
+
+def test_a_straggler_gets_a_second_copy_where_a_slot_is_free() -> None:
+    def fate(work: Work, before: int) -> tuple[float, Done]:
+        return done(500.0 if work.number == 5 and not before else 4.0, before)
+
+    machines = Machines(fate, 3)
+    outcomes = dict(run(machines, 12))
+    assert outcomes[5] == 1, "the second copy was first"
+    assert [work.number for work in machines.cancelled] == [5]
+    assert machines.now < 60
+
+
+def test_what_was_lost_comes_before_second_copies() -> None:
+    def fate(work: Work, before: int) -> End:
+        if work.number == 0:
+            return done(500.0, 0)
+        lost = work.number > 2 and not before
+        return (20.0 - 4 * (work.number > 3), Lost("gone", False)) if lost else done(4.0, 1)
+
+    machines = Machines(fate, 4)
+    outcomes = dispatch(machines, str, map(Work, range(6)), None, 0, machines.clock)
+    assert [work.number for work, _ in itertools.islice(outcomes, 5)] == [1, 2, 3, 4, 5]
+    assert [work.number for work in machines.begun if work.again][:3] == [3, 4, 5]
+    outcomes.close()  # type: ignore[attr-defined]  # a generator, to its callers an iterator
+
+
+def test_no_second_copies_where_none_lags() -> None:
+    machines = Machines(lambda work, before: done(4.0 + work.number % 2, 0), 8)
+    run(machines, 60)
+    assert len(machines.begun) == 60
+
+
+# --- several items in a task --------------------------------------------------------------------
+
+
+def test_short_items_share_tasks_until_few_are_left() -> None:
+    machines = Machines(lambda work, before: done(0.01, work.number))
+    assert sorted(run(machines, 1000, None, shared=True)) == [(n, n) for n in range(1000)]
+    assert len(machines.tasks) < 100
+    assert max(machines.tasks) == MOST_ITEMS
+    assert machines.tasks[-8:] == [1] * 8, "the last ones go to whoever is free first"
+    assert machines.now < 1.05 * 1000 * 0.01 / 2
+
+
+def test_long_items_have_a_task_each() -> None:
+    machines = Machines(lambda work, before: done(2.0, work.number))
+    run(machines, 100, None, shared=True)
+    assert machines.tasks == [1] * 100
+
+
+def test_items_of_a_task_that_takes_long_are_done_by_others() -> None:
+    """The first are linked, say, in no time, and those that follow have to be made."""
+    machines = Machines(lambda work, before: done(0.01 if work.number < 500 else 8.0, work.number))
+    assert len(run(machines, 600, None, shared=True)) == 600
+    assert not machines.cancelled
+    assert machines.now < 1.05 * (500 * 0.01 + 100 * 8.0) / 2
+
+
+def test_one_that_kills_its_worker_is_found_among_those_of_its_task() -> None:
+    def fate(work: Work, before: int) -> End:
+        return (0.01, Lost("cramp", crashed=True)) if work.number == 400 else done(0.01, before)
+
+    machines = Machines(fate)
+    outcomes = dict(run(machines, 1000, None, shared=True))
+    assert str(outcomes.pop(400)) == "its worker died 3 times: cramp"
+    assert all(isinstance(outcome, int) for outcome in outcomes.values())
+    assert max(outcomes.values()) == 1, "the others run once more at most"
+    again = [work.number for work in machines.begun if work.again]
+    assert 400 in again
+    assert len(set(again)) <= MOST_ITEMS, "and may be found done"
+
+
+def test_an_item_that_hangs_begins_again_without_what_hung() -> None:
+    hang = HangError(late={"evil": "it hangs"})
+
+    def fate(work: Work, before: int) -> End:
+        if work.number != 400 or "evil" in work.left_out:
+            return done(0.01, work.number)
+        return 300.0, Hung(hang)
+
+    machines = Machines(fate)
+    outcomes = run(machines, 1000, None, shared=True)
+    assert sorted(outcomes) == [(n, n) for n in range(1000)]
+
+
+def test_what_a_lost_task_leaves_is_under_the_same_bound() -> None:
+    def fate(work: Work, before: int) -> End:
+        lost = 300 <= work.number < 500 and not before
+        return (0.01, Lost("gone", crashed=False)) if lost else done(0.01, before)
+
+    machines = Machines(fate, 3)
+    assert len(run(machines, 1000, None, shared=True)) == 1000
+    assert machines.most == 3 * SUBMITTED_PER_SLOT
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(0, 200),
+    slots=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+    bad=st.floats(0, 0.6),
+    span=st.sampled_from(((0.5, 3.0), (0.001, 0.01), (0.001, 3.0))),
+    shared=st.booleans(),
+)
+def test_whatever_happens_every_item_ends_once(
+    count: int, slots: int, seed: int, bad: float, span: tuple[float, float], shared: bool
+) -> None:
+    draw = random.Random(seed)
+
+    def fate(work: Work, before: int) -> tuple[float | None, Done | Hung | Lost]:
+        machines.free = max(1, machines.free + draw.choice((-1, 0, 0, 1)))
+        if draw.random() < bad:
+            return draw.choice(
+                ((1.0, Lost("a", True)), (2.0, Lost("b", False)), done(400.0, work.number))
+            )
+        return done(draw.uniform(*span), work.number)
+
+    machines = Machines(fate, slots)
+    found = run(machines, count, None, shared)
+    assert sorted(number for number, _ in found) == list(range(count))
+    assert all(value == n or isinstance(value, CrashError) for n, value in found)
+    assert not machines.copies

@@ -1,0 +1,564 @@
+"""Builds on Ray: an embedded one that leaves no trace, and a cluster that is joined."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+import precache
+from precache.errors import BuildError, FetchError, UsageError
+from precache.runtime.process_id import process_of
+from precache_workers.cluster.executor import (
+    check_address,
+    executor,
+    node_cpus,
+    own_folder,
+    run_serial,
+)
+from tests.support.building import (
+    HELD,
+    build_here,
+    cli,
+    command,
+    contents,
+    environment,
+    gone,
+    poll,
+    remains,
+    running,
+    write,
+    write_jpegs,
+)
+
+FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
+LARGE = precache.Pipeline.image(resize=160, crop=150)
+
+
+# --- without Ray --------------------------------------------------------------------------------
+
+
+def test_the_serial_executor_gives_results_in_order_and_errors_as_values() -> None:
+    def work(item: int) -> int:
+        if item == 2:
+            raise FetchError("two")
+        return item * 10
+
+    outcomes = list(run_serial(work, iter([1, 2, 3])))
+    assert [item for item, _ in outcomes] == [1, 2, 3]
+    assert [outcome for _, outcome in outcomes if isinstance(outcome, int)] == [10, 30]
+    assert isinstance(outcomes[1][1], FetchError)
+
+
+def test_the_serial_executor_takes_one_item_at_a_time() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(3):
+            taken.append(item)
+            yield item
+
+    run = run_serial(lambda item: item, items())
+    next(run)
+    assert taken == [0]
+
+
+def test_errors_that_are_not_ours_are_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(run_serial(lambda item: item / 0, [1]))
+
+
+def test_the_serial_executor_imports_no_ray(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 3)
+    code = (
+        "import sys, precache\n"
+        f"precache.build({str(tmp_path / 'in')!r}, {str(tmp_path / 'out')!r}, address='serial')\n"
+        "print('ray' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True
+    )
+    assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize("address", ["", "Local", "localhost:6379", "http://head", "ray:/head"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(UsageError, match=f"address is '{address}'; choose local, serial, auto"):
+        check_address(address)
+    with pytest.raises(UsageError), executor(address):
+        pass
+
+
+# --- an embedded Ray ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """One build on a Ray of its own, from a process with a home of its own."""
+
+    ran: subprocess.CompletedProcess[str]
+    home: Path
+    store: Path
+    source: Path
+    processes: tuple[psutil.Process, ...]
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Embedded:
+    folder = tmp_path_factory.mktemp("embedded")
+    source = write_jpegs(folder / "in", 20)
+    write(source / "cat/broken.jpg", b"none")
+    (folder / "home").mkdir()
+    report = ("--report", folder / "build.json")
+    line = command("build", source, folder / "store", *FLAGS, "--json", "--quiet", *report)
+    env = environment(HOME=str(folder / "home"))
+    env.pop("RAY_ADDRESS", None)
+    with running(line, env) as process:
+        seen = poll(lambda: watch_until_a_raylet(process), "Ray has started")
+        out, err = process.communicate()
+    ran = subprocess.CompletedProcess(line, process.returncode, out, err)
+    return Embedded(ran, folder / "home", folder / "store", source, seen)
+
+
+def watch_until_a_raylet(process: subprocess.Popen[str]) -> tuple[psutil.Process, ...]:
+    """What a process has started, once there is a raylet among it."""
+    assert process.poll() is None, "it ended before it had started Ray"
+    children = tuple(psutil.Process(process.pid).children(recursive=True))
+    return children if any(is_raylet(child) for child in children) else ()
+
+
+def is_raylet(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "raylet"
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_an_embedded_build_finishes(embedded: Embedded) -> None:
+    assert embedded.ran.returncode == 0, embedded.ran.stderr
+    assert precache.verify(embedded.store).ok
+
+
+def test_an_embedded_build_says_nothing_but_its_result(embedded: Embedded) -> None:
+    assert embedded.ran.stderr == ""
+    assert embedded.ran.stdout.count("\n") == 1
+    result = json.loads(embedded.ran.stdout)
+    assert result["samples"] == 21
+    assert result["failed"] == 1
+    assert result["cpu_seconds"] > 0
+    assert {"start", "imports", "fetch", "ops", "encode", "put"} <= set(result["timings"])
+
+
+def test_an_embedded_build_makes_the_same_bytes_as_a_serial_one(
+    embedded: Embedded, tmp_path: Path
+) -> None:
+    result = build_here(embedded.source, tmp_path / "store", LARGE, {"shard_samples": 2})
+    assert contents(embedded.store) == contents(tmp_path / "store")
+    assert remains(embedded.store) == []
+    parallel = json.loads(embedded.ran.stdout)
+    assert [list(hole) for hole in result.holes] == parallel["holes"]
+    assert result.mean == parallel["mean"]
+    assert result.stored_bytes == parallel["stored_bytes"]
+
+
+def test_receipts_name_the_node_by_its_address_in_the_cluster(embedded: Embedded) -> None:
+    told = json.loads((embedded.store.parent / "build.json").read_text())
+    [node] = told["nodes"]
+    assert socket.inet_aton(node["node"])
+    assert node["images"] == 21
+
+
+def test_no_cluster_has_no_cpus() -> None:
+    assert node_cpus() == {}
+
+
+def test_an_embedded_build_stops_what_it_started(embedded: Embedded) -> None:
+    for process in embedded.processes:
+        poll(lambda process=process: gone(process), f"{process} has ended")
+
+
+def test_an_embedded_build_writes_nothing_into_the_home(embedded: Embedded) -> None:
+    """But for what ops made of their probes, below the cache folder."""
+    files = [path for path in embedded.home.rglob("*") if path.is_file()]
+    assert {path.parent for path in files} == {embedded.home / ".cache/precache/ops"}
+
+
+def held(folder: Path, count: int) -> tuple[list[str], dict[str, str]]:
+    """A build whose workers wait for `folder`/go; and the environment that makes them wait."""
+    write_jpegs(folder / "in", count)
+    (folder / "held.toml").write_text(HELD.format(folder=folder / "held", store=folder / "store"))
+    (folder / "held").mkdir()
+    line = command(
+        *("build", folder / "in", folder / "store", "--pipeline", folder / "held.toml"),
+        *("--cpus", "2", "--shard-samples", "2", "--json", "--quiet"),
+    )
+    return line, environment(HOLD="1")
+
+
+def waiting(folder: Path) -> list[int]:
+    """Ids of the workers that wait inside a shard."""
+    return [int(path.name) for path in (folder / "held").iterdir() if path.name.isdigit()]
+
+
+def test_a_build_whose_driver_was_killed_is_finished_by_the_same_command(tmp_path: Path) -> None:
+    line, env = held(tmp_path, 12)
+    with running(line, env) as process:
+        poll(lambda: len(waiting(tmp_path)) == 2, "two workers are inside a shard")
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert set(waiting(tmp_path)) <= {child.pid for child in family}
+        process.kill()
+        for child in family:
+            if is_raylet(child) or child.pid in waiting(tmp_path):
+                poll(lambda child=child: gone(child), f"{child} ended with its driver")
+
+    assert not (tmp_path / "store/commits").exists()
+    (tmp_path / "held/go").touch()
+    flags = line[3:]
+    ran = cli(*flags, "--address", "serial")
+    assert ran.returncode == 0, ran.stderr
+    pipeline = precache.Pipeline.from_toml(tmp_path / "held.toml")
+    build_here(tmp_path / "in", tmp_path / "undisturbed", pipeline, {"shard_samples": 2})
+    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
+    assert remains(tmp_path / "store") == []
+
+
+def test_a_build_whose_worker_was_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    line, env = held(tmp_path, 12)
+    with running(line, env) as process:
+        poll(lambda: len(waiting(tmp_path)) == 2, "two workers are inside a shard")
+        os.kill(waiting(tmp_path)[0], signal.SIGKILL)
+        poll(lambda: len(waiting(tmp_path)) == 3, "another worker took the shard over")
+        (tmp_path / "held/go").touch()
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert err == ""
+    assert out.startswith("{"), "nothing of Ray's own"
+    assert json.loads(out)["failed"] == 0
+    pipeline = precache.Pipeline.from_toml(tmp_path / "held.toml")
+    build_here(tmp_path / "in", tmp_path / "undisturbed", pipeline, {"shard_samples": 2})
+    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.heavy
+def test_an_interrupted_build_stops_its_ray_and_says_how_to_go_on(tmp_path: Path) -> None:
+    line, env = held(tmp_path, 12)
+    with running(line, env) as process:
+        poll(lambda: len(waiting(tmp_path)) == 2, "two workers are inside a shard")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        assert process.returncode == 130
+        assert err.splitlines()[-1].startswith("precache: interrupted; what was done is kept")
+        assert "Traceback" not in err
+        assert out == ""
+        for child in family:
+            poll(lambda child=child: gone(child), f"{child} ended with its driver")
+
+
+@pytest.mark.heavy
+def test_a_build_over_the_failure_limit_stops_its_ray(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 40)
+    for number in range(8):
+        write(tmp_path / f"in/cat/x{number}.jpg", b"none")
+    ran = cli("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--quiet", "--json")
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert re.fullmatch(r"precache: \d of 48 samples failed .*\n", ran.stderr), ran.stderr
+
+
+@pytest.mark.heavy
+def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> None:
+    """As a decoder that crashes would; it is tried a few times and then named."""
+    write_jpegs(tmp_path / "in", 4)
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\ndef die(array):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "recipe.toml").write_text(
+        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }]\n'
+    )
+    ran = cli(
+        *("build", "in", "store", "--pipeline", "recipe.toml", "--quiet", "--cpus", "1"),
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 2
+    assert "each kills the worker that decodes it" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr.splitlines()) < 10, "not what Ray logs"
+
+
+@pytest.mark.heavy
+def test_an_error_in_a_task_is_not_called_a_death(tmp_path: Path) -> None:
+    """Labels that are no numbers, say: the same text from Ray as from the serial executor."""
+    (tmp_path / "named.py").write_text(
+        "import numpy as np\n"
+        "def make():\n"
+        "    return [(np.zeros((8, 8, 3), np.uint8), name) for name in ('cat', 'dog')]\n"
+    )
+    texts = []
+    for address in ("serial", "local"):
+        ran = cli(
+            *("build", "python:named:make", "store", "--quiet", "--address", address), cwd=tmp_path
+        )
+        assert ran.returncode in (1, 2)
+        assert "Traceback" not in ran.stderr
+        texts.append(ran.stderr)
+    assert "worker died" not in texts[1]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.heavy
+def test_a_function_from_the_current_folder_reaches_the_workers(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 4)
+    (tmp_path / "mine.py").write_text("def invert(array):\n    return 255 - array\n")
+    (tmp_path / "recipe.toml").write_text(
+        '[fields.image]\nops = [{ op = "decode" }, '
+        '{ op = "function", function = "mine:invert" }]\ncodec = "raw"\n'
+    )
+    flags = ("--pipeline", "recipe.toml", "--quiet", "--json")
+    ran = cli("build", "in", "by_ray", *flags, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    ran = cli("build", "in", "serial", *flags, "--address", "serial", cwd=tmp_path)
+    assert contents(tmp_path / "by_ray") == contents(tmp_path / "serial")
+
+
+# --- a cluster that runs already ----------------------------------------------------------------
+
+
+def test_no_cluster_to_join_is_a_clear_error(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 3)
+    nowhere = f"127.0.0.1:{free_port()}"
+    ran = cli(
+        *("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--address", "auto", "--quiet"),
+        env=environment(RAY_ADDRESS=nowhere, RAY_gcs_rpc_server_reconnect_timeout_s="1"),
+    )
+    assert ran.returncode == 1
+    assert "cannot reach the Ray cluster at auto" in ran.stderr
+    assert "start one with `ray start --head`, or use --address local" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A head node on this machine; gives the environment in which ``auto`` finds it."""
+    folder = tmp_path_factory.mktemp("ray")
+    token = write(folder / "token", b"0" * 64)
+    token.chmod(0o600)
+    port = free_port()
+    env = environment(
+        HOME=str(folder),
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN_PATH=str(token),
+        RAY_ADDRESS=f"127.0.0.1:{port}",
+    )
+    line = [
+        str(Path(sys.executable).parent / "ray"),
+        *("start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"),
+        *("--node-ip-address=127.0.0.1", f"--port={port}", f"--temp-dir={folder}"),
+        "--disable-usage-stats",
+    ]
+    head_env = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
+    with (folder / "log").open("wb") as log:
+        head = subprocess.Popen(line, env=head_env, stdout=log, stderr=log)
+    family: list[psutil.Process] = []
+    try:
+        poll(lambda: b"Ray runtime started" in (folder / "log").read_bytes(), "the head is up")
+        yield env
+    finally:
+        family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
+        head.send_signal(signal.SIGTERM)
+        try:
+            head.wait(20)
+        except subprocess.TimeoutExpired:
+            head.kill()
+        for process in family:
+            if not gone(process):
+                process.kill()
+
+
+@pytest.mark.heavy
+def test_a_running_cluster_is_joined_and_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 12)
+    plan = ("plan", tmp_path / "in", tmp_path / "one", *FLAGS, "--address", "auto", "--json")
+    planned = cli(*plan, env=cluster)
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["estimate"]["cpus"] == 2
+    for name in ("one", "two"):
+        ran = cli(
+            *("build", tmp_path / "in", tmp_path / name, *FLAGS),
+            *("--address", "auto", "--json", "--quiet"),
+            env=cluster,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stderr == ""
+        assert json.loads(ran.stdout)["shards_skipped"] == 0
+    build_here(tmp_path / "in", tmp_path / "serial", LARGE, {"shard_samples": 2})
+    assert contents(tmp_path / "one") == contents(tmp_path / "serial")
+    assert contents(tmp_path / "two") == contents(tmp_path / "serial")
+
+
+@pytest.mark.heavy
+def test_a_head_that_does_not_answer_is_a_clear_error(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 3)
+    address = f"ray://127.0.0.1:{free_port()}"
+    ran = cli("build", tmp_path / "in", tmp_path / "store", "--address", address, "--quiet")
+    assert ran.returncode == 1
+    assert f"cannot reach the Ray cluster at {address}" in ran.stderr
+    assert re.fullmatch(r"(precache: .*\n)", ran.stderr), "nothing of Ray's own"
+
+
+@pytest.mark.heavy
+def test_a_ray_that_runs_in_this_process_is_used_and_left_alone(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 4)
+    code = (
+        "import os, ray, precache\n"
+        "os.environ.update(RAY_USAGE_STATS_ENABLED='0')\n"
+        "ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False,\n"
+        "         logging_level='ERROR')\n"
+        f"result = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path / 'out')!r})\n"
+        "print(result.samples, ray.is_initialized())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env=environment(HOME=str(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "4 True\n"
+
+
+@pytest.mark.heavy
+def test_a_ray_that_was_imported_before_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    """As in many a notebook; it has read by then how this process authenticates."""
+    write_jpegs(tmp_path / "in", 4)
+    code = (
+        "import ray, precache\n"
+        "for name in ('one', 'two'):\n"
+        f"    done = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path)!r} + '/' + name,\n"
+        "        precache.Pipeline.image(resize=32, crop=30))\n"
+        "    print(done.samples, done.failed)\n"
+    )
+    env = environment(HOME=str(tmp_path))
+    line = [sys.executable, "-c", code]
+    ran = subprocess.run(line, check=False, capture_output=True, text=True, env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "4 0\n4 0\n"
+
+
+def test_build_errors_are_of_the_job() -> None:
+    assert BuildError.exit_status == 1
+    assert UsageError.exit_status == 2
+
+
+@pytest.mark.heavy
+def test_one_process_builds_twice(tmp_path: Path) -> None:
+    """Each time with a Ray of its own, as a notebook does."""
+    write_jpegs(tmp_path / "in", 4)
+    code = (
+        "import precache\n"
+        f"for name in ('one', 'two'):\n"
+        f"    done = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path)!r} + '/' + name,\n"
+        "        precache.Pipeline.image(resize=32, crop=30))\n"
+        "    print(done.samples, done.failed)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment()
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "4 0\n4 0\n"
+
+
+# --- what a killed build leaves -----------------------------------------------------------------
+
+HOLD = """
+import sys, tempfile
+from precache_workers.cluster.executor import executor
+with executor("local", cpus=1) as run:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def of_build(mark: str) -> list[psutil.Process]:
+    """Processes that inherited a mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("OF_BUILD") == mark:
+                found.append(process)
+    return found
+
+
+def test_nothing_of_a_ray_stays_once_its_build_was_killed(tmp_path: Path) -> None:
+    temporary = Path(tempfile.gettempdir())
+    before = set(temporary.glob("precache-ray-*"))
+    held = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        env=environment(OF_BUILD=str(tmp_path)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert held.stdout is not None
+        assert held.stdout.readline() == b"ready\n"
+        [folder] = [
+            each
+            for each in set(temporary.glob("precache-ray-*")) - before
+            if json.loads((each / "owner.json").read_text())["pid"] == held.pid
+        ]
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert list(folder.glob("ray/session_2*/sockets/raylet"))
+    finally:
+        processes = of_build(str(tmp_path))
+        os.killpg(held.pid, signal.SIGKILL)
+        held.communicate()
+    _, alive = psutil.wait_procs(processes, timeout=15)
+    assert not alive
+    assert folder.exists()
+    with executor("local", cpus=1):
+        assert not folder.exists()
+
+
+def test_folders_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["sleep", "0"]) as ended:
+        gone = process_of(os.getpid()).model_copy(update={"pid": ended.pid})
+    for name, owner in {
+        "precache-ray-gone": gone.model_dump_json(),
+        "precache-ray-alive": process_of(os.getpid()).model_dump_json(),
+        "precache-ray-elsewhere": gone.model_copy(update={"node": "other"}).model_dump_json(),
+        "precache-ray-odd": "[]",
+        "target": gone.model_dump_json(),
+    }.items():
+        write(tmp_path / name / "owner.json", owner.encode())
+    (tmp_path / "precache-ray-link").symlink_to(tmp_path / "target")
+    (tmp_path / "precache-ray-file").touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    with own_folder() as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == before - {"precache-ray-gone"} | {folder.name}
+    assert (tmp_path / "target/owner.json").exists()

@@ -1,0 +1,168 @@
+"""Where tasks run on a cluster, and what becomes of those that kill their workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import UsageError
+from precache_workers.cluster.placement import Placement
+from tests.support.building import (
+    build_here,
+    cli,
+    contents,
+    cut,
+    encoded,
+    remains,
+    write,
+    write_jpegs,
+)
+from tests.support.raycluster import Cluster
+
+LARGE = precache.Pipeline.image(resize=160, crop=150)
+FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "4", "--address", "auto")
+
+
+def node(
+    cpus: float, alive: bool = True, labels: dict[str, str] | None = None, **more: float
+) -> Any:
+    return {
+        "Alive": alive,
+        "Labels": labels or {},
+        "Resources": {"CPU": cpus, "memory": 8e9, **more} if alive else {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("placement", "memory", "slots"),
+    [
+        (Placement(), 0, 2 + 4 + 8),
+        (Placement(cpus=3), 0, 0 + 1 + 2),
+        (Placement(cpus=0.5), 0, 4 + 8 + 16),
+        (Placement(), int(3e9), 2 + 2 + 2),
+        (Placement(resources={"spare": 1}), 0, 3),
+        (Placement(labels={"tier": "spot"}), 0, 8),
+        (Placement(labels={"tier": "spot", "zone": "a"}), 0, 0),
+    ],
+)
+def test_slots_follow_from_what_the_nodes_have(
+    placement: Placement, memory: int, slots: int
+) -> None:
+    nodes = [node(2), node(4, spare=3), node(8, labels={"tier": "spot"}), node(16, alive=False)]
+    assert placement.slots(nodes, memory) == slots
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (Placement(cpus=0), "cpus_per_task is 0; give a number above 0"),
+        (Placement(memory=-1), "memory_per_task is -1"),
+        (Placement(resources={"spare": 0}), "spare is 0"),
+        (Placement(labels={"tier": "!spot"}), "label tier=!spot is not KEY=VALUE"),
+        (Placement(nice=20), "nice is 20; give 0 to 19"),
+    ],
+)
+def test_what_no_node_can_give_is_refused(placement: Placement, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        placement.check()
+
+
+def test_placement_without_a_cluster_is_refused(tmp_path: Path) -> None:
+    ran = cli("build", tmp_path, tmp_path / "store", "--resource", "spare=1")
+    assert ran.returncode == 2
+    assert "are for a cluster that is joined by --address auto" in ran.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes, of one CPU each; one is spare."""
+    cluster = Cluster(tmp_path_factory.mktemp("ray"))
+    try:
+        cluster.add(resources={"spare": 1}, labels={"tier": "spot"})
+        cluster.add()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.mark.heavy
+def test_tasks_run_where_they_are_allowed_and_nicely(cluster: Cluster, tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 12)
+    (tmp_path / "noting.py").write_text(
+        "import os, pathlib\n"
+        "def note(array, folder=''):\n"
+        "    import ray\n"
+        "    node = ray.get_runtime_context().get_node_id()\n"
+        "    nice = os.getpriority(os.PRIO_PROCESS, 0)\n"
+        "    (pathlib.Path(folder) / f'{node} {nice}').touch()\n"
+        "    return array\n"
+    )
+    spare = f"{cluster.nodes[0].node_id} 10"
+    for flag in (("--resource", "spare=1"), ("--label", "tier=spot"), ("--nice", "10")):
+        seen = tmp_path / flag[0].strip("-")
+        seen.mkdir()
+        (tmp_path / "recipe.toml").write_text(
+            '[fields.image]\nops = [{ op = "decode" }, { op = "function", '
+            f'function = "noting:note", params = {{ folder = "{seen}" }} }}]\n'
+        )
+        ran = cli(
+            *("build", "in", f"store-{seen.name}", "--pipeline", "recipe.toml", "--quiet"),
+            *("--address", "auto", "--shard-samples", "2", *flag),
+            cwd=tmp_path,
+            env=cluster.env,
+        )
+        assert ran.returncode == 0, ran.stderr
+        places = {path.name for path in seen.iterdir()}
+        assert spare in places
+        assert (places == {spare}) == (flag[0] != "--nice"), places
+
+
+@pytest.mark.heavy
+def test_samples_that_kill_their_workers_become_holes(cluster: Cluster, tmp_path: Path) -> None:
+    """One of them among those that are measured first."""
+    write_jpegs(tmp_path / "in", 40)
+    names = ("cat/0000.jpg", "eel/0023.jpg")
+    for name in names:
+        write(tmp_path / "in" / name, encoded(cut(1, (33, 33)), quality=90))
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\n"
+        "def die(array):\n"
+        "    if array.shape[:2] == (33, 33):\n"
+        "        os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "    return array\n"
+    )
+    (tmp_path / "recipe.toml").write_text(
+        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }, '
+        '{ op = "resize", size = [64, 64] }]\n'
+    )
+    ran = cli(
+        *("build", "in", "store", "--pipeline", "recipe.toml", "--json"),
+        *("--address", "auto", "--shard-samples", "20"),
+        cwd=tmp_path,
+        env=cluster.env,
+    )
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    assert sorted(key for key, _ in result["holes"]) == sorted(names)
+    assert "decoding it kills the worker" in result["holes"][0][1]
+    assert "Workers died: looking for samples that kill them" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    version = precache.open(tmp_path / "store")
+    assert int(np.sum(version.valid)) == 38
+    assert precache.verify(tmp_path / "store").ok
+
+
+@pytest.mark.heavy
+def test_a_cluster_makes_the_bytes_that_a_process_makes(cluster: Cluster, tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 30)
+    ran = cli("build", tmp_path / "in", tmp_path / "store", *FLAGS, "--quiet", env=cluster.env)
+    assert ran.returncode == 0, ran.stderr
+    build_here(tmp_path / "in", tmp_path / "serial", LARGE, {"shard_samples": 4})
+    assert contents(tmp_path / "store") == contents(tmp_path / "serial")
+    assert remains(tmp_path / "store") == []

@@ -1,0 +1,452 @@
+"""One contract that every codec passes, on every dtype and kind of buffer; and bytes that stay."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr.registry
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numcodecs import blosc, zstd
+
+from precache.codecs.chunk import Decoder, codec_metadata, decoder, encoder
+from precache.codecs.image import IMAGE_FILTER, filter_image, undo_image
+from precache.errors import DamageError, PrecacheError, StoreError
+from precache.recipe.ops import DTYPES
+from precache.recipe.pipeline import ImageCodec, RawCodec, ZstdCodec
+from tests.conftest import photo
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+Codec = RawCodec | ZstdCodec | ImageCodec
+COMBINATIONS: list[tuple[Codec, str]] = [
+    *((RawCodec(), dtype) for dtype in DTYPES),
+    *((ZstdCodec(), dtype) for dtype in DTYPES),
+    (ZstdCodec(level=-5), "uint8"),
+    (ZstdCodec(level=22), "float32"),
+    (ImageCodec(), "uint8"),
+]
+every_codec = pytest.mark.parametrize(
+    ("codec", "dtype"), COMBINATIONS, ids=lambda value: getattr(value, "name", value)
+)
+ONE_OF_EACH: list[tuple[Codec, str]] = [
+    (RawCodec(), "uint8"),
+    (RawCodec(), "float32"),
+    (ZstdCodec(), "uint8"),
+    (ZstdCodec(), "float32"),
+    (ImageCodec(), "uint8"),
+]
+one_of_each = pytest.mark.parametrize(
+    ("codec", "dtype"), ONE_OF_EACH, ids=lambda value: getattr(value, "name", value)
+)
+
+
+def _chunk(dtype: str, shape: tuple[int, ...] = (2, 3, 8, 6)) -> np.ndarray:
+    pixels = np.stack([photo(i, *shape[2:])[..., : shape[1]] for i in range(shape[0])])
+    chunk = pixels.transpose(0, 3, 1, 2)
+    if dtype == "bool":
+        return chunk > 100
+    values = chunk // 2 if dtype.startswith("u") else chunk / 7 - 9
+    return np.ascontiguousarray(values).astype(dtype)
+
+
+def _decoder(codec: Codec, dtype: str) -> Decoder:
+    return decoder(codec_metadata(codec, dtype), np.dtype(dtype).itemsize, "somewhere")
+
+
+def _decode(reader: Decoder, data: Any, like: np.ndarray) -> np.ndarray:
+    out = np.full(like.shape, 1, like.dtype)
+    reader.decode(data, out)
+    if reader.filtered:
+        undo_image(out)
+    return out
+
+
+# --- the contract -------------------------------------------------------------------------------
+
+
+@every_codec
+def test_a_chunk_comes_back_bit_for_bit(codec: Codec, dtype: str) -> None:
+    chunk = _chunk(dtype)
+    data = encoder(codec, dtype)(chunk)
+    assert isinstance(data, bytes)
+    np.testing.assert_array_equal(_decode(_decoder(codec, dtype), memoryview(data), chunk), chunk)
+
+
+@every_codec
+@given(data=st.data())
+def test_any_values_and_shapes_come_back(codec: Codec, dtype: str, data: st.DataObject) -> None:
+    shapes = st.tuples(*[st.integers(1, n) for n in (3, 4, 5, 5)])
+    chunk = data.draw(hnp.arrays(dtype, shapes))
+    stored = encoder(codec, dtype)(chunk)
+    decoded = _decode(_decoder(codec, dtype), memoryview(stored), chunk)
+    assert decoded.tobytes() == chunk.tobytes()  # bytes, for NaN with whatever payload
+
+
+def _blocks(frame: bytes) -> int:
+    """How many blocks a zstd frame has (RFC 8878, section 3.1.1)."""
+    descriptor = frame[4]
+    single = descriptor >> 5 & 1
+    place = 5 + (not single) + (0, 1, 2, 4)[descriptor & 3] + (single, 2, 4, 8)[descriptor >> 6]
+    count, last = 0, False
+    while not last:
+        header = int.from_bytes(frame[place : place + 3], "little")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        place += 3 + (1 if kind == 1 else size)
+        count += 1
+    assert place + 4 == len(frame), "the content checksum ends the frame"
+    return count
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        ((3, 224, 224), 3),
+        ((3, 145, 150), 3),
+        ((3, 257, 256), 6),
+        ((1, 400, 400), 3),
+        ((3, 32, 32), 1),
+    ],
+)
+def test_frames_of_images_have_blocks_of_one_channel_and_compressed_literals(
+    shape: tuple[int, ...], blocks: int
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 4, (1, *shape), np.uint8)
+    frame = encoder(ImageCodec(), "uint8")(noise)
+    assert _blocks(frame) == blocks
+    assert len(frame) < 0.6 * noise.nbytes  # nothing repeats: only entropy coding gets there
+
+
+def _strided(chunk: np.ndarray) -> np.ndarray:
+    wide = np.zeros((*chunk.shape[:-1], 2 * chunk.shape[-1]), chunk.dtype)
+    wide[..., ::2] = chunk
+    return wide[..., ::2]
+
+
+def _readonly(chunk: np.ndarray) -> np.ndarray:
+    copy = chunk.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+INPUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "contiguous": lambda chunk: chunk,
+    "strided": _strided,
+    "channels last": lambda c: np.ascontiguousarray(c.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+    "Fortran order": np.asfortranarray,
+    "negative strides": lambda chunk: np.ascontiguousarray(chunk[:, :, ::-1])[:, :, ::-1],
+    "read-only": _readonly,
+    "subclass": lambda chunk: chunk.copy().view(np.memmap),
+}
+
+
+@one_of_each
+@pytest.mark.parametrize("kind", INPUTS)
+def test_every_kind_of_array_encodes_alike_and_is_left_alone(
+    codec: Codec, dtype: str, kind: str
+) -> None:
+    chunk = _chunk(dtype)
+    given_array = INPUTS[kind](chunk)
+    assert encoder(codec, dtype)(given_array) == encoder(codec, dtype)(chunk)
+    np.testing.assert_array_equal(given_array, _chunk(dtype))
+
+
+def _mapped(data: bytes) -> memoryview:
+    mapped = mmap.mmap(-1, len(data))
+    mapped[:] = data
+    return memoryview(mapped)
+
+
+BUFFERS: dict[str, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "memoryview": memoryview,
+    "writable memoryview": lambda data: memoryview(bytearray(data)),
+    "slice": lambda data: memoryview(b"\1" + data + b"\1")[1:-1],
+    "array": lambda data: memoryview(np.frombuffer(data, np.uint8)),
+    "memory map": _mapped,
+}
+
+
+@one_of_each
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_every_kind_of_buffer_decodes_alike(codec: Codec, dtype: str, kind: str) -> None:
+    chunk = _chunk(dtype)
+    data = BUFFERS[kind](encoder(codec, dtype)(chunk))
+    np.testing.assert_array_equal(_decode(_decoder(codec, dtype), data, chunk), chunk)
+
+
+@every_codec
+def test_decoding_writes_the_callers_buffer_and_nothing_beside_it(codec: Codec, dtype: str) -> None:
+    chunk = _chunk(dtype)
+    data = memoryview(encoder(codec, dtype)(chunk))
+    room = np.zeros((4, *chunk.shape[1:]), dtype)
+    _decoder(codec, dtype).decode(data, room[1:3])
+    if isinstance(codec, ImageCodec):
+        undo_image(room[1:3])
+    np.testing.assert_array_equal(room[1:3], chunk)
+    assert not room[[0, 3]].any()
+
+
+@every_codec
+def test_the_same_chunk_gives_the_same_bytes(codec: Codec, dtype: str) -> None:
+    encode, chunk = encoder(codec, dtype), _chunk(dtype)
+    first = encode(chunk)
+    encode(np.zeros_like(chunk))
+    assert encode(chunk) == first == encoder(codec, dtype)(chunk)
+
+
+@every_codec
+def test_the_stored_codecs_are_known_to_zarr(codec: Codec, dtype: str) -> None:
+    for each in codec_metadata(codec, dtype):
+        assert zarr.registry.get_codec_class(each["name"]).from_dict(each) is not None
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+@one_of_each
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF])
+def test_no_changed_byte_reaches_a_pixel(codec: Codec, dtype: str, flip: int) -> None:
+    chunk = _chunk(dtype, (1, 3, 8, 6))
+    stored, reader = encoder(codec, dtype)(chunk), _decoder(codec, dtype)
+    unnoticed = 0
+    for position in range(len(stored)):
+        data = bytearray(stored)
+        data[position] ^= flip
+        try:
+            decoded = _decode(reader, memoryview(data), chunk)
+        except DamageError:
+            continue
+        np.testing.assert_array_equal(decoded, chunk)
+        unnoticed += 1
+    # Some bits of a zstd frame say how to decode it and not what: these may change unnoticed.
+    assert unnoticed <= 2 * reader.codecs.count("zstd")
+
+
+@one_of_each
+def test_no_shorter_or_longer_chunk_reaches_a_pixel(codec: Codec, dtype: str) -> None:
+    chunk = _chunk(dtype, (1, 3, 8, 6))
+    stored, reader = encoder(codec, dtype)(chunk), _decoder(codec, dtype)
+    longer = [stored + b"\0", stored + stored]
+    for data in [*(stored[:n] for n in range(len(stored))), *longer]:
+        with pytest.raises(DamageError):
+            _decode(reader, memoryview(data), chunk)
+
+
+@one_of_each
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_whole_chunk_of_another_size_is_noticed(codec: Codec, dtype: str, rows: int) -> None:
+    other = encoder(codec, dtype)(_chunk(dtype, (rows, 3, 8, 6)))
+    with pytest.raises(DamageError, match="a chunk does not decode"):
+        _decode(_decoder(codec, dtype), memoryview(other), _chunk(dtype))
+
+
+def test_without_verifying_only_a_crc32c_is_left_out() -> None:
+    chunk = _chunk("uint8")
+    stored = bytearray(encoder(RawCodec(), "uint8")(chunk))
+    stored[5] ^= 1
+    out = np.empty_like(chunk)
+    _decoder(RawCodec(), "uint8").decode(memoryview(stored), out, verify=False)
+    assert (out != chunk).sum() == 1
+    framed = bytearray(encoder(ImageCodec(), "uint8")(chunk))
+    framed[-1] ^= 1
+    with pytest.raises(DamageError):
+        _decoder(ImageCodec(), "uint8").decode(memoryview(framed), out, verify=False)
+
+
+@given(st.binary(max_size=64), st.sampled_from(["zstd", "blosc", "gzip", "crc32c"]))
+def test_bytes_of_nothing_end_in_a_damage_error(data: bytes, name: str) -> None:
+    with pytest.raises(DamageError):
+        Decoder((name,)).decode(memoryview(data), np.empty(1000, np.uint8))
+
+
+# --- codecs of other software -------------------------------------------------------------------
+
+
+def _crc(data: bytes) -> bytes:
+    return encoder(RawCodec(), "uint8")(np.frombuffer(data, np.uint8))
+
+
+CHAINS: dict[tuple[str, ...], Callable[[bytes], bytes]] = {
+    (): bytes,
+    ("crc32c",): _crc,
+    ("gzip",): gzip.compress,
+    ("zstd",): zstd.compress,
+    ("zstd", "crc32c"): lambda data: _crc(zstd.compress(data)),
+    ("gzip", "crc32c"): lambda data: _crc(gzip.compress(data)),
+    ("blosc",): lambda data: blosc.compress(data, b"lz4", 5),
+    ("crc32c", "zstd"): lambda data: zstd.compress(_crc(data)),
+    ("crc32c", "blosc"): lambda data: blosc.compress(_crc(data), b"zlib", 5),
+    ("blosc", "gzip"): lambda data: gzip.compress(blosc.compress(data, b"zstd", 1)),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_chains_of_other_software_decode(chain: tuple[str, ...], endian: str) -> None:
+    chunk = _chunk("int32")
+    configuration = {"name": "bytes", "configuration": {"endian": endian}}
+    reader = decoder([configuration, *({"name": name} for name in chain)], 4, "somewhere")
+    order = ">" if endian == "big" else "<"
+    data = CHAINS[chain](chunk.astype(f"{order}i4").tobytes())
+    np.testing.assert_array_equal(_decode(reader, memoryview(data), chunk), chunk)
+    assert reader.plain == (endian == "little" and chain in ((), ("crc32c",)))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_chunk_of_other_software_that_was_cut_is_damaged(chain: tuple[str, ...]) -> None:
+    chunk = _chunk("uint8")
+    reader = decoder([{"name": "bytes"}, *({"name": name} for name in chain)], 1, "somewhere")
+    data = CHAINS[chain](chunk.tobytes())
+    unnoticed = []
+    for length in range(len(data)):
+        # An exact copy: what follows a cut chunk in memory must not count.
+        with contextlib.suppress(DamageError):
+            _decode(reader, memoryview(bytes(data[:length])), chunk)
+            unnoticed.append(length)
+    assert unnoticed == []
+
+
+def test_bytes_without_an_order_are_single_bytes() -> None:
+    assert not decoder([{"name": "bytes"}], 1, "somewhere").swap
+
+
+BYTES = {"name": "bytes"}
+UNREADABLE: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "unknown": ([BYTES, {"name": "jpeg2k"}], "jpeg2k"),
+    "transpose": ([{"name": "transpose"}, BYTES], "transpose"),
+    "nothing": ([], "bytes"),
+    "no bytes": ([{"name": "zstd"}], "zstd"),
+    "bytes twice": ([BYTES, BYTES], "bytes"),
+    "newer filter": (
+        [{"name": IMAGE_FILTER, "configuration": {"version": 2}}, BYTES],
+        "image filter version 2; update precache",
+    ),
+    "filter without version": ([{"name": IMAGE_FILTER}, BYTES], "update precache"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_codecs_that_are_not_read_are_refused_by_name(case: str) -> None:
+    codecs, words = UNREADABLE[case]
+    with pytest.raises(StoreError) as caught:
+        decoder(codecs, 1, "group/image")
+    assert words in str(caught.value)
+    assert "group/image" in str(caught.value)
+
+
+def test_the_image_codec_refuses_what_it_would_spoil() -> None:
+    with pytest.raises(PrecacheError):
+        encoder(ImageCodec(), "float32")(_chunk("float32"))
+
+
+# --- the image filter ---------------------------------------------------------------------------
+
+
+def _slow_filter(image: np.ndarray) -> np.ndarray:
+    """The filter in words: colours less green, then each line less the line above, modulo 256."""
+    channels, height, width = image.shape
+    out = np.zeros_like(image)
+
+    def plain(c: int, y: int, x: int) -> int:
+        green = int(image[1, y, x]) if channels == 3 and c != 1 else 0
+        return int(image[c, y, x]) - green
+
+    for c in range(channels):
+        for y in range(height):
+            for x in range(width):
+                above = plain(c, y - 1, x) if y else 0
+                out[c, y, x] = (plain(c, y, x) - above) % 256
+    return out
+
+
+IMAGES = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)).flatmap(
+    lambda shape: hnp.arrays(np.uint8, shape)
+)
+
+
+@given(IMAGES)
+def test_the_filter_is_the_one_in_words(image: np.ndarray) -> None:
+    np.testing.assert_array_equal(filter_image(image), _slow_filter(image))
+
+
+@given(IMAGES)
+def test_the_filter_of_rows_is_that_of_each_and_undone_together(image: np.ndarray) -> None:
+    rows = np.stack([image, image[::-1], 255 - image])
+    filtered = filter_image(rows)
+    np.testing.assert_array_equal(filtered, np.stack([_slow_filter(row) for row in rows]))
+    undo_image(filtered)
+    np.testing.assert_array_equal(filtered, rows)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(300, 1, 7, 8), (2, 150, 3, 5, 4), (3, 3, 13, 299), (66, 3, 13, 300), (70, 1, 300, 299)],
+)
+def test_the_filter_of_many_rows_is_undone_for_all_of_them(shape: tuple[int, ...]) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    filtered = filter_image(rows)
+    undo_image(filtered)
+    np.testing.assert_array_equal(filtered, rows)
+
+
+def test_the_filter_is_not_undone_in_a_copy() -> None:
+    rows = np.zeros((2, 3, 8, 16), np.uint8)
+    with pytest.raises(ValueError, match="not contiguous"):
+        undo_image(rows[..., ::2])
+
+
+def test_the_filter_is_registered_with_zarr() -> None:
+    codec = zarr.registry.get_codec_class(IMAGE_FILTER)
+    made = codec.from_dict({"name": IMAGE_FILTER, "configuration": {"version": 1}})
+    assert made.to_dict() == {"name": IMAGE_FILTER, "configuration": {"version": 1}}
+    with pytest.raises(ValueError, match="version 9"):
+        codec.from_dict({"name": IMAGE_FILTER, "configuration": {"version": 9}})
+
+
+# --- stored data stays readable -----------------------------------------------------------------
+
+STORED: dict[str, tuple[Codec, str, tuple[int, ...]]] = {
+    "image_rgb": (ImageCodec(), "uint8", (1, 3, 20, 14)),
+    "image_grey": (ImageCodec(), "uint8", (2, 1, 9, 7)),
+    "raw": (RawCodec(), "uint8", (1, 3, 4, 5)),
+    "zstd": (ZstdCodec(), "uint8", (4, 3, 6, 5)),
+    "zstd_float32": (ZstdCodec(), "float32", (4, 3, 6, 5)),
+}
+
+
+def write_golden() -> None:
+    """Make the files anew; only ever for a codec that is new."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name, (codec, dtype, shape) in STORED.items():
+        chunk = _chunk(dtype, shape)
+        (GOLDEN / f"{name}.stored.bin").write_bytes(encoder(codec, dtype)(chunk))
+        (GOLDEN / f"{name}.pixels.bin").write_bytes(chunk.tobytes())
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_earlier_releases_stored_is_read(name: str) -> None:
+    codec, dtype, shape = STORED[name]
+    pixels = np.frombuffer((GOLDEN / f"{name}.pixels.bin").read_bytes(), dtype)
+    assert pixels.size == math.prod(shape)
+    stored = (GOLDEN / f"{name}.stored.bin").read_bytes()
+    decoded = _decode(_decoder(codec, dtype), memoryview(stored), pixels.reshape(shape))
+    np.testing.assert_array_equal(decoded, pixels.reshape(shape))
+
+
+def test_a_frame_of_the_image_codec_is_the_filter_and_plain_zstd() -> None:
+    shape = STORED["image_rgb"][2]
+    stored = (GOLDEN / "image_rgb.stored.bin").read_bytes()
+    residue = np.frombuffer(zstd.decompress(stored), np.uint8).reshape(shape)
+    pixels = np.frombuffer((GOLDEN / "image_rgb.pixels.bin").read_bytes(), np.uint8).reshape(shape)
+    np.testing.assert_array_equal(residue, np.stack([_slow_filter(row) for row in pixels]))

@@ -1,0 +1,419 @@
+"""Compiled or not, rows are the same, and so is what is said of damage."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numcodecs import zstd
+
+import precache
+from precache.codecs import kernels
+from precache.codecs.chunk import Decoder
+from precache.codecs.image import filter_image, undo_image
+from precache.errors import DamageError
+from tests.conftest import BuiltStore
+
+ROOT = Path(precache.__file__).parents[1]
+
+needs_compiled = pytest.mark.skipif(
+    not kernels.decodes,
+    reason="_rows.c is not compiled: no C compiler at hand when precache was installed",
+)
+
+
+@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once as it was compiled, once as where it was not."""
+    if request.param == "numpy":
+        monkeypatch.setattr(kernels, "compiled", None)
+        monkeypatch.setattr(kernels, "decodes", False)
+        monkeypatch.setattr(kernels, "checks", False)
+    return str(request.param)
+
+
+@pytest.fixture(params=[0, 1 << 40], ids=["past caches", "through caches"])
+def past(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of every size past the caches, and none."""
+    monkeypatch.setattr(kernels, "PAST_CACHES_NBYTES", request.param)
+
+
+# --- copying ------------------------------------------------------------------------------------
+
+
+def _gathered(
+    sources: list[bytes], pieces: list[tuple[int, int, int]], shift: int = 0
+) -> np.ndarray:
+    columns = np.array(pieces, np.int64).reshape(-1, 3).T
+    numbers, starts, lengths = map(np.ascontiguousarray, columns)
+    total = int(lengths.sum())
+    room = np.full(total + shift + 64, 0xAA, np.uint8)
+    out = room[shift : shift + total]
+    kernels.gather(list(map(memoryview, sources)), numbers, starts, lengths, out, total)
+    assert (room[:shift] == 0xAA).all(), "written before its room"
+    assert (room[shift + total :] == 0xAA).all(), "written behind its room"
+    return out
+
+
+@pytest.mark.usefixtures("way", "past")
+@pytest.mark.parametrize("shift", [0, 1, 16, 63])
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 255, 256, 319, 320, 4099, 150_528])
+def test_pieces_are_copied_one_after_another(length: int, shift: int) -> None:
+    random = np.random.default_rng(length)
+    sources = [random.bytes(length + 300), random.bytes(2 * length + 7)]
+    pieces = [(1, 7, length), (0, 299, length), (1, length, length), (0, 1, length)]
+    pieces += [(0, 0, 3), *pieces, (1, 3, length)]
+    expected = b"".join(sources[n][start : start + size] for n, start, size in pieces)
+    assert _gathered(sources, pieces, shift).tobytes() == expected
+
+
+@pytest.mark.usefixtures("way")
+def test_no_pieces_fill_no_room() -> None:
+    assert not len(_gathered([b"abc"], []))
+    assert not len(_gathered([], []))
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    "piece",
+    [(0, 0, 11), (0, 11, 0), (0, 4, 7), (0, -1, 4), (0, 0, -1), (1, 0, 1), (-1, 0, 1),
+     (0, 2**62, 2**62), (0, 1, 2**63 - 1)],
+)  # fmt: skip
+def test_what_lies_outside_is_refused(piece: tuple[int, int, int]) -> None:
+    columns = [np.array([value]) for value in piece]
+    with pytest.raises(ValueError, match="do not lie in their sources"):
+        kernels.gather([memoryview(b"0123456789")], *columns, np.empty(11, np.uint8), 11)
+
+
+@needs_compiled
+@pytest.mark.parametrize("room", [0, 5, 7])
+def test_pieces_of_another_size_than_their_room_are_refused(room: int) -> None:
+    columns = [np.array(values) for values in ([0, 0], [0, 3], [3, 3])]
+    with pytest.raises(ValueError, match="another size than the room"):
+        kernels.gather([memoryview(b"0123456789")], *columns, np.empty(room, np.uint8), room)
+
+
+@pytest.mark.usefixtures("way", "past")
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
+def test_rows_are_taken_as_numpy_takes_them(dtype: str) -> None:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 100, (30, 3, 17, 5)).astype(dtype)
+    rows = random.integers(0, 30, 12)
+    out = np.empty((12, 3, 17, 5), dtype)
+    kernels.take(values, rows, out)
+    np.testing.assert_array_equal(out, values[rows])
+
+
+# --- CRC32C -------------------------------------------------------------------------------------
+
+needs_crc32c = pytest.mark.skipif(not kernels.checks, reason="no instruction for CRC32C")
+
+SIZES = [0, 1, 7, 63, 64, 255, 256, 257, 319, 320, 4099, 150_528]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("start", [0, 1, 15, 64])
+@pytest.mark.parametrize("size", SIZES)
+def test_checksums_are_those_of_google_crc32c(size: int, start: int) -> None:
+    data = np.random.default_rng(size).bytes(start + size)[start:]
+    assert kernels.crc32c(data) == google_crc32c.value(data)
+    assert kernels.crc32c(memoryview(data)) == google_crc32c.value(data)
+
+
+@needs_crc32c
+@pytest.mark.usefixtures("past")
+@pytest.mark.parametrize("shift", [0, 1, 16, 63])
+@pytest.mark.parametrize("size", SIZES)
+def test_pieces_are_copied_up_to_the_first_that_is_damaged(size: int, shift: int) -> None:
+    random = np.random.default_rng(size)
+    rows = [random.bytes(size) for _ in range(6)]
+    stored = [row + google_crc32c.value(row).to_bytes(4, "little") for row in rows]
+    source, pitch = bytearray(b"".join(stored)), size + 4
+    columns = np.zeros(6, np.int64), np.arange(6) * pitch, np.full(6, size, np.int64)
+    room = np.full(6 * size + shift + 64, 0xAA, np.uint8)
+    out = room[shift : shift + 6 * size]
+
+    def copied(checked: list[int]) -> int:
+        flags = np.isin(np.arange(6), checked)
+        out[:] = 0xAA
+        return kernels.gather([memoryview(source)], *columns, out, out.nbytes, flags)
+
+    assert copied([0, 1, 2, 3, 4, 5]) == copied([1, 4]) == copied([]) == 6
+    assert out.tobytes() == b"".join(rows)
+    for place in {0, size // 2, size - 1, size, size + 3} - {-1}:
+        source[3 * pitch + place] ^= 4
+        assert copied([0, 1, 2, 3, 4, 5]) == copied([3]) == 3
+        assert out[: 3 * size].tobytes() == b"".join(rows[:3])
+        assert copied([0, 1, 2, 4, 5]) == 6
+        source[3 * pitch + place] ^= 4
+    assert (room[:shift] == 0xAA).all(), "written before its room"
+    assert (room[shift + len(out) :] == 0xAA).all(), "written behind its room"
+
+
+@needs_crc32c
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_checksum_that_lies_outside_is_refused(behind: int) -> None:
+    data, out = memoryview(bytes(100 + behind)), np.empty(100, np.uint8)
+    columns = [np.array([value]) for value in (0, 0, 100)]
+    assert kernels.gather([data], *columns, out, 100) == 1
+    with pytest.raises(ValueError, match="do not lie in their sources"):
+        kernels.gather([data], *columns, out, 100, np.array([True]))
+    with pytest.raises(ValueError, match="do not lie in their sources"):
+        kernels.gather([data], *columns, out, 100, np.array([False, True]))
+
+
+@pytest.fixture
+def patient_threads() -> Iterator[None]:
+    """No thread takes the interpreter lock from one that does not let go of it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@needs_crc32c
+@pytest.mark.usefixtures("patient_threads")
+def test_other_threads_go_on_while_a_checksum_is_computed() -> None:
+    data = memoryview(bytes(64 << 20))
+    for _ in range(100):  # a machine that is busy elsewhere may be late
+        started, done = threading.Event(), threading.Event()
+
+        def work(started: threading.Event = started, done: threading.Event = done) -> None:
+            started.set()
+            kernels.crc32c(data)
+            done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        started.wait()
+        went_on = not done.is_set()
+        thread.join()
+        if went_on:
+            return
+    raise AssertionError("the lock was held all the time")
+
+
+# --- the filter ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("way")
+@given(
+    shape=st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40), st.integers(1, 330)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_filter_is_undone_to_the_byte(shape: tuple[int, ...], seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    found = filter_image(rows)
+    undo_image(found)
+    np.testing.assert_array_equal(found, rows)
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    "shape", [(0, 4, 4), (3, 0, 4), (3, 4, -4), (3, 5, 4), (2**40, 2**40, 2**40)]
+)
+def test_rows_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
+    assert kernels.compiled is not None
+    with pytest.raises(ValueError, match="another shape"):
+        kernels.compiled.undo_image(np.zeros(48, np.uint8), *shape)
+    frame = [memoryview(bytes(zstd.compress(bytes(48))))]
+    with pytest.raises(ValueError, match="another shape"):
+        kernels.compiled.decode(frame, None, np.zeros(48, np.uint8), True, *shape, False)
+
+
+# --- zstd ---------------------------------------------------------------------------------------
+
+
+@needs_compiled
+@pytest.mark.usefixtures("past")
+@pytest.mark.parametrize("filtered", [False, True])
+def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) -> None:
+    rows = np.random.default_rng(0).integers(0, 9, (6, 3, 20, 31), np.uint8)
+    stored = filter_image(rows) if filtered else rows
+    frames = [bytes(zstd.compress(row, 1, True)) for row in stored]
+    frames[3] = frames[3][:40] + bytes([frames[3][40] ^ 1]) + frames[3][41:]
+    frames[4] = frames[4][:-1]
+    frames[5] = bytes(zstd.compress(stored[5, :2], 1, True))
+    for first, whole in ((0, 3), (3, 0), (4, 0), (5, 0)):
+        out = np.zeros_like(rows[first:])
+        views = list(map(memoryview, frames[first:]))
+        assert kernels.decode(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
+        np.testing.assert_array_equal(out[:whole], rows[first : first + whole])
+
+
+@needs_compiled
+@pytest.mark.usefixtures("past")
+def test_a_content_checksum_is_checked_where_that_is_asked_for() -> None:
+    rows = np.random.default_rng(0).integers(0, 9, (4, 3, 20, 31), np.uint8)
+    frames = [bytearray(zstd.compress(row, 1, True)) for row in rows]
+    frames[2][-1] ^= 1  # of the checksum
+    views, out = list(map(memoryview, frames)), np.empty_like(rows)
+
+    def whole(checked: list[bool] | None) -> int:
+        flags = None if checked is None else np.array(checked)
+        return kernels.decode(views, out, filtered=False, batch_nbytes=out.nbytes, checked=flags)
+
+    assert whole([True, True, False, True]) == whole([False, False, False, False]) == 4
+    np.testing.assert_array_equal(out, rows)
+    assert whole(None) == whole([True, True, True, True]) == whole([False, False, True, True]) == 2
+    with pytest.raises(ValueError, match="another shape"):
+        whole([True, True, False])
+
+
+def _empty_and(frame: bytes) -> bytes:
+    return bytes(zstd.compress(b"", 1, True)) + frame
+
+
+OTHER_FRAMES: dict[str, Callable[[bytes], bytes]] = {
+    "two frames": lambda frame: bytes(zstd.compress(bytes(600))) + bytes(zstd.compress(bytes(600))),
+    "an empty frame before it": _empty_and,
+    "an empty frame behind it": lambda frame: frame + bytes(zstd.compress(b"")),
+    "a skippable frame before it": lambda frame: SKIPPABLE + frame,
+    "a skippable frame behind it": lambda frame: frame + SKIPPABLE,
+    "a shorter row": lambda frame: bytes(zstd.compress(bytes(1199), 1, True)),
+    "a longer row": lambda frame: bytes(zstd.compress(bytes(1201), 1, True)),
+    "nothing": lambda frame: b"",
+}
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+
+
+@needs_compiled
+@pytest.mark.parametrize("case", OTHER_FRAMES)
+def test_what_is_not_one_frame_of_a_row_is_left_to_python(case: str) -> None:
+    """Which takes frames without content behind it, and refuses all else."""
+    frame = memoryview(OTHER_FRAMES[case](bytes(zstd.compress(bytes(1200), 1, True))))
+    out = np.empty((1, 1200), np.uint8)
+    assert kernels.decode([frame], out, filtered=False, batch_nbytes=0) == 0
+    for verify in (True, False):
+        harmless = case.endswith("behind it")
+        raises = pytest.raises(DamageError, match="does not decode")
+        with contextlib.nullcontext() if harmless else raises:
+            Decoder(("zstd",)).decode(frame, out, verify=verify)
+
+
+@needs_compiled
+def test_no_frames_fill_nothing() -> None:
+    assert kernels.decode([], np.empty((0, 4), np.uint8), filtered=False, batch_nbytes=0) == 0
+
+
+def _damage(store: BuiltStore) -> str:
+    with pytest.raises(DamageError) as caught, precache.Loader(store.path, 4, seed=0) as loader:
+        list(loader)
+    return str(caught.value).replace(str(store.path), "STORE")
+
+
+@needs_compiled
+def test_damage_is_said_in_the_same_words(
+    store: BuiltStore,
+    copy_store: Callable[[BuiltStore], BuiltStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = copy_store(store)
+    data = bytearray(own.shard_path(1).read_bytes())
+    data[len(data) // 2] ^= 0x55
+    own.shard_path(1).write_bytes(data)
+    said = _damage(own)
+    monkeypatch.setattr(kernels, "compiled", None)
+    monkeypatch.setattr(kernels, "decodes", False)
+    monkeypatch.setattr(kernels, "checks", False)
+    assert _damage(own) == said
+
+
+# --- whole epochs -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("way", "past")
+@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
+def test_loaders_yield_what_is_stored(
+    kind: str, codec: str, request: pytest.FixtureRequest
+) -> None:
+    store: BuiltStore = request.getfixturevalue(kind)[codec]
+    expected = store.rows()
+    with precache.Loader(store.path, 7, seed=0) as loader:
+        for epoch in range(2):  # the first checks CRC32C
+            loader.set_epoch(epoch)
+            for batch in loader:
+                np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"]])
+
+
+# --- installation -------------------------------------------------------------------------------
+
+
+def _installed(target: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    copy = target.parent / "clone"
+    for name in ("precache", "workers"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "-q"]
+    return subprocess.run(
+        [*pip, "--disable-pip-version-check", "--target", target, copy],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(target.parent), **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    done = _installed(tmp_path / "site", CC="/nonexistent/cc")
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "site/precache/codecs").glob("*.so"))
+    # An editable installation beside it would be asked for what is missing here.
+    code = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
+        "from precache.codecs import kernels; print(kernels.compiled, kernels.__file__)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.split() == ["None", str(tmp_path / "site/precache/codecs/kernels.py")]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "decodes", "expected"),
+    [
+        (None, False, [kernels.MISSING]),
+        (kernels, False, [kernels.ZSTD_MISSING]),
+        (kernels, True, []),
+    ],
+)
+def test_a_loader_says_once_what_is_missing(
+    compiled: object,
+    decodes: bool,
+    expected: list[str],
+    store: BuiltStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(kernels, "decodes", decodes)
+    kernels.tell_if_missing.cache_clear()
+    for _ in range(2):
+        precache.Loader(store.path, 4).close()
+    said = [record.message for record in caplog.records if record.name == "precache.codecs.kernels"]
+    assert said == expected
+
+
+def test_a_library_without_zstd_is_told_from_one_with_it(tmp_path: Path) -> None:
+    if kernels.compiled is None:
+        pytest.skip("precache/codecs/_rows.c is not compiled")
+    for path in (
+        tmp_path / "none.so",
+        tmp_path / "bad \udcff.so",
+        Path(kernels.compiled.__file__ or ""),
+    ):
+        assert not kernels.compiled.load_zstd(str(path))
+    assert kernels.compiled.load_zstd(zstd.__file__)

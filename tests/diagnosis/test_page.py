@@ -1,0 +1,135 @@
+"""A diagnosis as a page, in a browser, and as a picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("matplotlib", reason="the charts need matplotlib")
+
+from precache.diagnosis import page as diagnosis_page
+from precache.diagnosis.diagnose import Diagnosis, diagnose
+from precache.diagnosis.replay import replay
+from precache.errors import StorageError, UsageError
+from tests.diagnosis.test_verdict import CASES, made, measured
+from tests.support.browser import CHROMIUM, Tab, chromium
+
+LOOP = Diagnosis.of(measured(0.02, 0.06, 0.08, cpu=1.0))
+WORKERS = Diagnosis.of(measured(0.02, 0.03, 0.03, setup={"workers": 4}, lane=made(0.1, 0.9)))
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as tab:
+        yield tab
+
+
+def told(found: Diagnosis, after: Diagnosis | None = None) -> dict[str, tuple[float, float]]:
+    made = diagnosis_page.loops(found, after, replay(found.measurements))
+    return {each.name: (each.stall, each.batches_per_s) for each in made}
+
+
+def test_before_and_after_are_measured_and_predicted() -> None:
+    found = told(LOOP, WORKERS)
+    assert found["measured"] == pytest.approx((0.75, 12.5))
+    assert found["predicted, as it is"] == pytest.approx((0.75, 12.5))
+    assert found["measured after"] == pytest.approx((1 / 3, 1 / 0.03))
+    for each in LOOP.remedies:
+        stall, rate = found[f"predicted: {each.name}"]
+        assert rate == each.batches_per_s
+        assert stall == pytest.approx(1 - rate / LOOP.without_waiting)
+    assert "measured after" not in told(LOOP)
+
+
+def test_of_workers_the_model_that_is_played_is_held_against_the_run() -> None:
+    stall, rate = told(WORKERS)["modelled, as played"]
+    assert stall == pytest.approx(1 / 3, abs=0.1)
+    assert rate == pytest.approx(1 / 0.03, rel=0.1)
+    page = diagnosis_page.page(WORKERS)
+    assert diagnosis_page.MODELLED in page
+    assert diagnosis_page.RECORDED in diagnosis_page.page(LOOP)
+
+
+@pytest.mark.parametrize("name", ["decoding, in workers", "copies", "bursts"])
+def test_a_page_has_the_figures_and_stands_alone(name: str) -> None:
+    found = Diagnosis.of(CASES[name][0])
+    page = unescape(diagnosis_page.page(found))
+    assert found.reason in page
+    assert f"<dd>{found.measurements.together.stall:.0%}</dd>" in page
+    for each in found.remedies:
+        assert f"<dt>{each.gain:.2f} x: {each.what}</dt>" in page
+    for figure in found.evidence:
+        assert f"<td>{figure.name}</td><td>{figure.value:.4g} {figure.unit}</td>" in page
+    assert not re.findall(r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import""", page)
+
+
+@pytest.mark.parametrize("after", [None, WORKERS], ids=["alone", "after"])
+def test_the_picture_shows_runs_gains_and_the_time_line(
+    after: Diagnosis | None, tmp_path: Path
+) -> None:
+    LOOP.png(tmp_path / "a.png", after)
+    with Image.open(tmp_path / "a.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    assert pixels.shape[1] == 1600
+    for colour in ("1f6fb8", "1a7f4b", "b3261e"):
+        off = np.abs(pixels - list(bytes.fromhex(colour))).max(axis=2)
+        assert (off < 20).sum() > 20, colour
+
+
+def test_a_loop_that_was_really_run_has_a_page_and_a_picture(tmp_path: Path) -> None:
+    found = diagnose(list(np.arange(20.0)), lambda batch: sum(range(2000)), seconds=0.2, steps=10)
+    found.html(tmp_path / "a.html")
+    found.png(tmp_path / "a.png")
+    assert found.reason in (tmp_path / "a.html").read_text("utf-8")
+
+
+def test_what_cannot_be_drawn_or_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StorageError, match=r"no/a\.html"):
+        LOOP.html(tmp_path / "no/a.html")
+    with pytest.raises(StorageError, match=r"no/a\.png"):
+        LOOP.png(tmp_path / "no/a.png")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    for write in (LOOP.html, LOOP.png):
+        with pytest.raises(UsageError, match=r'needs matplotlib: pip install "precache\[report'):
+            write(tmp_path / "a")
+
+
+@in_a_browser
+@pytest.mark.parametrize(
+    ("found", "after"), [(LOOP, None), (WORKERS, LOOP)], ids=["alone", "after"]
+)
+def test_a_page_is_fine_and_what_it_plays_is_what_was_recorded(
+    tab: Tab, tmp_path: Path, found: Diagnosis, after: Diagnosis | None
+) -> None:
+    found.html(tmp_path / "a.html", after)
+    tab.fine(tmp_path / "a.html")
+    shown = replay(found.measurements)
+    tab.click("#next")
+    taken = tab.run("parseFloat(document.querySelector('#clock').textContent)")
+    assert taken == pytest.approx(shown.taken[shown.order[0]] / 1e9, abs=1e-3)
+    assert "training loop works" in tab.run("document.querySelector('#now').textContent")
+    tab.press("End")
+    tab.run("document.querySelector('#at').focus()")
+    tab.press("End")
+    wanted = f"; {shown.batches} batches done."
+    assert wanted in tab.run("document.querySelector('#now').textContent")
+    assert tab.errors == []
+
+
+@in_a_browser
+def test_a_loop_that_loads_itself_is_idle_while_it_steps(tab: Tab, tmp_path: Path) -> None:
+    LOOP.html(tmp_path / "a.html")
+    tab.open(tmp_path / "a.html")
+    tab.click("#next")
+    said = tab.run("document.querySelector('#now').textContent")
+    assert "0 of 1 loader loading" in said
+    assert tab.run("document.querySelector('#loaders').textContent") == "1: idle"

@@ -1,0 +1,157 @@
+"""``precache doctor``: what it prints."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import precache
+from precache_workers.doctor.report import Prognosis
+from precache_workers.doctor.text import cores, duration, number, print_prognosis
+from precache_workers.profiling.measured import CodecTimes, Host
+from tests.doctor.test_report import ask, cut, measured, times
+from tests.support.building import cli, environment, write, write_jpegs
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_jpegs(tmp_path_factory.mktemp("examined"), 12)
+    write(root / "cat/broken.jpg", b"none")
+    return root
+
+
+def told(found: Prognosis) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, highlight=False, markup=False, soft_wrap=True)
+    print_prognosis(found, console)
+    return stream.getvalue()
+
+
+def test_as_an_object(photos: Path) -> None:
+    ran = cli("doctor", photos, "--resize", 40, "--crop", 32, "--seconds", 5, "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    [line] = ran.stdout.splitlines()
+    found = json.loads(line)
+    assert found["samples"] == found["sampled"] == 13
+    assert found["failed"] == 1
+    assert found["cut"] in [each["after"] for each in found["cuts"]]
+    assert {each["codec"] for each in found["codecs"]} == {"image", "raw", "zstd"}
+    assert set(found["stages"][0]["cpu_ms"]) == {"mean", "median", "p95", "max"}
+    assert found["codecs"][0]["bytes_total"] > 0
+    assert found["host"]["cores"] >= 1
+
+
+def test_for_people(photos: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    precache_recipe = (
+        '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "mine:half" }]\n'
+    )
+    recipe.write_text(precache_recipe)
+    write(tmp_path / "mine.py", b"def half(array):\n    return array[:32, :32]\n")
+    ran = cli(
+        "doctor", photos, "--pipeline", recipe, "--samples", 9, "--seconds", 5, "--rate", 50,
+        cwd=tmp_path, env=environment(COLUMNS="80"),
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "13 samples" in ran.stdout
+    assert "9 measured" in ran.stdout
+    assert "to feed 50 samples/s" in ran.stdout
+    assert "mine:half" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--samples", "0"], "samples is 0"),
+        (["--rate", "0"], "rate is 0"),
+        (["--pipeline", "x.toml", "--crop", "3"], "drop one"),
+        (["--resize", "big"], "neither a number nor HxW"),
+    ],
+)
+def test_bad_usage(photos: Path, arguments: list[str], text: str) -> None:
+    ran = cli("doctor", photos, *arguments)
+    assert ran.returncode == 2
+    assert text in ran.stderr
+
+
+def test_answers_come_first() -> None:
+    text = told(ask(measured(), rate=2000))
+    first = text.splitlines()[1:7]
+    assert first == [
+        "without a cache  6.2 cores to feed 2,000 samples/s; 4 cores make 1,290/s",
+        "with a cache     0.24 cores from image, 25.8 times less work in every epoch",
+        "to build it      4 s of CPU (± 56%, as far as samples differ), 1 s on 4 cores",
+        "it takes         80 MB in image; plain pixels are 150 MB",
+        "cut              after resize",
+        "broken files     none of 4",
+    ]
+    assert max(map(len, text.splitlines())) <= 90
+
+
+def test_what_spoils_the_figures_is_said() -> None:
+    busy = measured(host=Host(2, 16 << 30, 8 << 30, None, 11.0), complete=False, storage=[])
+    text = told(ask(busy))
+    assert "at least 1,000 samples" in text
+    assert "The listing was cut short" in text
+    assert "load 11.0 on 2 cores" in text
+    assert "Reading the source" not in text
+
+
+def test_broken_files_are_named_and_counted() -> None:
+    text = told(ask(measured(failures=[(f"{n}.jpg", "no image") for n in range(8)])))
+    assert "8 of 12, so about 667 of all" in text
+    assert "broken: 4.jpg: no image\n… and 3 more" in text
+
+
+def test_rows_that_no_store_holds() -> None:
+    nowhere = [cut(300_000, 0.6, alike=False), cut(90_000, 0.2, alike=False)]
+    text = told(ask(measured(cuts=nowhere, misfits=[("b", "its row is wide")] * 2)))
+    assert "add a resize and a crop" in text
+    assert "other shape: b: its row is wide" in text
+    assert text.count("shapes differ") == 2
+
+
+def test_random_ops_are_explained() -> None:
+    text = told(ask(measured(cuts=[cut(300_000, 0.6), cut(90_000, 0.2, frozen=True)])))
+    assert "after decode; resize draws at random, and a store would keep its first draw" in text
+
+
+def test_slow_samples_are_shown_where_there_are_any() -> None:
+    assert "Slowest samples" not in told(ask(measured()))
+    slow = measured(ops=[times("decode", 1, 1, 1, 50), times("resize", 1, 1, 1, 1)])
+    assert "Slowest samples\nkey" in told(ask(slow))
+
+
+def test_a_slow_source_is_named_as_the_limit() -> None:
+    text = told(ask(measured(), cores=1000))
+    assert "as fast as this machine reads the source" in text
+    assert "1,000 cores make 2,000/s, waiting for the source" in text
+
+
+def test_a_codec_that_costs_more_than_the_files() -> None:
+    slow = CodecTimes("image", 80_000, 150_000, 0.4e-3, 15_000, 9000)
+    raw = CodecTimes("raw", 150_020, 150_000, 0.1e-3, 90_000, 10)
+    text = told(ask(measured(codecs=[slow, raw], cuts=[cut(300_000, 6), cut(90_000, 2)])))
+    assert "9 cores from image, more work than without" in text
+    assert "nowhere with image; a store in raw would take 0.01 cores at that rate" in text
+    text = told(ask(measured(codecs=[slow], cuts=[cut(300_000, 6), cut(90_000, 2)])))
+    assert "nowhere: no store would be cheaper to read than the files" in text
+
+
+def test_numbers_are_short() -> None:
+    assert [duration(s) for s in (0.0123, 4.2, 600, 9000, 500_000)] == [
+        "0.012 s", "4.2 s", "10 min", "2.5 h", "5.8 days",
+    ]  # fmt: skip
+    assert [cores(n) for n in (1, 0.156, 12.4, 1000)] == [
+        "1 core", "0.16 cores", "12 cores", "1,000 cores",
+    ]  # fmt: skip
+    assert [number(n) for n in (1234.5, 12.34, 0.00123, 0)] == ["1,234", "12.3", "0.001", "0"]
+
+
+def test_the_class_of_the_answer_is_public() -> None:
+    assert precache.Prognosis is Prognosis

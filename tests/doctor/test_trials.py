@@ -1,0 +1,89 @@
+"""Trial builds and trial stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache.recipe.pipeline import RawCodec
+from precache.storage.local import LocalFolder
+from precache.store.layout import RowShape
+from precache_workers.doctor.trials import HeldRows, build_cpu, read_codec, rows_to_read
+from precache_workers.shards.shard_task import Job
+from precache_workers.sources.base import FolderSource
+from tests.support.building import build_here, write, write_jpegs
+
+PIPELINE = precache.Pipeline.image(resize=40, crop=32)
+SHAPES = {"image": RowShape((3, 32, 32), "uint8")}
+
+
+def test_a_trial_build_burns_cpu_time_and_leaves_nothing(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 9)
+    write(tmp_path / "in/cat/broken.jpg", b"none")
+    job = Job(FolderSource(LocalFolder(tmp_path / "in")), PIPELINE)
+    table = job.source.list(lambda count: None).table
+    burnt = build_cpu(
+        job, SHAPES, table.keys, table.sizes.tolist(), 1000, tmp_path / "trial", seconds=0.0
+    )
+    assert 0 < burnt < 1
+    assert not list((tmp_path / "trial").rglob("*"))
+
+
+def test_a_trial_store_holds_what_a_build_would(tmp_path: Path) -> None:
+    """Of the same rows, it takes the same bytes; the codec asked for where it can hold them."""
+    write_jpegs(tmp_path / "in", 8)
+    result = build_here(tmp_path / "in", tmp_path / "store", precache.Pipeline.image(codec="raw"))
+    with precache.Loader(tmp_path / "store", 8, shuffle=False, device="cpu") as loader:
+        [batch] = list(loader)
+    rows = [{"image": row.numpy()} for row in batch["image"]]
+    read = read_codec(RawCodec(), PIPELINE, rows, 8, tmp_path / "trial")
+    assert read.stored * 8 == result.stored_bytes
+    assert read.raw == rows[0]["image"].nbytes
+    assert read.cost.samples == 8
+    assert read.cost.warm.samples_per_s > 0
+    own = read_codec(None, PIPELINE, rows, 16, tmp_path / "own")
+    assert own.cost.codec == "image"
+    assert own.stored < read.stored
+
+
+def test_other_fields_keep_what_can_hold_them(tmp_path: Path) -> None:
+    fields = {
+        "image": {"ops": [{"op": "decode"}]},
+        "depth": {"ops": [{"op": "decode"}, {"op": "to_dtype", "dtype": "float32"}]},
+    }
+    pipeline = precache.Pipeline.from_dict({"fields": fields})
+    rows = [{"image": np.zeros((3, 4, 4), np.uint8), "depth": np.zeros((3, 4, 4), np.float32)}] * 3
+    read_codec(pipeline.fields["image"].stored_as, pipeline, rows, 3, tmp_path / "trial")
+    version = precache.open(tmp_path / "trial")
+    assert {name: field.codec for name, field in version.fields.items()} == {
+        "image": "image",
+        "depth": "zstd",
+    }
+
+
+def test_held_rows_come_over_and_over() -> None:
+    rows = [{"image": np.full(2, number, np.uint8)} for number in range(3)]
+    source = HeldRows(rows, 7)
+    assert source.list(lambda count: None).table.keys == [str(n) for n in range(7)]
+    fetched = source.fetch(["5", "6"], [-1, -1])
+    assert [int(each.inputs["image"][0]) for each in fetched] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("population", "sampled", "row", "most", "rows"),
+    [
+        (160, 160, 150_528, 1e12, 160),  # as many as there are
+        (320, 200, 150_528, 1e12, 400),  # or a little more: each sample as often as the others
+        (10_000, 200, 150_528, 1e12, 1600),  # whole samples, within 256 MiB
+        (1_000_000, 200, 3072, 1e12, 87_200),
+        (10_000, 200, 150_528, 1e6, 6),  # less than the sample, where time is short
+        (10_000, 200, 150_528, 1e3, 1),
+    ],
+)
+def test_rows_of_a_store_to_read(
+    population: int, sampled: int, row: int, most: float, rows: int
+) -> None:
+    assert rows_to_read(population, sampled, row, most) == rows

@@ -1,0 +1,1146 @@
+"""Builds from listing to commit, in this process or in one that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import precache
+from precache.codecs.image import ZSTD_MODULE
+from precache.errors import (
+    BuildError,
+    PipelineError,
+    SourceError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
+from tests.demo.photos import make_photos
+from tests.support.building import (
+    REPOSITORY,
+    ask,
+    build_as_anyone,
+    build_here,
+    build_until,
+    changes,
+    command,
+    contents,
+    cut,
+    encoded,
+    end,
+    environment,
+    identities,
+    labels,
+    peak_memory,
+    pixels,
+    poll,
+    remains,
+    running,
+    shard_files,
+    start,
+    write,
+    write_jpegs,
+)
+
+SMALL = precache.Pipeline.image(resize=24, crop=20)
+LARGE = precache.Pipeline.image(resize=160, crop=150)
+"""A row is a chunk of its own: as many rows a shard as are asked for."""
+
+
+RESIZED = ({"op": "resize", "size": [150, 150]},)
+
+
+def build(source: object, store: Path, pipeline: precache.Pipeline = LARGE, **options: Any) -> Any:
+    return build_here(source, store, pipeline, options)
+
+
+def fields(**given: dict[str, Any]) -> precache.Pipeline:
+    return precache.Pipeline.from_dict({"fields": given})
+
+
+def function(name: str, **more: Any) -> dict[str, Any]:
+    return {"op": "function", "function": name, "version": "1", **more}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Twelve photographs."""
+    return write_jpegs(tmp_path / "in", 12)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module of this test's own, to be found by builds, and gives its name."""
+    name = f"mine_{next(_numbers)}"
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    (tmp_path / "code").mkdir()
+
+    def make(code: str) -> str:
+        path = tmp_path / f"code/{name}.py"
+        path.write_text(textwrap.dedent(code))
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+        return name
+
+    return make
+
+
+_numbers = itertools.count()
+
+
+# --- what is built ------------------------------------------------------------------------------
+
+
+def test_rows_hold_what_the_files_hold(tmp_path: Path, source: Path) -> None:
+    result = build(source, tmp_path / "store", precache.Pipeline.image())
+    found = pixels(tmp_path / "store")
+    assert len(found) == result.samples == 12
+    for key, row in found.items():
+        with Image.open(source / key) as image:
+            assert np.array_equal(row, np.asarray(image).transpose(2, 0, 1)), key
+    assert result.failed == 0
+    assert result.raw_bytes == 12 * 48 * 64 * 3
+    assert result.ratio == result.raw_bytes / result.stored_bytes
+
+
+def test_holes_keep_labels_aligned_with_keys(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for number in range(60):
+        data = b"none" if number % 4 == 1 else encoded(cut(number), "PNG")
+        write(source / f"class{number % 7}/{number:03d}.png", data)
+    result = build(source, tmp_path / "store", SMALL, max_failures=15, shard_samples=1)
+    assert result.failed == 15
+    version = precache.open(tmp_path / "store")
+    assert version.classes == tuple(f"class{number}" for number in range(7))
+    for row, key in enumerate(version.keys):
+        number = int(key[-7:-4])
+        assert version.labels[row] == number % 7
+        assert version.valid[row] == (number % 4 != 1)
+    assert {key for key, _ in result.holes} == {
+        key for row, key in enumerate(version.keys) if not version.valid[row]
+    }
+    expected = build(source, tmp_path / "other", SMALL, max_failures=15, keep_order=True)
+    assert expected.version != result.version
+    one, other = pixels(tmp_path / "store"), pixels(tmp_path / "other")
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_without_a_resize_the_first_sample_gives_the_shape(tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "in", 9)
+    write(source / "cat/zz.jpg", encoded(cut(1, (48, 64))))
+    result = build(source, tmp_path / "store", precache.Pipeline.image())
+    assert precache.open(tmp_path / "store").fields["image"].shape == (3, 48, 64)
+    [(key, reason)] = result.holes
+    assert key == "cat/zz.jpg"
+    assert "its image is uint8 (3, 64, 48), and the rows of this store are uint8 (3, 48, 64)" in (
+        reason
+    )
+
+
+def test_the_first_sample_is_the_first_by_key(tmp_path: Path) -> None:
+    """Whatever the order of rows is."""
+    source = write_jpegs(tmp_path / "in", 9)
+    write(source / "aaa/0.jpg", encoded(cut(1, (48, 64))))
+    with pytest.raises(BuildError, match=r"\d of 10 samples failed"):
+        build(source, tmp_path / "store", precache.Pipeline.image())
+
+
+def test_a_small_set_makes_sixteen_shards_or_more(tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "in", 40, (16, 16))
+    assert build(source, tmp_path / "store").shards >= 16
+
+
+def test_rows_a_shard_can_be_given(tmp_path: Path, source: Path) -> None:
+    result = build(source, tmp_path / "store", shard_samples=5)
+    assert result.shards == 3
+    assert len(shard_files(tmp_path / "store")) == 3
+
+
+def test_another_number_of_rows_a_shard_is_another_version(tmp_path: Path, source: Path) -> None:
+    first = build(source, tmp_path / "store", shard_samples=5)
+    again = build(source, tmp_path / "store")
+    other = build(source, tmp_path / "store", shard_samples=4)
+    assert again.version == first.version, "any will do where none is asked for"
+    assert other.version != first.version
+    assert precache.open(tmp_path / "store").id == other.version
+
+
+def test_a_whole_version_comes_before_one_that_was_only_begun(tmp_path: Path, source: Path) -> None:
+    """Where any number of rows a shard will do, there is nothing to do."""
+    whole = build(source, tmp_path / "store", shard_samples=5)
+    for rows in (2, 3, 4, 6):
+        options = {"shard_samples": rows}
+        end(start(build_until, 25, source, tmp_path / "store", LARGE, options))
+    again = build(source, tmp_path / "store")
+    assert again.version == whole.version
+    assert again.shards_skipped == again.shards
+
+
+def test_several_fields_of_several_dtypes(tmp_path: Path, source: Path) -> None:
+    decode, small = {"op": "decode"}, {"op": "resize", "size": [16, 24]}
+    pipeline = fields(
+        image={"ops": [decode, {"op": "resize", "size": [40, 50]}]},
+        half={
+            "ops": [decode, small, {"op": "to_dtype", "dtype": "float16", "scale": True}],
+            "codec": "zstd",
+        },
+        single={"ops": [decode, {"op": "to_dtype", "dtype": "float32", "scale": True}]},
+        raw={"ops": [decode, small, {"op": "to_dtype", "dtype": "float32"}], "codec": "raw"},
+        sums={"ops": [decode, function(f"{__name__}:channel_sums", dtype="int32", shape=[3])]},
+        grey={"ops": [{"op": "decode", "mode": "L"}, small]},
+        light={
+            "ops": [decode, function(f"{__name__}:is_light", dtype="bool", shape=[1])],
+            "codec": "raw",
+        },
+    )
+    result = build(source, tmp_path / "store", pipeline)
+    assert result.failed == 0
+    version = precache.open(tmp_path / "store")
+    assert {name: (f.dtype, f.shape) for name, f in version.fields.items()} == {
+        "image": ("uint8", (3, 40, 50)),
+        "half": ("float16", (3, 16, 24)),
+        "single": ("float32", (3, 48, 64)),
+        "raw": ("float32", (3, 16, 24)),
+        "sums": ("int32", (3,)),
+        "grey": ("uint8", (1, 16, 24)),
+        "light": ("bool", (1,)),
+    }
+    rows = {name: pixels(tmp_path / "store", name) for name in version.fields}
+    for key in version.keys:
+        with Image.open(source / key) as image:
+            array = np.asarray(image)
+        assert rows["sums"][key].tolist() == array.sum((0, 1)).tolist()
+        assert rows["light"][key].tolist() == [bool(array.mean() > 128)]
+        expected = (array / 255).astype(np.float32).transpose(2, 0, 1)
+        assert np.array_equal(rows["single"][key], expected)
+        with Image.open(source / key) as image:
+            shrunk = np.asarray(image.resize((24, 16), Image.Resampling.BILINEAR), np.float32)
+        assert np.abs(rows["raw"][key] - shrunk.transpose(2, 0, 1)).max() <= 3
+        assert np.abs(rows["half"][key] * 255 - rows["raw"][key]).max() < 0.2
+    assert precache.verify(tmp_path / "store").ok
+
+
+def channel_sums(array: np.ndarray) -> np.ndarray:
+    return array.sum((0, 1), dtype=np.int32)
+
+
+def is_light(array: np.ndarray) -> np.ndarray:
+    return np.array([array.mean() > 128])
+
+
+def as_float(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) / 3
+
+
+def nothing(array: np.ndarray) -> None:
+    return None
+
+
+def as_complex(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.complex64)
+
+
+def test_a_function_that_does_not_say_what_it_returns_loses_nothing(
+    tmp_path: Path, source: Path
+) -> None:
+    """The image codec is for uint8: it must not be what floats are stored in."""
+    pipeline = fields(image={"ops": [{"op": "decode"}, function(f"{__name__}:as_float")]})
+    try:
+        build(source, tmp_path / "store", pipeline)
+    except UsageError as error:
+        assert "float32" in str(error)  # noqa: PT017 - either outcome will do
+        return
+    for key, row in pixels(tmp_path / "store").items():
+        with Image.open(source / key) as image:
+            assert np.array_equal(row, as_float(np.asarray(image)).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("name", ["nothing", "as_complex"])
+def test_a_function_that_returns_what_cannot_be_stored(
+    tmp_path: Path, source: Path, name: str
+) -> None:
+    pipeline = fields(x={"ops": [{"op": "decode"}, function(f"{__name__}:{name}")], "codec": "raw"})
+    with pytest.raises(UsageError, match=r"object|complex64"):
+        build(source, tmp_path / "store", pipeline)
+    assert not (tmp_path / "store/commits").exists()
+
+
+def test_a_function_that_returns_other_than_it_declares(tmp_path: Path, source: Path) -> None:
+    op = function(f"{__name__}:as_float", dtype="float16", shape=[3, 48, 64])
+    pipeline = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
+    with pytest.raises(UsageError, match=r"float16.*float32|float32.*float16"):
+        build(source, tmp_path / "store", pipeline)
+
+
+def test_random_ops_make_the_same_store_again(tmp_path: Path, source: Path) -> None:
+    ops = [
+        {"op": "decode"},
+        {"op": "random_resized_crop", "size": 32},
+        {"op": "horizontal_flip"},
+    ]
+    pipeline = fields(image={"ops": ops})
+    build(source, tmp_path / "one", pipeline)
+    build(source, tmp_path / "other", pipeline, keep_order=True)
+    one, other = pixels(tmp_path / "one"), pixels(tmp_path / "other")
+    assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_a_store_can_be_named_by_a_uri(tmp_path: Path, source: Path) -> None:
+    result = precache.build(f"file://{source}", f"file://{tmp_path}/store", SMALL, address="serial")
+    assert precache.open(tmp_path / "store").id == result.version
+
+
+def test_options_given_as_paths(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('[fields.image]\nops = [{ op = "decode" }]\n')
+    result = precache.build(source, tmp_path / "store", tmp_path / "recipe.toml", address="serial")
+    assert result.version == build(source, tmp_path / "store", precache.Pipeline.image()).version
+
+
+# --- again, and after a change ------------------------------------------------------------------
+
+
+def test_a_build_again_does_nothing(tmp_path: Path, source: Path) -> None:
+    first = build(source, tmp_path / "store")
+    before = contents(tmp_path / "store")
+    written = identities(shard_files(tmp_path / "store"))
+    again = build(source, tmp_path / "store")
+    assert again.version == first.version
+    assert again.shards_skipped == again.shards
+    assert again.cpu_seconds == 0
+    assert contents(tmp_path / "store") == before
+    assert identities(shard_files(tmp_path / "store")) == written
+    for name in ("samples", "failed", "raw_bytes", "stored_bytes", "classes", "mean", "std"):
+        assert getattr(again, name) == getattr(first, name), name
+
+
+def test_a_read_only_store_with_nothing_to_do(tmp_path: Path, source: Path) -> None:
+    first = build(source, tmp_path / "store")
+    for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    again = ask(build_as_anyone, source, tmp_path / "store", LARGE, {})
+    assert getattr(again, "version", again) == first.version
+
+
+@pytest.mark.parametrize("change", ["pixels", "more", "fewer", "class", "recipe"])
+def test_what_changed_is_another_version(tmp_path: Path, source: Path, change: str) -> None:
+    first = build(source, tmp_path / "store")
+    pipeline = LARGE
+    match change:
+        case "pixels":
+            write(source / "cat/0000.jpg", encoded(cut(99)))
+        case "more":
+            write(source / "cat/more.jpg", encoded(cut(99)))
+        case "fewer":
+            (source / "cat/0000.jpg").unlink()
+        case "class":
+            (source / "cat").rename(source / "lion")
+        case "recipe":
+            pipeline = precache.Pipeline.image(resize=161, crop=150)
+    second = build(source, tmp_path / "store", pipeline)
+    assert second.version != first.version
+    assert second.shards_skipped == 0
+    assert precache.open(tmp_path / "store").id == second.version
+    assert precache.verify(f"{tmp_path / 'store'}@{first.version}").ok, "the old one stays"
+
+
+def test_a_change_of_a_functions_code_is_another_version(
+    tmp_path: Path, source: Path, module: Callable[[str], str]
+) -> None:
+    """In one process, as in a notebook: what is stored is what the code now says."""
+    name = module("def shade(array):\n    return array // 2\n")
+    op = {"op": "function", "function": f"{name}:shade"}
+    pipeline = fields(image={"ops": [{"op": "decode"}, op], "codec": "raw"})
+    first = build(source, tmp_path / "store", pipeline)
+    module("def shade(array):\n    return array // 2  # a comment\n")
+    assert build(source, tmp_path / "store", pipeline).version == first.version
+    module("def shade(array):\n    return array // 5\n")
+    second = build(source, tmp_path / "store", pipeline)
+    assert second.version != first.version
+    for key, row in pixels(tmp_path / "store").items():
+        with Image.open(source / key) as image:
+            assert np.array_equal(row, (np.asarray(image) // 5).transpose(2, 0, 1))
+
+
+def test_a_function_imported_before_its_file_changed_is_not_taken_for_the_file(
+    tmp_path: Path, source: Path, module: Callable[[str], str]
+) -> None:
+    """The user's own import came first, as a notebook's does."""
+    name = module("def shade(array):\n    return array // 2\n")
+    importlib.import_module(name)
+    module("def shade(array):\n    return array // 5\n")
+    op = {"op": "function", "function": f"{name}:shade"}
+    build(source, tmp_path / "store", fields(image={"ops": [{"op": "decode"}, op]}))
+    for key, row in pixels(tmp_path / "store").items():
+        with Image.open(source / key) as image:
+            assert np.array_equal(row, (np.asarray(image) // 5).transpose(2, 0, 1))
+
+
+def test_code_that_changes_during_a_build_does_not_mix(
+    tmp_path: Path, source: Path, module: Callable[[str], str]
+) -> None:
+    """Somebody edits the file while a long build runs: all rows are of one code, or none are."""
+    code = """
+        from pathlib import Path
+        calls = []
+        def shade(array):
+            calls.append(1)
+            if len(calls) == 20:  # beyond the probe
+                path = Path(__file__)
+                path.write_text(path.read_text().replace("// 2", "// 5"))
+            return array // 2
+    """
+    op = {"op": "function", "function": f"{module(code)}:shade"}
+    pipeline = fields(image={"ops": [{"op": "decode"}, *RESIZED, op], "codec": "raw"})
+    try:
+        build(source, tmp_path / "store", pipeline, shard_samples=2)
+    except precache.PrecacheError:
+        return
+    plain = fields(image={"ops": [{"op": "decode"}, *RESIZED], "codec": "raw"})
+    build(source, tmp_path / "plain", plain, shard_samples=2)
+    expected = pixels(tmp_path / "plain")
+    for key, row in pixels(tmp_path / "store").items():
+        assert np.array_equal(row, expected[key] // 2), key
+
+
+def test_a_change_of_a_datasets_code_is_another_version(
+    tmp_path: Path, module: Callable[[str], str]
+) -> None:
+    code = "import numpy as np\ndef make():\n    return [np.full((8, 8, 3), 1, np.uint8)] * 3\n"
+    source = f"python:{module(code)}:make"
+    build(source, tmp_path / "store", precache.Pipeline.image())
+    module(code.replace("1, np", "2, np"))
+    build(source, tmp_path / "store", precache.Pipeline.image())
+    assert all((row == 2).all() for row in pixels(tmp_path / "store").values())
+
+
+def test_only_missing_shards_are_made(tmp_path: Path, source: Path) -> None:
+    """A build that was stopped by a limit, with half of its shards there."""
+    options: dict[str, Any] = {"shard_samples": 2}
+    undisturbed = build(source, tmp_path / "undisturbed", **options)
+    total = ask(changes, source, tmp_path / "counted", LARGE, options)
+    process = start(build_until, total // 3, source, tmp_path / "store", LARGE, options)
+    assert end(process) == -signal.SIGKILL
+    receipts = sorted(path.stem for path in (tmp_path / "store").rglob("receipts/*.json"))
+    there = {
+        name: path
+        for name, path in shard_files(tmp_path / "store").items()
+        if f"{int(name.split('/')[2]):08d}" in receipts
+    }
+    assert 0 < len(there) < undisturbed.shards
+    before = identities(there)
+    result = build(source, tmp_path / "store", **options)
+    assert result.shards_skipped == len(there)
+    assert identities(there) == before
+    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\x00\xff\xfe",
+        b'{"shard": 1}',
+        b'{"objects": [1], "sums": {}, "holes": {}}',
+        b'{"objects": {"image": 3}, "sums": {}, "holes": {}}',
+        b'{"objects": {"image": {"size": 1}}, "sums": {}, "holes": {}}',
+        "half",
+    ],
+)
+def test_a_damaged_receipt_is_none(
+    tmp_path: Path, half_built: Path, source: Path, damage: bytes | str
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(half_built, store)
+    [receipt, *rest] = sorted(store.rglob("receipts/*.json"))
+    whole = receipt.read_bytes()
+    receipt.write_bytes(whole[: len(whole) // 2] if isinstance(damage, str) else damage)
+    result = build(half_built.parent / "in", store, shard_samples=2)
+    assert result.shards_skipped == len(rest)
+    assert contents(store) == contents(half_built.parent / "undisturbed")
+
+
+@pytest.fixture(scope="module")
+def half_built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store half built, beside its source `in` and the store `undisturbed`."""
+    folder = tmp_path_factory.mktemp("half")
+    source = write_jpegs(folder / "in", 12)
+    options = {"shard_samples": 2}
+    build_here(source, folder / "undisturbed", LARGE, options)
+    total = ask(changes, source, folder / "counted", LARGE, options)
+    end(start(build_until, total // 2, source, folder / "store", LARGE, options))
+    assert remains(folder / "store")
+    return folder / "store"
+
+
+def test_an_object_cut_short_is_made_again(tmp_path: Path, half_built: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(half_built, store)
+    path = next(iter(shard_files(store).values()))
+    path.write_bytes(path.read_bytes()[:-1])
+    build(half_built.parent / "in", store, shard_samples=2)
+    assert contents(store) == contents(half_built.parent / "undisturbed")
+
+
+def test_a_version_half_built_is_no_version_yet(half_built: Path) -> None:
+    with pytest.raises(StoreError, match="a build was started here: run the same precache build"):
+        precache.open(half_built)
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def test_more_failures_than_allowed_stop_the_build(tmp_path: Path, source: Path) -> None:
+    for number in range(6):
+        write(source / f"cat/x{number}.jpg", b"none")
+    with pytest.raises(BuildError, match=r"6 of 18 samples failed \(.*\.jpg: not an image") as e:
+        build(source, tmp_path / "store")
+    assert "the limit is 5: mend them, or raise --max-failures" in str(e.value)
+    with pytest.raises(StoreError):
+        precache.open(tmp_path / "store")
+    result = build(source, tmp_path / "store", max_failures=6)
+    assert result.failed == 6
+    assert result.shards_skipped > 0, "what was done is kept"
+
+
+def test_exactly_as_many_failures_as_allowed(tmp_path: Path, source: Path) -> None:
+    for number in range(5):
+        write(source / f"cat/x{number}.jpg", b"none")
+    assert build(source, tmp_path / "store").failed == 5
+    assert build(source, tmp_path / "other", max_failures=5).failed == 5
+    with pytest.raises(BuildError, match="the limit is 4"):
+        build(source, tmp_path / "third", max_failures=4)
+
+
+def test_no_failure_is_allowed_where_errors_are_raised(tmp_path: Path, source: Path) -> None:
+    write(source / "cat/broken.jpg", b"none")
+    with pytest.raises(BuildError, match=r"1 of 13 samples failed \(cat/broken\.jpg: .*skip"):
+        build(source, tmp_path / "store", on_error="raise", shard_samples=1)
+    receipts = list((tmp_path / "store").rglob("receipts/*.json"))
+    made = identities(shard_files(tmp_path / "store"))
+    assert receipts
+    result = build(source, tmp_path / "store", on_error="skip", shard_samples=1)
+    assert result.failed == 1
+    assert result.shards_skipped == len(receipts)
+    after = identities(shard_files(tmp_path / "store"))
+    assert {name: after[name] for name in made} == made
+
+
+def test_failures_of_earlier_runs_count(tmp_path: Path, source: Path) -> None:
+    for number in range(6):
+        write(source / f"cat/x{number}.jpg", b"none")
+    for _ in range(2):
+        with pytest.raises(BuildError, match=r"[67] of 18 samples failed|6 of 18"):
+            build(source, tmp_path / "store", shard_samples=1)
+
+
+def test_a_source_of_broken_files_alone(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path / f"in/{number}.jpg", b"none")
+    with pytest.raises(SourceError, match=r"in: none of the first .*not an image"):
+        build(tmp_path / "in", tmp_path / "store")
+    assert not (tmp_path / "store/commits").exists()
+
+
+DATASET = """
+    import numpy as np
+    from pathlib import Path
+
+    class Flaky:
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            if i in (3, 7) and Path({down!r}).exists():
+                raise OSError("link is down")
+            return np.full((160, 150, 3), i, np.uint8), i
+"""
+
+
+def test_what_cannot_be_fetched_leaves_its_shard_undone(
+    tmp_path: Path, module: Callable[[str], str]
+) -> None:
+    flaky = f"python:{module(DATASET.format(down=str(tmp_path / 'down')))}:Flaky"
+    pipeline = precache.Pipeline.image()
+    build(flaky, tmp_path / "undisturbed", pipeline, shard_samples=2)
+    (tmp_path / "down").touch()
+    store = tmp_path / "store"
+    with pytest.raises(BuildError, match=r"of 6 shards are not done: .*link is down") as e:
+        build(flaky, store, pipeline, shard_samples=2)
+    assert "run the same command again, or with --accept-missing" in str(e.value)
+    with pytest.raises(StoreError, match="run the same precache build command"):
+        precache.open(store)
+    undone = 6 - len(list(store.rglob("receipts/*.json")))
+    assert undone in (1, 2)
+    (tmp_path / "down").unlink()
+    result = build(flaky, store, pipeline, shard_samples=2)
+    assert result.failed == 0
+    assert result.shards_skipped == 6 - undone
+    assert contents(store) == contents(tmp_path / "undisturbed")
+
+
+def test_missing_samples_can_be_accepted(tmp_path: Path, module: Callable[[str], str]) -> None:
+    flaky = f"python:{module(DATASET.format(down=str(tmp_path / 'down')))}:Flaky"
+    (tmp_path / "down").touch()
+    result = build(flaky, tmp_path / "store", precache.Pipeline.image(), accept_missing=True)
+    assert {key for key, _ in result.holes} == {"3", "7"}
+    assert all("could not be fetched: " in why and "link is down" in why for _, why in result.holes)
+    found = labels(tmp_path / "store")
+    assert found == {str(i): i for i in range(12) if i not in (3, 7)}
+
+
+def test_missing_samples_count_as_failures(tmp_path: Path, source: Path) -> None:
+    for number in range(7):
+        (source / f"cat/gone{number}.jpg").symlink_to("nowhere.jpg")
+    with pytest.raises(BuildError, match="samples failed"):
+        build(source, tmp_path / "store", accept_missing=True)
+
+
+def test_an_unreadable_file_is_missing_until_it_can_be_read(tmp_path: Path, source: Path) -> None:
+    (source / "cat/0003.jpg").chmod(0)
+    found = ask(build_as_anyone, source, tmp_path / "store", LARGE, {})
+    assert isinstance(found, BuildError)
+    assert "0003.jpg: Permission denied; check its owner and mode" in str(found)
+    (source / "cat/0003.jpg").chmod(0o644)
+    found = ask(build_as_anyone, source, tmp_path / "store", LARGE, {})
+    assert found.failed == 0
+    assert found.shards_skipped == found.shards - 1
+
+
+# --- bad requests -------------------------------------------------------------------------------
+
+
+def assert_refused(
+    kind: type[Exception], text: str, source: object, store: Path, *args: Any, **options: Any
+) -> None:
+    before = contents(store) if store.is_dir() else None
+    with pytest.raises(kind, match=text):
+        build(source, store, *args, **options)
+    assert (contents(store) if store.is_dir() else None) == before, "nothing was written"
+
+
+def test_sources_that_are_none(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    store = tmp_path / "store"
+    assert_refused(SourceError, "nowhere does not exist", tmp_path / "nowhere", store)
+    assert_refused(SourceError, r"empty has no image \(0 other", tmp_path / "empty", store)
+    assert_refused(SourceError, "is not a folder", source / "cat/0000.jpg", store)
+    assert_refused(UsageError, "nowhere:// is not supported", "nowhere://x", store)
+    assert_refused(PipelineError, "cannot find|cannot load", "python:no_such_module:f", store)
+
+
+def test_an_unreadable_folder_is_named(tmp_path: Path, source: Path) -> None:
+    (source / "dog").chmod(0)
+    try:
+        found = ask(build_as_anyone, source, tmp_path / "store", LARGE, {})
+    finally:
+        (source / "dog").chmod(0o755)
+    assert isinstance(found, StorageError)
+    assert "dog" in str(found)
+    assert "Permission denied; check its owner and mode" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "text"),
+    [
+        ({"ops": [{"op": "decoed"}]}, r"unknown '?op'? 'decoed'; choose one of 'decode', 'resize'"),
+        ({"ops": [{"op": "decode"}, {"op": "resize", "sise": 3}]}, r"sise: unknown parameter"),
+        ({"ops": [{"op": "decode"}, {"op": "resize", "sise": 3}]}, r"allowed here: size, inter"),
+        ({"ops": [{"op": "decode", "mode": "HSV"}]}, r"mode: .*'RGB', 'L' or 'RGBA' .*'HSV'"),
+        (
+            {"ops": [{"op": "decode"}, {"op": "resize", "size": 2, "interpolation": "area"}]},
+            r"interpolation: .*'bilinear' or 'bicubic' .*'area'",
+        ),
+        (
+            {
+                "ops": [
+                    {"op": "decode"},
+                    {"op": "resize", "size": 24},
+                    {"op": "center_crop", "size": 32},
+                ]
+            },
+            r"the crop of 32 x 32 is larger than",
+        ),
+        ({"ops": [{"op": "decode"}], "codec": "jpeg2000"}, r"jpeg2000"),
+        ({"ops": [{"op": "decode"}, {"op": "to_dtype", "dtype": "bfloat16"}]}, r"bfloat16"),
+    ],
+)
+def test_pipelines_that_do_not_hold(pipeline: dict[str, Any], text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        fields(image=pipeline)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"on_error": "stop"}, "on_error is 'stop'; choose skip or raise"),
+        ({"shard_samples": 0}, "shard_samples is 0; give a whole number from 1 up"),
+        ({"cpus": -1}, "cpus is -1"),
+        ({"max_failures": -1}, "max_failures is -1; give a whole number from 0 up"),
+        ({"address": "local:6379"}, "address is 'local:6379'; choose local, serial, auto, or ray"),
+    ],
+)
+def test_options_that_make_no_sense(
+    tmp_path: Path, source: Path, options: dict[str, Any], text: str
+) -> None:
+    assert_refused(UsageError, text, source, tmp_path / "store", **options)
+
+
+def test_stores_that_are_none(tmp_path: Path, source: Path) -> None:
+    write(tmp_path / "file", b"x")
+    assert_refused(UsageError, "file is a file; choose a folder", source, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"x"
+    write(tmp_path / "group/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    assert_refused(UsageError, "is a Zarr group, not a store", source, tmp_path / "group")
+    assert_refused(UsageError, "names a version; build into the", source, tmp_path / "s@3f2a")
+    with pytest.raises(UsageError, match="nowhere:// is not supported"):
+        precache.build(source, "nowhere://bucket/store", address="serial")
+    result = build(source, tmp_path / "store")
+    assert_refused(UsageError, "is a Zarr group, not a store", source, Path(result.path))
+
+
+def test_a_store_below_a_file(tmp_path: Path, source: Path) -> None:
+    write(tmp_path / "file", b"x")
+    with pytest.raises(precache.PrecacheError, match=r"file/store.*(Not a directory|is a file)"):
+        build(source, tmp_path / "file/store")
+
+
+def test_a_store_that_may_not_be_written(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    found = ask(build_as_anyone, source, tmp_path / "locked/store", LARGE, {})
+    assert isinstance(found, StorageError)
+    assert "locked/store" in str(found)
+    assert "Permission denied; check its owner and mode" in str(found)
+
+
+def test_a_store_where_nothing_can_be_seen(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0)
+    try:
+        found = ask(build_as_anyone, source, tmp_path / "locked/store", LARGE, {})
+    finally:
+        (tmp_path / "locked").chmod(0o755)
+    assert isinstance(found, StorageError)
+    assert "Permission denied" in str(found)
+
+
+@pytest.mark.parametrize("pipeline", [LARGE, SMALL])
+def test_a_store_of_a_newer_format_is_left_alone(
+    tmp_path: Path, source: Path, pipeline: precache.Pipeline
+) -> None:
+    result = build(source, tmp_path / "store")
+    path = Path(result.path) / "zarr.json"
+    document = json.loads(path.read_text())
+    document["attributes"]["precache"]["format"] = 3
+    path.write_text(json.dumps(document))
+    before = contents(tmp_path / "store")
+    with pytest.raises(StoreError, match=r"store format 3.*update precache"):
+        build(source, tmp_path / "store", pipeline)
+    assert contents(tmp_path / "store") == before
+
+
+def test_a_damaged_log_is_named(tmp_path: Path, source: Path) -> None:
+    build(source, tmp_path / "store")
+    (tmp_path / "store/commits/000001.json").write_text('{"version": "../../etc"}')
+    with pytest.raises(StoreError, match=r"000001\.json is damaged or forged"):
+        build(source, tmp_path / "store", SMALL)
+
+
+# --- repair -------------------------------------------------------------------------------------
+
+
+def test_a_deleted_shard_is_made_again(tmp_path: Path, source: Path) -> None:
+    build(source, tmp_path / "store", shard_samples=2)
+    before = contents(tmp_path / "store")
+    paths = shard_files(tmp_path / "store")
+    written = identities(paths)
+    for name in list(paths)[2:4]:
+        paths[name].unlink()
+    result = build(source, tmp_path / "store", shard_samples=2)
+    assert result.shards_skipped == result.shards - 2
+    assert result.cpu_seconds > 0
+    assert contents(tmp_path / "store") == before
+    after = identities(shard_files(tmp_path / "store"))
+    unchanged = [name for name in paths if name not in list(paths)[2:4]]
+    assert all(after[name] == written[name] for name in unchanged)
+    assert remains(tmp_path / "store") == []
+    assert precache.verify(tmp_path / "store").ok
+
+
+def test_a_shard_cut_short_is_made_again(tmp_path: Path, source: Path) -> None:
+    build(source, tmp_path / "store")
+    before = contents(tmp_path / "store")
+    path = next(iter(shard_files(tmp_path / "store").values()))
+    path.write_bytes(path.read_bytes()[:100])
+    build(source, tmp_path / "store")
+    assert contents(tmp_path / "store") == before
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_a_repair_that_comes_out_different_is_refused(
+    tmp_path: Path, source: Path, module: Callable[[str], str], codec: str
+) -> None:
+    """A function that changed under the version declared for it: its new rows must not mix."""
+    name = module("def f(array):\n    return array\n")
+    ops = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}, function(f"{name}:f")]
+    pipeline = fields(image={"ops": ops, "codec": codec})
+    build(source, tmp_path / "store", pipeline, shard_samples=4)
+    expected = pixels(tmp_path / "store")
+    path = next(iter(shard_files(tmp_path / "store").values()))
+    path.unlink()
+    module("def f(array):\n    return array ^ 1\n")
+    sys.modules.pop(name)
+    for _ in range(2):
+        with pytest.raises(BuildError, match="came out different from what it was"):
+            build(source, tmp_path / "store", pipeline, shard_samples=4)
+        assert not path.exists(), "other rows than the version's are not left in its place"
+    module("def f(array):\n    return array\n")
+    sys.modules.pop(name)
+    build(source, tmp_path / "store", pipeline, shard_samples=4)
+    found = pixels(tmp_path / "store")
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_repair_leaves_whole_objects_alone(
+    tmp_path: Path, source: Path, module: Callable[[str], str]
+) -> None:
+    """Of two fields one has lost a shard, and the other could not be made the same again."""
+    name = module("def f(array):\n    return array\n")
+    pipeline = fields(
+        image={"ops": [{"op": "decode"}, *RESIZED], "codec": "raw"},
+        other={"ops": [{"op": "decode"}, *RESIZED, function(f"{name}:f")], "codec": "raw"},
+    )
+    build(source, tmp_path / "store", pipeline, shard_samples=4)
+    whole = {path: path.read_bytes() for path in shard_files(tmp_path / "store", "other").values()}
+    lost = next(iter(shard_files(tmp_path / "store").values()))
+    before = lost.read_bytes()
+    lost.unlink()
+    module("def f(array):\n    return array ^ 1\n")
+    with contextlib.suppress(BuildError):
+        build(source, tmp_path / "store", pipeline, shard_samples=4)
+    assert {path: path.read_bytes() for path in whole if path.exists()} == whole
+    assert not lost.exists() or lost.read_bytes() == before
+
+
+def test_a_version_without_its_metadata_is_made_again(tmp_path: Path, source: Path) -> None:
+    result = build(source, tmp_path / "store")
+    before = contents(tmp_path / "store")
+    (Path(result.path) / "zarr.json").unlink()
+    assert build(source, tmp_path / "store").version == result.version
+    assert contents(tmp_path / "store") == before
+
+
+# --- kills --------------------------------------------------------------------------------------
+
+
+def killed_builds(
+    folder: Path, moments: list[int], source: Path, options: dict[str, Any]
+) -> Iterator[tuple[int, Path]]:
+    """A store for each moment, whose build was killed right before that change of a file."""
+    for moment in moments:
+        store = folder / f"killed{moment}"
+        process = start(build_until, moment, source, store, LARGE, options)
+        assert end(process) == -signal.SIGKILL, moment
+        yield moment, store
+
+
+def assert_finishes(
+    folder: Path, moments: Callable[[int], list[int]], source: Path, options: dict[str, Any]
+) -> None:
+    build(source, folder / "undisturbed", **options)
+    expected = contents(folder / "undisturbed")
+    total = ask(changes, source, folder / "counted", LARGE, options)
+    for moment, store in killed_builds(folder, moments(total), source, options):
+        build(source, store, **options)
+        assert contents(store) == expected, f"killed before change {moment} of {total}"
+        assert remains(store) == [], f"killed before change {moment} of {total}"
+        shutil.rmtree(store)
+
+
+def test_a_build_killed_before_any_of_its_last_changes_finishes(
+    tmp_path: Path, source: Path
+) -> None:
+    """Around the commit, where a version comes into being."""
+    options = {"shard_samples": 6}
+    assert_finishes(tmp_path, lambda total: list(range(total - 20, total)), source, options)
+
+
+def test_a_build_killed_at_random_changes_finishes(tmp_path: Path, source: Path) -> None:
+    options = {"shard_samples": 2}
+
+    def some(total: int) -> list[int]:
+        return sorted(random.Random(2).sample(range(total - 20), 6))
+
+    assert_finishes(tmp_path, some, source, options)
+
+
+@pytest.mark.heavy
+def test_a_build_killed_before_each_of_its_changes_finishes(tmp_path: Path, source: Path) -> None:
+    assert_finishes(tmp_path, lambda total: list(range(total)), source, {"shard_samples": 3})
+
+
+def test_a_repair_killed_before_each_of_its_changes_finishes(tmp_path: Path, source: Path) -> None:
+    options = {"shard_samples": 4}
+    build(source, tmp_path / "whole", **options)
+    expected = contents(tmp_path / "whole")
+
+    def damaged(name: str) -> Path:
+        store = tmp_path / name
+        shutil.copytree(tmp_path / "whole", store)
+        list(shard_files(store).values())[1].unlink()
+        return store
+
+    total = ask(changes, source, damaged("counted"), LARGE, options)
+    for moment in range(total):
+        store = damaged(f"killed{moment}")
+        process = start(build_until, moment, source, store, LARGE, options)
+        assert end(process) == -signal.SIGKILL
+        build(source, store, **options)
+        assert contents(store) == expected, moment
+        assert remains(store) == [], moment
+
+
+def kill_at_random(folder: Path, source: Path, kills: int, seed: int) -> None:
+    """Kill the command line at random times, again and again on one store; then let it finish."""
+    arguments = ("--resize", "160", "--crop", "150", "--address", "serial", "--shard-samples", "1")
+    line = command("build", source, folder / "store", *arguments, "--quiet", "--json")
+    undisturbed = build(source, folder / "undisturbed", shard_samples=1)
+
+    def receipts() -> int:
+        try:
+            return len(list((folder / "store").glob("*/_build/receipts/*.json")))
+        except FileNotFoundError:  # just removed, after the commit
+            return undisturbed.shards
+
+    moments = random.Random(seed)
+    for _ in range(kills):
+        before = receipts()
+        with running(line, environment()) as process:
+            # It is called before the loop goes on.
+            poll(lambda: receipts() > before or process.poll() is not None, "another shard")  # noqa: B023
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(moments.uniform(0, 0.02) * (undisturbed.shards - before))
+            process.kill()
+    ran = subprocess.run(line, check=True, env=environment(), capture_output=True, text=True)
+    assert json.loads(ran.stdout)["samples"] == undisturbed.samples
+    assert contents(folder / "store") == contents(folder / "undisturbed")
+    assert remains(folder / "store") == []
+
+
+def test_the_command_line_killed_at_random_moments_finishes(tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "in", 40)
+    kill_at_random(tmp_path, source, kills=2, seed=0)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(8))
+def test_the_command_line_killed_more_often_finishes(tmp_path: Path, seed: int) -> None:
+    source = write_jpegs(tmp_path / "in", 100)
+    kill_at_random(tmp_path, source, kills=5, seed=seed)
+
+
+# --- two at once --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 5, 11])
+def test_a_build_overtaken_by_another_ends_complete(
+    tmp_path: Path, source: Path, after: int
+) -> None:
+    """One waits inside a shard while the other makes all, commits and cleans up."""
+    pipeline = fields(
+        image={
+            "ops": [
+                {"op": "decode"},
+                {"op": "resize", "size": [150, 150]},
+                function(
+                    "tests.support.building:hold",
+                    params={
+                        "folder": str(tmp_path),
+                        "store": str(tmp_path / "store"),
+                        "after": after,
+                    },
+                ),
+            ],
+            "codec": "raw",
+        }
+    )
+    options = {"shard_samples": 3}
+    slow = start(build_here, source, tmp_path / "store", pipeline, options, {"HOLD": "1"})
+    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
+    quick = build(source, tmp_path / "store", pipeline, **options)
+    assert quick.failed == 0
+    (tmp_path / "go").touch()
+    assert end(slow) == 0
+    assert remains(tmp_path / "store") == []
+    assert precache.verify(tmp_path / "store").ok
+    build(source, tmp_path / "alone", pipeline, **options)
+    assert contents(tmp_path / "store") == contents(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("builds", [2, 3])
+def test_builds_at_once_all_end_complete(tmp_path: Path, builds: int) -> None:
+    source = write_jpegs(tmp_path / "in", 40)
+    options = {"shard_samples": 1}
+    build(source, tmp_path / "alone", **options)
+    processes = [
+        start(build_here, source, tmp_path / "store", LARGE, options) for _ in range(builds)
+    ]
+    assert [end(process) for process in processes] == [0] * builds
+    assert contents(tmp_path / "store") == contents(tmp_path / "alone")
+    assert remains(tmp_path / "store") == []
+
+
+def test_builds_of_two_recipes_at_once_are_two_commits(tmp_path: Path, source: Path) -> None:
+    processes = [
+        start(build_here, source, tmp_path / "store", pipeline) for pipeline in (LARGE, SMALL)
+    ]
+    assert [end(process) for process in processes] == [0, 0]
+    commits = sorted((tmp_path / "store/commits").glob("*.json"))
+    found = [json.loads(path.read_text())["version"] for path in commits]
+    assert len(found) == len(set(found)) == 2
+    for version in found:
+        assert precache.verify(f"{tmp_path / 'store'}@{version}").ok
+
+
+# --- disks --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system of a given size, or changes its size."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = False
+
+    def mount(size: str) -> Path:
+        nonlocal mounted
+        options = f"remount,size={size}" if mounted else f"size={size}"
+        line = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+        try:
+            subprocess.run(line, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"needs a file system of its own, and cannot mount one: {error}")
+        mounted = True
+        return path
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_written(
+    source: Path, small_disk: Callable[[str], Path]
+) -> None:
+    disk = small_disk("256k")
+    with pytest.raises(StorageError, match=r"needs about .* and its disk has .* free; choose"):
+        build(source, disk / "store", precache.Pipeline.image(resize=160, codec="raw"))
+    assert list(disk.iterdir()) == []
+
+
+def test_a_store_on_a_read_only_disk_with_nothing_to_do(
+    tmp_path: Path, source: Path, small_disk: Callable[[str], Path]
+) -> None:
+    """Also where its source was moved, which the log cannot tell then."""
+    moved = Path(shutil.copytree(source, tmp_path / "moved"))
+    disk = small_disk("16m")
+    pipeline = precache.Pipeline.image(resize=40, crop=32)
+    built = build(source, disk / "store", pipeline)
+    small_disk("16m,ro")
+    for place in (source, moved):
+        again = build(place, disk / "store", pipeline)
+        assert (again.version, again.shards_skipped) == (built.version, built.shards)
+
+
+@pytest.mark.parametrize("size", ["64k", "256k", "420k", "840k"])
+def test_a_full_disk_is_a_clear_error_and_the_build_goes_on_from_there(
+    tmp_path: Path, source: Path, small_disk: Callable[[str], Path], size: str
+) -> None:
+    pipeline = precache.Pipeline.image(resize=160, crop=150, codec="raw")
+    options: dict[str, Any] = {"shard_samples": 1, "check_space": False}
+    disk = small_disk(size)
+    with pytest.raises(StorageError, match=r"No space left on device; free some space and run"):
+        build(source, disk / "store", pipeline, **options)
+    assert not list((disk / "store").glob("commits/*"))
+    assert not [name for name in remains(disk / "store") if name.endswith(".tmp")]
+    made = len(list(disk.rglob("receipts/*.json")))
+    small_disk("16m")
+    result = build(source, disk / "store", pipeline, **options)
+    assert result.shards_skipped == made
+    build(source, tmp_path / "undisturbed", pipeline, **options)
+    assert contents(disk / "store") == contents(tmp_path / "undisturbed")
+    assert remains(disk / "store") == []
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["raw", "image"])
+def test_memory_does_not_grow_with_the_source(tmp_path: Path, codec: str) -> None:
+    """Four times the images: no more than a few shards' worth of memory."""
+    data = encoded(cut(0, (448, 300)).resize((640, 512)), quality=90)
+    raw_shard = 8 * 640 * 512 * 3
+    peaks = {}
+    for count in (32, 128):
+        for number in range(count):
+            write(tmp_path / f"in{count}/{number}.jpg", data)
+        peaks[count] = ask(
+            peak_memory,
+            tmp_path / f"in{count}",
+            tmp_path / f"store{count}",
+            precache.Pipeline.image(codec=codec),
+            {"shard_samples": 8},
+        )
+    assert peaks[128] - peaks[32] < 2 * raw_shard, "and the source grew by 12 shards"
+
+
+# --- real photos --------------------------------------------------------------------------------
+
+PHOTOS = REPOSITORY.parent / "shared/photos"
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason=f"needs photographs in {PHOTOS}")
+def test_real_photos_shrink_without_loss(tmp_path: Path) -> None:
+    result = build(PHOTOS, tmp_path / "store", precache.Pipeline.image(resize=256, crop=224))
+    assert result.samples == 160
+    assert result.failed == 0
+    assert result.ratio >= 1.85
+    assert precache.open(tmp_path / "store").fields["image"].codec == "image"
+
+
+def test_a_web_like_set_has_two_broken_files(tmp_path: Path) -> None:
+    made = make_photos(tmp_path / "in", 48)
+    result = build(made.folder, tmp_path / "store", SMALL)
+    assert result.samples == 48
+    assert {key for key, _ in result.holes} == set(made.broken)
+    assert result.classes == made.classes
+    assert result.ignored == 1
+
+
+@pytest.mark.parametrize("library", ["cv2", "simplejpeg", ZSTD_MODULE])
+def test_a_library_that_is_missing_is_named_with_the_way_out(library: str, tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "in", 2)
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from precache.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    line = [sys.executable, "-c", code, "build", source, tmp_path / "out", "--address", "serial"]
+    ran = subprocess.run(line, check=False, env=environment(), capture_output=True, text=True)
+    assert f"building needs {library}: pip install 'precache[workers]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert ran.returncode == 2

@@ -1,0 +1,372 @@
+"""A plan is what the same build then does."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precache
+from precache.cli.main import main
+from precache_workers.planning import reuse
+from precache_workers.sources.base import FolderSource
+from tests.driver.test_recache import (
+    CHANGES,
+    CROP,
+    FLIP,
+    MEAN,
+    PIPELINES,
+    build,
+    recipe,
+    some_added,
+)
+from tests.support.building import cli, cut, encoded, write, write_jpegs
+from tests.support.servers import S3Server
+
+HEAVY = pytest.mark.heavy
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Forty photographs, the last broken."""
+    write_jpegs(tmp_path / "in", 39, classes=("cat", "dog"))
+    write(tmp_path / "in/dog/0039.jpg", b"no photo")
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys that this process fetches."""
+    keys: list[str] = []
+    fetch = FolderSource.fetch
+
+    def noted(self: FolderSource, names: Any, sizes: Any) -> Any:
+        keys.extend(names)
+        return fetch(self, names, sizes)
+
+    monkeypatch.setattr(FolderSource, "fetch", noted)
+    return keys
+
+
+def plan(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
+    """A plan, which leaves the store as it was."""
+    before = _state(store)
+    given: dict[str, Any] = {"shard_samples": 8, "timing": False, "address": "serial", **options}
+    found = precache.plan(source, store, pipeline, **given)
+    assert _state(store) == before
+    return found
+
+
+def _state(store: Path) -> dict[str, tuple[int, int]]:
+    found = {path: path.stat() for path in [store, *store.rglob("*")] if path.exists()}
+    return {str(path): (each.st_mtime_ns, each.st_ino) for path, each in found.items()}
+
+
+def kept(
+    source: Path, store: Path, pipeline: precache.Pipeline, **options: Any
+) -> tuple[precache.BuildPlan, precache.BuildResult]:
+    """A plan, and the build that must be as it says."""
+    planned: precache.BuildPlan = plan(source, store, pipeline, **options)
+    result: precache.BuildResult = build(source, store, pipeline, **options)
+    assert planned.version == result.version
+    assert (planned.samples, planned.removed) == (result.samples, result.removed)
+    assert (planned.shards, planned.shards_skipped, planned.shards_reused) == (
+        result.shards,
+        result.shards_skipped,
+        result.shards_reused,
+    )
+    assert planned.rows_reused == result.rows_reused
+    return planned, result
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        pytest.param(kind, what, marks=[] if kind == "image" or what == "all of it" else HEAVY)
+        for kind in PIPELINES
+        for what in CHANGES
+    ],
+)
+def test_a_changed_source_is_counted(
+    kind: str, what: str, source: Path, tmp_path: Path, fetched: list[str]
+) -> None:
+    pipeline, store = PIPELINES[kind], tmp_path / "store"
+    first = build(source, store, pipeline)
+    changing, _, taken = CHANGES[what]
+    changing(source)
+    fetched.clear()
+    planned, result = kept(source, store, pipeline)
+    assert planned.rows_reused == taken
+    assert planned.rows_computed == len(fetched)
+    assert (planned.current, planned.base, planned.keeps_rows) == (first.version,) * 2 + (True,)
+    assert planned.rows_computed + planned.rows_reused + planned.removed == len(
+        precache.open(result.path).keys
+    )
+    assert all(
+        each.linked + each.copied + each.resumed + each.computed
+        <= planned.rows_computed + planned.rows_reused
+        for each in planned.fields.values()
+    )
+    linked = {path for path in Path(result.path).rglob("c/*/**/*") if path.is_file()}
+    assert planned.bytes_linked == sum(
+        path.stat().st_size for path in linked if path.stat().st_nlink > 1
+    ) or what in ("some removed", "all of it")
+
+
+def test_keys_that_changed_are_named(source: Path, tmp_path: Path) -> None:
+    build(source, tmp_path / "store", PIPELINES["image"])
+    CHANGES["all of it"][0](source)
+    found = plan(source, tmp_path / "store", PIPELINES["image"]).differences.source
+    assert found.changed.examples == ("cat/0006.jpg", "dog/0017.jpg", "dog/0021.jpg")
+    assert found.removed.examples == ("cat/0004.jpg", "dog/0039.jpg")
+    assert (found.added.count, found.added.examples[0]) == (5, "cat/new0.jpg")
+    assert (found.same, found.relabelled.count) == (35, 0)
+
+
+MEANS = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
+OTHER = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "codec": "zstd"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "how", "where"),
+    [
+        (recipe(), recipe(codec="raw"), {"image": "resumed"}, ["image.codec.name"]),
+        (
+            recipe(),
+            recipe(150, "image", CROP, FLIP),
+            {"image": "resumed"},
+            ["image.ops[3].center_crop", "image.ops[4].horizontal_flip"],
+        ),
+        (
+            recipe(mean=MEANS),
+            recipe(mean=OTHER),
+            {"image": "linked", "mean": "computed"},
+            ["mean.ops[1].resize.size"],
+        ),
+        (recipe(), recipe(mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
+        (recipe(), recipe(140), {"image": "computed"}, ["image.ops[1].resize.size"]),
+        (recipe(20), recipe(20, mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
+    ],
+)
+def test_a_changed_recipe_is_counted(
+    before: precache.Pipeline,
+    after: precache.Pipeline,
+    how: dict[str, str],
+    where: list[str],
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    first = build(source, tmp_path / "store", before)
+    planned, _ = kept(source, tmp_path / "store", after)
+    # A plan of a store that has a version has differences.
+    assert [each.where for each in planned.differences.recipe] == where  # type: ignore[union-attr]
+    for name, kind in how.items():
+        assert getattr(planned.fields[name], kind) >= 39, planned.fields
+    assert planned.base == (None if how == {"image": "computed"} else first.version)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"recompute": True}, "--recompute"),
+        ({"keep_order": True}, "no version has these samples in the same places"),
+        ({"shard_samples": 16}, "shards are to have 16 rows"),
+    ],
+)
+def test_why_nothing_is_taken_over_is_said(
+    options: dict[str, Any], reason: str, source: Path, tmp_path: Path
+) -> None:
+    build(source, tmp_path / "store", PIPELINES["image"])
+    planned, _ = kept(source, tmp_path / "store", recipe(codec="raw"), **options)
+    assert planned.base is None
+    assert reason in planned.base_reason
+    assert planned.rows_computed == 40
+
+
+def test_files_of_another_time_and_the_same_content_are_no_other_version(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are many, the build fetches them, and finds out."""
+    build(source, tmp_path / "store", PIPELINES["image"])
+    for path in source.rglob("*.jpg"):
+        os.utime(path, ns=(0, 0))
+    assert plan(source, tmp_path / "store", PIPELINES["image"]).state == "nothing"
+    monkeypatch.setattr(reuse, "MOST_TOUCHED", 39)
+    planned = plan(source, tmp_path / "store", PIPELINES["image"])
+    result = build(source, tmp_path / "store", PIPELINES["image"])
+    assert planned.version == result.version
+    assert (planned.rows_computed, planned.rows_compared, planned.rows_reused) == (40, 40, 0)
+    assert result.rows_reused == 40
+
+
+def test_a_lost_object_is_made_again(source: Path, tmp_path: Path) -> None:
+    first = build(source, tmp_path / "store", PIPELINES["image"])
+    lost = Path(first.path, "image/c/2/0/0/0")
+    size = lost.stat().st_size
+    lost.unlink()
+    planned, _ = kept(source, tmp_path / "store", PIPELINES["image"])
+    assert (planned.state, planned.shards_to_make, planned.rows_computed) == ("repair", 1, 8)
+    assert planned.bytes_written == size
+    assert plan(source, tmp_path / "store", PIPELINES["image"]).state == "nothing"
+
+
+def test_a_build_that_began_goes_on(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(precache.BuildError):
+        build(source, tmp_path / "store", PIPELINES["image"], on_error="raise")
+    planned, result = kept(source, tmp_path / "store", PIPELINES["image"])
+    assert planned.state == "continue"
+    assert result.shards_skipped
+
+
+def test_an_earlier_version_becomes_current_again(source: Path, tmp_path: Path) -> None:
+    first = build(source, tmp_path / "store", PIPELINES["image"])
+    second = build(source, tmp_path / "store", PIPELINES["raw"])
+    planned, _ = kept(source, tmp_path / "store", PIPELINES["image"])
+    assert (planned.state, planned.current) == ("nothing", second.version)
+    assert planned.version == first.version
+
+
+def test_edited_code_is_told(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "edited_ops.py"
+    module.write_text("def same(array):\n    return array\n")
+    ops = [{"op": "decode"}, {"op": "resize", "size": [20, 20]}]
+    field = {"ops": [*ops, {"op": "function", "function": "edited_ops:same"}], "codec": "raw"}
+    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
+    build(source, tmp_path / "store", pipeline)
+    assert plan(source, tmp_path / "store", pipeline).differences.functions == ()
+    module.write_text("def same(array):\n    return array + 1\n")
+    planned, _ = kept(source, tmp_path / "store", pipeline)
+    assert planned.differences is not None
+    assert planned.differences.functions == ("edited_ops:same",)
+    assert planned.differences.recipe == ()
+    assert planned.rows_computed == 40
+
+
+def _record(store: Path, version: str, **libraries: str) -> None:
+    """Have a version say that it was made with these libraries."""
+    path = store / version / "zarr.json"
+    document = json.loads(path.read_bytes())
+    document["attributes"]["precache"]["libraries"] |= libraries
+    path.write_text(json.dumps(document))
+
+
+def test_libraries_that_differ_are_told(source: Path, tmp_path: Path) -> None:
+    first = build(source, tmp_path / "store", PIPELINES["image"])
+    _record(tmp_path / "store", first.version, numpy="1.0", pillow="2.0")
+    some_added(source)
+    found = plan(source, tmp_path / "store", PIPELINES["image"]).differences.libraries
+    assert [(each.name, each.before, each.decides) for each in found] == [
+        ("numpy", "1.0", False),
+        ("pillow", "2.0", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["all of it", "nothing before", "another codec", "two fields", "several rows a chunk"],
+)
+def test_what_it_takes_is_estimated(what: str, source: Path, tmp_path: Path) -> None:
+    store, pipeline = tmp_path / "store", PIPELINES["image"]
+    if what != "nothing before":
+        build(source, store, pipeline)
+    if what == "all of it":
+        CHANGES[what][0](source)
+    elif what == "another codec":
+        pipeline = PIPELINES["raw"]
+    elif what == "two fields":
+        pipeline = PIPELINES["two fields"]
+    elif what == "several rows a chunk":
+        pipeline = PIPELINES[what]
+        build(source, store, pipeline)
+        write(source / "cat/0004.jpg", encoded(cut(700)))
+    planned = plan(source, store, pipeline, timing=True)
+    found = planned.estimate
+    assert 0 < found.seconds < math.inf
+    assert 0 < found.cpu_seconds < math.inf
+    result = build(source, store, pipeline)
+    assert result.stored_bytes - planned.bytes_linked == pytest.approx(
+        planned.bytes_written, rel=0.5
+    )
+    if planned.rows_computed:
+        assert planned.bytes_fetched > 0
+    if what == "nothing before":
+        assert [key for key, _ in found.failed] == ["dog/0039.jpg"] or found.failed == ()
+
+
+NOTHING = """
+import sys
+import precache
+
+found = precache.plan(sys.argv[1], sys.argv[2], precache.Pipeline.image(resize=40, crop=40))
+print(found.state, *sys.modules)
+"""
+
+
+def test_nothing_to_do_is_said_without_torch_or_ray(
+    source: Path, tmp_path: Path, run_python: Callable[..., Any]
+) -> None:
+    store = tmp_path / "store"
+    precache.build(source, store, precache.Pipeline.image(resize=40, crop=40), address="serial")
+    state, *modules = run_python(NOTHING, str(source), str(store)).stdout.split()
+    assert state == "nothing"
+    assert not {"torch", "ray", "PIL", "simplejpeg", "zarr"} & set(modules)
+    again = cli("plan", source, store, "--resize", "40", "--crop", "40")
+    assert again.returncode == 0
+    assert "Nothing to do" in again.stdout
+
+
+def test_the_command_says_it_in_words_and_in_json(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    precache.build(source, store, precache.Pipeline.image(resize=40, crop=40), address="serial")
+    some_added(source)
+    recipe = ("--resize", "48", "--crop", "40")
+    found = cli("plan", source, store, *recipe)
+    assert found.returncode == 0, found.stderr
+    for part in ("image.ops[1].resize.size: 40 → 48", "5 added: cat/new0.jpg", "CPU-s"):
+        assert part in found.stdout
+    dry = cli("build", source, store, *recipe, "--dry-run", "--json", "--address", "serial")
+    data = json.loads(dry.stdout)
+    assert data["rows_computed"] == 45
+    assert [op["better"] for op in data["ops"][0]["ops"]] == ["cache"] * 3
+    assert data["estimate"]["cpus"] == 1
+    quick = cli("plan", source, store, *recipe, "--no-timing", "--json")
+    assert json.loads(quick.stdout) == {
+        **data,
+        "estimate": None,
+        "bytes_written": None,
+        "ops": [],
+    }
+    assert precache.open(store).id == data["current"]
+
+
+def test_in_a_bucket_whole_shards_are_copied_by_the_service(
+    source: Path, s3: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, options = "s3://bucket/planned.store", s3.options()
+    pipeline = precache.Pipeline.image(resize=40, crop=40)
+    given: dict[str, Any] = {"address": "serial", "shard_samples": 8, "storage_options": options}
+    first = precache.build(source, url, pipeline, **given)
+    some_added(source)
+    planned = precache.plan(source, url, pipeline, timing=False, **given)
+    assert (planned.hard_links, planned.shards_reused) == (False, 5)
+    assert planned.bytes_linked == first.stored_bytes
+    flags = [f"--storage-option={name}={json.dumps(each)}" for name, each in options.items()]
+    assert main(["plan", str(source), url, "--resize=40", "--crop=40", *flags, "--no-timing"]) == 0
+    assert " copied by the service" in capsys.readouterr().out
+
+
+def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(precache.SourceError, match="does not exist"):
+        precache.plan(tmp_path / "none", tmp_path / "store")
+    with pytest.raises(TypeError, match="'compcat'"):
+        precache.plan(source, tmp_path / "store", compcat=True)
+    missing = cli("plan", source, tmp_path / "store", "--pipeline", tmp_path / "none.toml")
+    assert missing.returncode == 2
+    assert "cannot read the pipeline" in missing.stderr
+    assert not (tmp_path / "store").exists()

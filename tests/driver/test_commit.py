@@ -1,0 +1,197 @@
+"""Commit: what is written, what it says, and who wins."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache.storage.open import open_folder
+from precache.store.commit_log import append_entry, read_commits
+from precache.store.consistency import narrow
+from precache.store.receipts import ChannelSums, Receipt
+from precache.store.row_table import RowTable
+from precache_workers.driver.commit import channel_statistics, holes
+from tests.conftest import BuiltStore
+from tests.support.building import (
+    build_here,
+    cut,
+    encoded,
+    end,
+    pixels,
+    remains,
+    start,
+    write,
+    write_jpegs,
+)
+
+PIPELINE = precache.Pipeline.image(resize=24, crop=20)
+
+
+def receipt(shard: int, failed: dict[int, str], sums: ChannelSums | None = None) -> Receipt:
+    return Receipt(shard, {}, failed, [], {"image": sums} if sums else {}, {}, 0.0)
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("top", "dtype"),
+    [
+        (-1, "int8"),
+        (0, "int8"),
+        (127, "int8"),
+        (128, "int16"),
+        (32767, "int16"),
+        (32768, "int32"),
+        (2**31 - 1, "int32"),
+        (2**31, "int64"),
+    ],
+)
+def test_labels_take_the_narrowest_type_with_room_for_none(top: int, dtype: str) -> None:
+    found = narrow(np.array([-1, top], np.int64))
+    assert found.dtype.name == dtype
+    assert found.tolist() == [-1, top]
+
+
+def test_holes_come_in_row_order() -> None:
+    found = holes([receipt(1, {9: "b", 5: "a"}), receipt(0, {3: "c"})])
+    assert list(found.items()) == [(3, "c"), (5, "a"), (9, "b")]
+
+
+def test_statistics_are_weighted_by_pixels() -> None:
+    values = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
+    parts = [ChannelSums(len(v), [v.sum()], [(v**2).sum()]) for v in values]
+    mean, std = channel_statistics([receipt(i, {}, part) for i, part in enumerate(parts)])
+    everything = np.concatenate(values)
+    assert mean["image"] == pytest.approx([everything.mean()])
+    assert std["image"] == pytest.approx([everything.std()])
+
+
+def test_statistics_of_nothing_are_none() -> None:
+    assert channel_statistics([receipt(0, {}, ChannelSums(0, [0.0], [0.0]))]) == ({}, {})
+
+
+# --- a whole version ----------------------------------------------------------------------------
+
+
+def test_the_statistics_are_those_of_the_valid_rows(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 20)
+    write(tmp_path / "in/cat/broken.jpg", b"none")
+    result = build_here(tmp_path / "in", tmp_path / "store", PIPELINE, {"shard_samples": 8})
+    rows = np.stack(list(pixels(tmp_path / "store").values())).astype(np.float64)
+    assert len(rows) == 20
+    version = precache.open(tmp_path / "store")
+    for found in (result, version):
+        assert found.mean["image"] == pytest.approx(rows.mean((0, 2, 3)), rel=1e-6)
+        assert found.std["image"] == pytest.approx(rows.std((0, 2, 3)), rel=1e-6)
+
+
+def test_the_row_table_tells_sample_hole_and_content(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 6)
+    write(tmp_path / "in/dog/broken.jpg", b"none")
+    build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    version = precache.open(tmp_path / "store")
+    [path] = Path(version.path).glob("rows/c/0")
+    table = RowTable.from_parquet(path.read_bytes(), str(path))
+    assert list(table.keys) == list(version.keys)
+    assert table.classes == version.classes == ("cat", "dog", "eel")
+    assert table.labels.tolist() == version.labels.tolist()
+    for key, size in zip(table.keys, table.sizes.tolist(), strict=True):
+        assert (tmp_path / "in" / key).stat().st_size == size
+
+    import pyarrow.parquet as pq
+
+    columns = pq.read_table(path).to_pydict()
+    [row] = version.holes
+    assert [bool(reason) for reason in columns["hole"]] == [i == row for i in range(7)]
+    assert columns["hole"][row] == version.holes[row][1]
+    assert len(set(columns["content"])) == 7
+    assert {len(digest) for digest in columns["content"]} == {32}
+
+
+def test_the_metadata_says_what_made_it(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 5)
+    result = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    attributes = json.loads((Path(result.path) / "zarr.json").read_text())["attributes"]["precache"]
+    assert attributes["format"] == 1
+    assert attributes["version"] == result.version == Path(result.path).name
+    assert attributes["rows"] == 5
+    assert attributes["holes"] == 0
+    assert attributes["classes"] == ["cat", "dog", "eel"]
+    assert precache.Pipeline.from_dict(attributes["pipeline"]) == PIPELINE
+    assert {"precache", "torch", "pillow", "simplejpeg"} <= set(attributes["libraries"])
+    assert attributes["fields"]["image"]["stored"] == result.stored_bytes
+
+
+def test_nothing_of_the_build_stays(store: BuiltStore) -> None:
+    assert remains(store.path) == []
+
+
+def test_no_path_of_the_source_is_in_a_version(tmp_path: Path) -> None:
+    """A version travels, and is the same wherever its samples lay; the log alone says where."""
+    write_jpegs(tmp_path / "a-secret-place", 4)
+    result = build_here(tmp_path / "a-secret-place", tmp_path / "store", PIPELINE)
+    for path in Path(result.path).rglob("*"):
+        assert not path.is_file() or b"a-secret-place" not in path.read_bytes()
+
+
+# --- the log ------------------------------------------------------------------------------------
+
+
+def test_each_new_version_is_a_commit_with_its_parent(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 4)
+    first = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    again = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    assert again.version == first.version
+    second = build_here(tmp_path / "in", tmp_path / "store", precache.Pipeline.image(resize=20))
+    log = read_commits(open_folder(tmp_path / "store"))
+    assert [(c.number, c.version, c.parent) for c in log] == [
+        (1, first.version, None),
+        (2, second.version, first.version),
+    ]
+    assert precache.open(tmp_path / "store").id == second.version
+
+
+def test_going_back_to_an_old_version_only_commits_it_again(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 4)
+    other = precache.Pipeline.image(resize=20)
+    first = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    build_here(tmp_path / "in", tmp_path / "store", other)
+    back = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    assert back.shards_skipped == back.shards == first.shards
+    assert precache.open(tmp_path / "store").id == first.version
+    assert len(read_commits(open_folder(tmp_path / "store"))) == 3
+
+
+def commit_many(store: Path, version: str, times: int) -> None:
+    for number in range(times):
+        append_entry(open_folder(store), f"{version}{number:04x}")
+
+
+def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:
+    names = ["a" * 28, "b" * 28, "c" * 28]
+    processes = [start(commit_many, tmp_path, name, 30) for name in names]
+    assert [end(process) for process in processes] == [0, 0, 0]
+    log = read_commits(open_folder(tmp_path))
+    assert [commit.number for commit in log] == list(range(1, 91))
+    assert len({commit.version for commit in log}) == 90
+    for before, after in itertools.pairwise(log):
+        assert after.parent == before.version
+
+
+def test_a_sample_removed_or_added_is_another_version(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 4)
+    ids = {build_here(tmp_path / "in", tmp_path / "store", PIPELINE).version}
+    write(tmp_path / "in/cat/new.jpg", encoded(cut(99)))
+    ids.add(build_here(tmp_path / "in", tmp_path / "store", PIPELINE).version)
+    (tmp_path / "in/cat/0000.jpg").unlink()
+    ids.add(build_here(tmp_path / "in", tmp_path / "store", PIPELINE).version)
+    assert len(ids) == 3
+    version = precache.open(tmp_path / "store")
+    assert len(version.keys) == 5
+    assert dict(version.holes.values()) == {"cat/0000.jpg": "removed from the source"}

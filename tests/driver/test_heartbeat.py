@@ -1,0 +1,124 @@
+"""The leases of builds: signs of life, and what their tasks may write under."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import BuildError
+from precache.storage.local import LocalFolder
+from precache.store.attributes import Claimed
+from precache.store.build_status import DESCRIPTION, LEASES, live_leases, read_leases, read_status
+from precache_workers.driver import heartbeat as lease
+from precache_workers.driver.heartbeat import BuildLease
+from tests.support.building import build_here, poll, remains, write, write_jpegs
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.001)
+
+
+def beating() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "precache-lease"]
+
+
+def test_it_is_renewed_until_it_ends(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    own = BuildLease(folder)
+    first = read_leases(folder)[own.name].time
+    poll(lambda: read_leases(folder)[own.name].time > first, "a heartbeat")
+    assert abs(time.time() - first) < 600
+    assert live_leases(folder).keys() == {own.name}
+    assert own.others() == {}
+    own.end()
+    own.end()
+    assert read_leases(folder) == {}
+    assert beating() == []
+
+
+def test_one_that_was_removed_is_not_renewed(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    own = BuildLease(folder)
+    folder.remove(own.name)
+    poll(lambda: not beating(), "its thread ends")
+    assert read_leases(folder) == {}
+    own.end()
+
+
+def test_builds_see_each_other(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    with BuildLease(folder) as one, BuildLease(folder) as other:
+        assert one.others().keys() == {other.name}
+        assert other.others().keys() == {one.name}
+
+
+@pytest.mark.parametrize("change", [{"time": 1.0}, {"pid": 2**22 + 1}])
+def test_one_without_a_heartbeat_or_a_process_does_not_count(
+    tmp_path: Path, change: dict[str, float]
+) -> None:
+    folder = LocalFolder(tmp_path)
+    own = BuildLease(folder)
+    own._over.set()
+    own._thread.join()
+    held = read_leases(folder)[own.name].model_dump()
+    held["time"] = change.get("time", held["time"])
+    held["holder"]["pid"] = change.get("pid", held["holder"]["pid"])
+    folder.put(own.name, [Claimed(**held).model_dump_json().encode()])
+    assert live_leases(folder) == {}
+
+
+def test_damaged_ones_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path / LEASES / "a.json", b"{")
+    write(tmp_path / LEASES / "b", b"{}")
+    assert read_leases(LocalFolder(tmp_path)) == {}
+
+
+def test_a_store_that_cannot_be_written_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = BuildLease(LocalFolder(tmp_path))
+    monkeypatch.setattr(own, "_folder", LocalFolder(write(tmp_path / "file", b"") / "below"))
+    monkeypatch.setattr(LocalFolder, "size", lambda folder, name: 1)
+    poll(lambda: "no heartbeat" in caplog.text, "a line in the log")
+    own.end()
+
+
+def await_beats(array: np.ndarray, store: str) -> np.ndarray:
+    """The array as it is, once the build, if it has begun, has shown that it lives."""
+    if any(Path(store).glob(f"*/{DESCRIPTION}")):
+        poll(lambda: any(Path(store).glob(f"*/{LEASES}/*.json")), "a beat")
+    return array
+
+
+def recipe(store: Path) -> precache.Pipeline:
+    function = "tests.driver.test_heartbeat:await_beats"
+    ops = [
+        {"op": "decode"},
+        {"op": "function", "function": function, "params": {"store": str(store)}},
+    ]
+    return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+
+
+def test_a_build_has_one_and_leaves_nothing(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    build_here(write_jpegs(tmp_path / "in", 4), store, recipe(store))
+    assert remains(store) == []
+    assert beating() == []
+
+
+def test_a_build_that_fails_gives_it_back(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    source = write_jpegs(tmp_path / "in", 4)
+    write(source / "eel/broken.jpg", b"none")
+    with pytest.raises(BuildError):
+        build_here(source, store, recipe(store), {"on_error": "raise"})
+    assert beating() == []
+    assert not list(store.glob(f"*/{LEASES}/*.json"))
+    [build] = read_status(store).building
+    assert build.idle_seconds is not None

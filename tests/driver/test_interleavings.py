@@ -1,0 +1,493 @@
+"""Builds of one version that go on at once, call by call, in every order that matters.
+
+Two builders of a version, whose codecs give other bytes for the same rows, and a removal of old
+versions share a store. Whatever the order of their calls: what is committed is whole, and a build
+that had to give way succeeds when it is run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import math
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from numcodecs import zstd
+
+import precache.store.commit_log
+import precache_workers.driver.build
+import precache_workers.driver.commit
+import precache_workers.driver.heartbeat
+import precache_workers.driver.run_monitor
+import precache_workers.shards.probe
+import precache_workers.shards.rows
+import precache_workers.shards.shard_objects
+import precache_workers.shards.shard_task
+from precache.errors import BuildError, FetchError, PrecacheError
+from precache.maintenance import gc as garbage
+from precache.maintenance import transfer
+from precache.maintenance.verify import verify_version
+from precache.recipe.pipeline import Field, Pipeline, ZstdCodec
+from precache.runtime.process_id import Process
+from precache.store import build_status
+from precache.store import lease as claims
+from precache.store.attributes import Claimed
+from precache.store.commit_log import BUILD, ROOT, read_commits
+from precache.store.layout import RowShape
+from precache.store.lease import Claim, Claims
+from precache.store.open import open_own
+from precache_workers.cluster.executor import run_serial
+from precache_workers.doctor.trials import HeldRows
+from precache_workers.driver.build import _Build
+from precache_workers.driver.progress import BuildProgress
+from precache_workers.driver.run_monitor import Account
+from precache_workers.planning.listing import Listed
+from precache_workers.planning.request import Request
+from precache_workers.planning.reuse import Placed
+from precache_workers.planning.target_version import Goal, Recipe
+from precache_workers.planning.work import Work
+from precache_workers.sources.base import Fetched
+from tests.support.interleaving import (
+    ACTORS,
+    Choose,
+    Killed,
+    Memory,
+    MemoryFolder,
+    Turns,
+    Visited,
+    digest,
+    explore,
+    knowing_its_result,
+)
+
+LEVELS = {"first": 1, "second": 19, "third": 5, "again": 1}
+"""Of zstd, and of JSON's indentation, by actor: as of other releases of libraries."""
+
+CACHED = [
+    held
+    for held in gc.get_objects()
+    if type(held) is functools.cached_property and hasattr(held, "lock")
+]
+"""In Python 3.11 these have a lock for all instances, which actors would wait for."""
+
+PIPELINE = Pipeline(fields={"image": Field(codec=ZstdCodec())})
+SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
+
+
+KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
+    (claims, "_remove_until"),
+    (Claims, "numbers"),
+    (precache_workers.driver.heartbeat.BuildLease, "end"),
+    (precache_workers.driver.heartbeat.BuildLease, "others"),
+    (precache_workers.driver.commit, "_write"),
+    (precache_workers.driver.commit, "append_commit"),
+    (precache_workers.driver.build, "commit"),
+    (precache_workers.driver.build, "remove_scratch"),
+    (MemoryFolder, "remove"),
+)
+"""What a caller keeps of these is what they return."""
+
+
+class Silent:
+    """In place of the log of finished shards, whose thread would need turns of its own."""
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+    def add(self, receipt: object) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def encoder_of_the_actor(codec: object, dtype: str) -> Callable[[np.ndarray], bytes]:
+    level = LEVELS[ACTORS.name]
+    return lambda chunk: bytes(zstd.compress(np.ascontiguousarray(chunk), level, True))
+
+
+def sleep(seconds: float) -> None:
+    ACTORS.turns.sleep(seconds)
+
+
+def now() -> float:
+    return float(ACTORS.turns.monotonic())
+
+
+def json_of_the_actor(value: object) -> bytes:
+    return json.dumps(value, indent=LEVELS[ACTORS.name]).encode()
+
+
+def forgetting(take: Callable[[Claims], Claim | None]) -> Callable[[Claims], Claim | None]:
+    """Whoever waits for a claim knows no more than before: however often it looked is one state."""
+
+    def taken(claims: Claims) -> Claim | None:
+        known, name = ACTORS.turns.known, ACTORS.name
+        before = vars(claims).setdefault("before", known[name])
+        known[name] = before
+        claim = take(claims)
+        if claim is None:
+            known[name] = digest(before, "waits")
+        return claim
+
+    return taken
+
+
+def of_the_dead(number: int) -> bytes:
+    holder = Process(node="memory", pid=number, started=0, host="ended")
+    return Claimed(holder=holder, note="", time=2e9).model_dump_json().encode()
+
+
+def own_process(pid: int) -> Process:
+    return Process(node="memory", pid=pid, started=0, host=ACTORS.name)
+
+
+def one_by_one(work: Callable[[Any], Any], items: Iterable[Any], *given: int) -> Iterator[Any]:
+    yield from map(work, items)
+
+
+def own_number() -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{ACTORS.name} {next(ACTORS.numbers)}")
+
+
+@pytest.fixture(autouse=True)
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        precache_workers.driver.build, "open_folder", lambda uri, options: ACTORS.store
+    )
+    monkeypatch.setattr(garbage, "open_folder", lambda uri, options: ACTORS.store)
+    monkeypatch.setattr(precache_workers.driver.build, "check_request", lambda request: None)
+    monkeypatch.setattr(
+        precache_workers.driver.build.sources,
+        "open_source",
+        lambda source, *given, **options: source,
+    )
+    monkeypatch.setattr(precache_workers.driver.build, "source_to_keep", lambda source: None)
+    monkeypatch.setattr(precache_workers.driver.build, "shown", str)
+    monkeypatch.setattr(precache_workers.driver.run_monitor, "FinishedLog", Silent)
+    monkeypatch.setattr(
+        precache_workers.driver.commit, "prefetch", one_by_one
+    )  # on the actor's own thread
+    for module in (
+        precache_workers.shards.probe,
+        precache_workers.shards.shard_task,
+    ):  # on the actor's own thread
+        monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
+    monkeypatch.setattr(precache_workers.driver.commit, "as_json", json_of_the_actor)
+    monkeypatch.setattr(precache_workers.shards.rows, "encoder", encoder_of_the_actor)
+    monkeypatch.setattr(precache_workers.shards.shard_objects, "OWN_SECONDS", 0.0)
+    monkeypatch.setattr(precache_workers.shards.shard_objects, "OTHER_SECONDS", 0.5)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(
+        precache_workers.shards.shard_objects, "time", SimpleNamespace(monotonic=now, sleep=sleep)
+    )
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+    monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
+    monkeypatch.setattr(uuid, "uuid4", own_number)
+    for module in (claims, precache_workers.driver.heartbeat):
+        monkeypatch.setattr(module, "BEAT_SECONDS", 1e6)
+        monkeypatch.setattr(module, "process_of", own_process)
+    for held in CACHED:
+        monkeypatch.setattr(held, "lock", contextlib.nullcontext())
+    for owner, name in KEEPING_NOTHING:
+        monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
+    monkeypatch.setattr(Claims, "take", forgetting(Claims.take))
+    for module in (claims, build_status):
+        monkeypatch.setattr(module, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
+
+
+@dataclass(frozen=True)
+class Rows(HeldRows):
+    """Rows in memory, of which some cannot be fetched."""
+
+    missing: frozenset[str] = frozenset()
+
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Fetched:
+        found = super().fetch(keys, sizes)
+        lost = FetchError("it is out of reach")
+        return [
+            lost if key in self.missing else each for key, each in zip(keys, found, strict=True)
+        ]
+
+
+def rows(count: int, *missing: str) -> Rows:
+    made = np.random.default_rng(0).integers(0, 99, (count, 3, 4, 4), np.uint8)
+    made[1:2] = 0
+    return Rows([{"image": row} for row in made], count, missing=frozenset(missing))
+
+
+def build(source: Rows, retry_failed: bool = False) -> str:
+    request = Request(
+        source,  # type: ignore[arg-type]  # what would be opened by its name
+        "store",
+        PIPELINE,
+        address="serial",
+        shard_samples=4,
+        accept_missing=True,
+        retry_failed=retry_failed,
+    )
+    with BuildProgress(False) as progress:
+        account = Account(request, progress)
+        try:
+            return _Build(request, progress, account).run().version
+        except Exception as error:
+            account.fail(error)
+            raise
+
+
+def remove_old() -> object:
+    return garbage.gc("store", keep=0, older_than=0)
+
+
+def alone(memory: Memory, act: Callable[[], Any]) -> Any:
+    """What an actor returns that has the store to itself."""
+    outcome = Turns(memory, lambda able: able[0]).run({"again": act})["again"]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def store_with(source: Rows) -> Memory:
+    """A store with a version of a source."""
+    alone(memory := Memory(), partial(build, source))
+    return memory
+
+
+def check(memory: Memory, outcomes: Mapping[str, object], source: Rows) -> None:
+    """Whatever happened, what is committed is whole, and a build makes the version."""
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, BuildError | Killed), (name, repr(outcome))
+    require_whole(memory)
+    version = alone(memory, partial(build, source))
+    [*_, last] = read_commits(MemoryFolder(memory))
+    assert last.version == version
+    require_whole(memory)
+    assert not [name for name in memory.objects if name.startswith(f"{version}/{BUILD}")]
+
+
+def require_whole(memory: Memory) -> None:
+    """The version that the log names as current is there, without a fault."""
+    store = MemoryFolder(memory)
+    for commit in read_commits(store)[-1:]:
+        version = open_own(store.folder(commit.version))
+        assert verify_version(version, lambda nbytes: None).damage == ()
+
+
+def preempted(points: Sequence[int], first: str) -> Choose:
+    """One actor has so many turns, then another so many, and so on; the last has no limit."""
+    left, going = list(points), first
+
+    def choose(able: Sequence[str]) -> str:
+        nonlocal going
+        if left and left[0] == 0:
+            left.pop(0)
+            going = next(name for name in able if name != going)
+        if left:
+            left[0] -= 1
+        return going if going in able else able[0]
+
+    return choose
+
+
+HEAVY = pytest.mark.heavy
+
+
+@pytest.mark.parametrize("ended", [0, pytest.param(1, marks=HEAVY), pytest.param(2, marks=HEAVY)])
+def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
+    """Of three processes, after claims of processes that have ended."""
+    left = {f"_claims/x/{number + 1:06d}.json": of_the_dead(number) for number in range(ended)}
+    inside: list[str] = []
+
+    def hold() -> None:
+        with Claims(ACTORS.store, "x").held():
+            assert not inside
+            inside.append(ACTORS.name)
+            ACTORS.store.size("work")
+            inside.clear()
+
+    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
+        inside.clear()
+        memory = Memory(left)
+        turns = Turns(memory, lambda able: choose(turns, able))
+        with contextlib.suppress(Visited):
+            outcomes = turns.run(dict.fromkeys(("first", "second", "third"), hold))
+            assert set(outcomes.values()) == {None}, outcomes
+            assert not memory.objects
+
+    assert [*explore(run)][-1] > 30
+
+
+def turns_of(memory: Memory, source: Rows) -> int:
+    """How many turns a build takes that is alone."""
+    turns = Turns(memory, lambda able: able[0])
+    turns.run({"first": partial(build, source)})
+    return len(turns.calls)
+
+
+SECOND = {
+    "the same": rows(4),
+    "without one that cannot be fetched": rows(4, "2"),
+    "without one whose pixels are those of a hole": rows(4, "1"),
+}
+
+
+@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: Rows) -> None:
+    source = rows(4)
+    actors = {"first": partial(build, source), "second": partial(build, second)}
+    for first in actors:
+        for point in range(1, turns_of(Memory(), source)):
+            memory = Memory()
+            check(memory, Turns(memory, preempted([point], first)).run(actors), source)
+
+
+@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Rows) -> None:
+    source = rows(4)
+    actors = {"first": partial(build, source), "second": partial(build, second)}
+    for point in range(turns_of(Memory(), source)):
+        memory = Memory()
+        turns = Turns(memory, preempted([point + 1], "first"), {"first": point})
+        check(memory, turns.run(actors), source)
+
+
+def test_builders_and_a_removal_in_any_order() -> None:
+    old, source = rows(7), rows(12)
+    before = store_with(old)
+    builds = {"first": partial(build, source), "second": partial(build, rows(12, "9"))}
+    builds |= {"third": partial(build, source)}
+    for seed in range(30):
+        chance = random.Random(seed)
+        memory = Memory(before.objects)
+        outcomes = Turns(memory, chance.choice).run({**builds, "remover": remove_old})
+        check(memory, outcomes, source)
+
+
+def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None:
+    source = rows(4, "2")
+    before = store_with(source)
+    again = partial(build, source, retry_failed=True)
+    for seed in range(20):
+        memory = Memory(before.objects)
+        outcomes = Turns(memory, random.Random(seed).choice).run({"first": again, "second": again})
+        assert all(isinstance(outcome, str | BuildError) for outcome in outcomes.values())
+        require_whole(memory)
+        assert memory.objects.keys() == before.objects.keys()
+
+
+def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The version was made elsewhere by another release of a codec, with another hole."""
+    elsewhere, source = Memory(), rows(8)
+    Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
+    there = MemoryFolder(elsewhere)
+    [commit] = read_commits(there)
+    version = open_own(there.folder(commit.version))
+    monkeypatch.setattr(transfer, "open_folder", lambda uri, options: ACTORS.store)
+    monkeypatch.setattr(transfer, "open_version", lambda *given: version)
+    monkeypatch.setattr(transfer, "split_uri", lambda uri, options: (uri, None))
+    monkeypatch.setattr(transfer, "prefetch", one_by_one)
+
+    def pull() -> str:
+        return transfer.pull("elsewhere", "store").version
+
+    alone_ = Turns(Memory(), lambda able: able[0])
+    alone_.run({"second": pull})
+    for point in range(1, len(alone_.calls)):
+        memory = Memory()
+        turns = Turns(memory, preempted([point], "second"))
+        outcomes = turns.run({"first": partial(build, source), "second": pull})
+        for outcome in outcomes.values():
+            assert isinstance(outcome, str | PrecacheError), repr(outcome)
+        require_whole(memory)
+
+
+def minimal(source: Rows) -> str:
+    """A build's calls from its lease on, of a version that is listed and measured."""
+    table = source.list(lambda count: None).table
+    goal = Goal.of(ACTORS.store, Recipe(PIPELINE, "f", table, table.digest), 4, SHAPES)
+    request = Request(source, "store", PIPELINE, address="serial")  # type: ignore[arg-type]
+    with BuildProgress(False) as progress:
+        account = Account(request, progress)
+        build = _Build(request, progress, account)
+        build.listed = Listed(goal.recipe, Placed(table), 0, {}, False, 0.0)
+        try:
+            return build._make(run_serial, Work(goal, None, {}, [0])).version
+        except Exception as error:
+            account.fail(error)
+            raise
+
+
+def few_objects(goal: Goal, facts: precache_workers.driver.commit.Facts) -> dict[str, bytes]:
+    return dict.fromkeys(("holes/c/0", "rows/c/0"), json_of_the_actor(list(facts.shards)))
+
+
+def require_minimal(memory: Memory, outcomes: Mapping[str, object]) -> None:
+    """One of the two committed; what its documents say of the other objects is so."""
+    for name, outcome in outcomes.items():
+        assert isinstance(outcome, str | BuildError), (name, repr(outcome))
+    [commit] = read_commits(MemoryFolder(memory))
+    version = MemoryFolder(memory).folder(commit.version)
+    attributes = json.loads(version.read(ROOT))["attributes"]["precache"]
+    assert attributes["fields"]["image"]["stored"] == len(version.read("image/c/0/0/0/0"))
+    for name, digest_ in attributes["digests"].items():
+        assert xxhash.xxh3_64_hexdigest(version.read(name)) == digest_
+    if all(isinstance(outcome, str) for outcome in outcomes.values()):
+        assert not version.sizes(BUILD)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_two_minimal_builds_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what only reads, or looks for what others left before."""
+    monkeypatch.setattr(precache_workers.driver.commit, "small_objects", few_objects)
+    monkeypatch.setattr(precache_workers.driver.build, "require_create_only", lambda *given: None)
+    monkeypatch.setattr(precache.store.commit_log, "require_create_only", lambda *given: None)
+    monkeypatch.setattr(precache_workers.driver.build, "tidy_current", lambda *given: None)
+    monkeypatch.setattr(precache_workers.driver.build, "keep_followed", lambda *given: None)
+    monkeypatch.setattr(
+        precache_workers.driver.build, "is_whole", lambda goal: goal.folder.size(ROOT) is not None
+    )
+    monkeypatch.setattr(_Build, "_nothing_to_do", lambda build, goal: goal)
+    actors = dict.fromkeys(("first", "second"), partial(minimal, rows(1)))
+    every_order(actors, require_minimal)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3600)
+def test_two_builds_in_every_order_with_two_switches() -> None:
+    source = rows(1)
+    actors = dict.fromkeys(("first", "second"), partial(build, source))
+    every_order(actors, partial(check, source=source), switches=2)
+
+
+def every_order(
+    actors: Mapping[str, Callable[[], object]],
+    check: Callable[[Memory, Mapping[str, object]], None],
+    switches: float = math.inf,
+) -> None:
+    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
+        memory = Memory()
+        turns = Turns(memory, lambda able: choose(turns, able))
+        with contextlib.suppress(Visited):
+            outcomes = turns.run(actors)
+            check(memory, outcomes)
+
+    for count in explore(run, switches):
+        if count % 1000 == 0:
+            print(count, "runs", flush=True)
+    print(count, "runs in all", flush=True)

@@ -1,0 +1,339 @@
+"""Small objects and documents of a committed version: the same build makes them again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import DamageError, StoreError
+from precache.store.small_arrays import small_array
+from tests.support.building import (
+    build_here,
+    contents,
+    cut,
+    encoded,
+    identities,
+    remains,
+    shard_files,
+    write,
+    write_jpegs,
+)
+from tests.support.mutations import small_names
+
+PIPELINE = precache.Pipeline.from_dict(
+    {
+        "fields": {
+            "image": {"ops": [{"op": "decode"}, {"op": "resize", "size": [56, 56]}]},
+            "wide": {
+                "ops": [
+                    {"op": "decode"},
+                    {"op": "resize", "size": [6, 6]},
+                    {"op": "to_dtype", "dtype": "float32"},
+                ]
+            },
+        }
+    }
+)
+OPTIONS = {"shard_samples": 8}
+
+
+def build(source: Path, store: Path, **options: Any) -> Any:
+    return build_here(source, store, PIPELINE, {**OPTIONS, **options})
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """A source, a store of one version of it, with a hole, and the version's id."""
+    root = tmp_path_factory.mktemp("mending")
+    source = write_jpegs(root / "in", 20, (32, 24))
+    write(source / "cat/broken.jpg", b"none")
+    return source, root / "store", build(source, root / "store").version
+
+
+@pytest.fixture
+def store(built: tuple[Path, Path, str], tmp_path: Path) -> Path:
+    shutil.copytree(built[1], tmp_path / "store")
+    return tmp_path / "store"
+
+
+NAMES = [
+    *(
+        f"{name}/zarr.json"
+        for name in ("label", "valid", "key", "rows", "holes", "shards", "_sums")
+    ),
+    *(f"{name}/zarr.json" for name in ("image", "wide", "shards/image", "_sums/wide")),
+    *(f"{name}/c/0" for name in ("label", "valid", "key", "rows", "holes")),
+    *(f"{name}/c/0/0" for name in ("shards/image", "shards/wide", "_sums/image", "_sums/wide")),
+]
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "unlink":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0x55
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_small_object_is_found_and_mended(
+    name: str, built: tuple[Path, Path, str], store: Path
+) -> None:
+    source, _, version = built
+    before, shards = contents(store), identities(shard_files(store))
+    for how in ("unlink", "cut", "change"):
+        spoil(store / version / name, how)
+        assert [each.shard for each in precache.verify(store).damage] == [name]
+        result = build(source, store)
+        assert (result.version, result.cpu_seconds) == (version, 0)
+        assert precache.verify(store).ok, how
+        assert contents(store) == before
+    assert identities(shard_files(store)) == shards
+    assert remains(store) == []
+
+
+def test_all_documents_but_the_versions_own_may_be_lost_at_once(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    source, _, version = built
+    before = contents(store)
+    for name in small_names(store / version):
+        if name.endswith("/zarr.json"):
+            (store / version / name).unlink()
+    with pytest.raises(StoreError, match=r"there is no Zarr v3 array at .*run the same precache"):
+        precache.open(store)
+    build(source, store)
+    assert contents(store) == before
+
+
+def test_a_shard_and_the_sums_of_its_field_are_made_again_together(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    source, _, version = built
+    before = contents(store)
+    (store / version / "_sums/image/c/0/0").unlink()
+    (store / version / "image/c/1/0/0/0").unlink()
+    assert build(source, store).version == version
+    assert contents(store) == before
+
+
+def test_a_table_is_not_made_of_shards_that_are_damaged(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    source, _, version = built
+    (store / version / "shards/image/c/0/0").unlink()
+    spoil(store / version / "image/c/1/0/0/0", "change")
+    before = contents(store)
+    with pytest.raises(
+        StoreError,
+        match=rf"shards/image is damaged and cannot be mended: image/c/1.*remove .*{version}",
+    ):
+        build(source, store)
+    assert contents(store) == before
+
+
+def test_a_table_is_not_made_of_shards_that_are_others(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    """They are whole by themselves; the sums by channel tell."""
+    source, _, version = built
+    (store / version / "shards/image/c/0/0").unlink()
+    one, other = (store / version / f"image/c/{number}/0/0/0" for number in (0, 1))
+    first = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(first)
+    with pytest.raises(StoreError, match="are not those that the sums by channel tell of"):
+        build(source, store)
+
+
+def test_where_the_source_changed_the_row_table_is_not_made_up(
+    built: tuple[Path, Path, str], store: Path, tmp_path: Path
+) -> None:
+    """A photo of the same size and time, with other contents."""
+    source = tmp_path / "in"
+    shutil.copytree(built[0], source)
+    path = source / "cat/0000.jpg"
+    status, data = path.stat(), path.read_bytes()
+    (store / built[2] / "rows/c/0").unlink()
+    path.write_bytes(data[:-3] + b"abc")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(StoreError, match=r"rows/c/0 is damaged and cannot be mended: what is made"):
+        build(source, store)
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    build(source, store)
+    assert precache.verify(store).ok
+
+
+def test_the_row_table_of_a_version_that_grew_is_mended(tmp_path: Path) -> None:
+    """Its rows are in no order that the listing alone gives; it has one that is removed."""
+    source, store = write_jpegs(tmp_path / "in", 20, (32, 24)), tmp_path / "store"
+    build(source, store)
+    (source / "cat/0000.jpg").unlink()
+    write(source / "cat/new.jpg", encoded(cut(99, (32, 24))))
+    grown = build(source, store)
+    before = contents(store)
+    for name in ("rows/c/0", "key/c/0", "holes/c/0"):
+        (Path(grown.path) / name).unlink()
+        again = build(source, store)
+        assert again.version == grown.version, name
+        assert contents(store) == before
+
+
+def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) -> None:
+    """Nothing of the samples is read for it."""
+    source, store = write_jpegs(tmp_path / "in", 12, (32, 24)), tmp_path / "store"
+    first = build_here(source, store, precache.Pipeline.image(codec="raw"), OPTIONS)
+    build_here(source, store, precache.Pipeline.image(codec="zstd"), OPTIONS)
+    paths = [Path(first.path) / name for name in ("rows/c/0", "key/c/0", "rows/zarr.json")]
+    before = [path.read_bytes() for path in paths]
+    for path in paths:
+        path.unlink()
+    for photo in source.rglob("*.jpg"):
+        status = photo.stat()
+        photo.write_bytes(bytes(status.st_size))
+        os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
+    build_here(source, store, precache.Pipeline.image(codec="raw"), OPTIONS)
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_labels_that_came_with_the_samples_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "labelled.py").write_text(LABELLED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": []}}})
+    source: Any = "python:labelled:make"
+    result = build_here(source, tmp_path / "store", pipeline, OPTIONS)
+    found = precache.verify(tmp_path / "store")
+    assert found.ok
+    assert any("came with the samples" in each for each in found.unchecked)
+    before = contents(tmp_path / "store")
+    (Path(result.path) / "label/c/0").unlink()
+    build_here(source, tmp_path / "store", pipeline, OPTIONS)
+    assert contents(tmp_path / "store") == before
+    assert sorted(precache.open(tmp_path / "store").labels) == sorted(n % 5 for n in range(20))
+
+
+LABELLED = """
+import numpy as np
+
+class Numbers:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, number):
+        return {"image": np.full((3, 4), number, np.uint8), "label": number % 5}
+
+def make():
+    return Numbers()
+"""
+
+
+# --- the version's own document -----------------------------------------------------------------
+
+
+def test_a_wrong_document_of_the_version_is_said_and_made_again_with_it(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    source, _, version = built
+    path = store / version / "zarr.json"
+    before = contents(store)
+    document = json.loads(path.read_bytes())
+    document["attributes"]["precache"]["mean"]["image"][0] += 1
+    path.write_text(json.dumps(document))
+    assert [each.shard for each in precache.verify(store).damage] == ["zarr.json"]
+    with pytest.raises(
+        StoreError, match=r"zarr.json is damaged.*remove .*zarr.json and run the same"
+    ):
+        build(source, store)
+    path.unlink()
+    assert build(source, store).version == version
+    assert contents(store) == before
+
+
+# --- what goes by it ----------------------------------------------------------------------------
+
+
+def test_statistics_of_another_store_reach_no_later_version(
+    built: tuple[Path, Path, str], store: Path, tmp_path: Path
+) -> None:
+    """Rows are taken over with their sums."""
+    source = tmp_path / "in"
+    shutil.copytree(built[0], source)
+    path = store / built[2] / "_sums/image/c/0/0"
+    sums = np.array(precache.open(store).shard_sums("image"))
+    sums[:, 1:] *= 2
+    path.write_bytes(small_array(sums, ["x", "y"])["c/0/0"])
+    write(source / "cat/new.jpg", encoded(cut(99, (32, 24))))
+    second = build(source, store)
+    again = build(source, tmp_path / "other", recompute=True)
+    assert second.version != built[2]
+    assert second.rows_reused > 0
+    np.testing.assert_allclose(second.mean["image"], again.mean["image"], rtol=1e-9)
+
+
+def test_a_wrong_chunk_shape_is_said_of_the_document(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    source, _, version = built
+    path = store / version / "image/zarr.json"
+    document = json.loads(path.read_bytes())
+    inner = document["codecs"][0]["configuration"]["chunk_shape"]
+    assert inner[0] == 4
+    inner[0] = 2
+    path.write_text(json.dumps(document))
+    for use in (precache.open, precache.CachedDataset, lambda at: precache.Loader(at, 2)):
+        with pytest.raises(
+            StoreError, match=r"image/zarr.json is damaged.*chunk_shape.*run the same"
+        ):
+            use(store)
+    build(source, store)
+    assert precache.verify(store).ok
+
+
+def test_holes_of_another_version_are_not_told(built: tuple[Path, Path, str], store: Path) -> None:
+    path = store / built[2] / "holes/c/0"
+    [(row, hole)] = json.loads(path.read_bytes()).items()
+    path.write_text(json.dumps({row: ["dog/other.jpg", hole[1]]}))
+    with pytest.raises(DamageError, match="holes/c/0 is damaged: its checksum does not hold; run"):
+        _ = precache.open(store).holes
+
+
+def test_a_table_of_another_version_is_at_fault_and_not_the_shards(
+    built: tuple[Path, Path, str], store: Path
+) -> None:
+    """Of shards that are as large: each is whole by its own checksums."""
+    source, _, version = built
+    table = np.array(precache.open(store).shard_table("wide"))
+    table[:, 1] ^= 1
+    (store / version / "shards/wide/c/0/0").write_bytes(small_array(table, ["a", "b"])["c/0/0"])
+    assert [each.shard for each in precache.verify(store).damage] == ["shards/wide/c/0/0"]
+    (store / version / "shards/wide/c/0/0").unlink()
+    build(source, store)
+    assert precache.verify(store).ok
+
+
+def test_without_pyarrow_it_is_said_what_was_not_checked(
+    store: Path, run_python: Callable[..., Any]
+) -> None:
+    code = """
+import sys
+sys.modules["pyarrow"] = None
+import precache
+found = precache.verify(sys.argv[1])
+assert found.ok
+print(*found.unchecked)
+"""
+    assert "needs pyarrow" in run_python(code, store).stdout

@@ -1,0 +1,383 @@
+"""Re-caching: only what changed is computed, and the bytes are those of a full rebuild."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from tests.support.building import (
+    build_here,
+    contents,
+    cut,
+    encoded,
+    labels,
+    pixels,
+    write,
+    write_jpegs,
+)
+
+CALLS: list[int] = []
+HEAVY = pytest.mark.heavy
+
+
+def counted(array: np.ndarray) -> np.ndarray:
+    """The array as it is."""
+    CALLS.append(1)
+    return array
+
+
+def halved(array: np.ndarray) -> np.ndarray:
+    return array // 2
+
+
+def mean_of(array: np.ndarray) -> np.ndarray:
+    return array.mean((0, 1)).astype(np.float32)
+
+
+def picky(array: np.ndarray) -> np.ndarray:
+    if array.shape[1] == NARROW:
+        raise ValueError("too narrow")
+    return mean_of(array)
+
+
+NARROW = 61
+"""Pixels."""
+COUNT = {"op": "function", "function": "tests.driver.test_recache:counted", "version": "1"}
+HALVE = {"op": "function", "function": "tests.driver.test_recache:halved", "version": "1"}
+MEAN = {
+    "op": "function", "function": "tests.driver.test_recache:mean_of", "version": "1",
+    "dtype": "float32", "shape": [3],
+}  # fmt: skip
+
+
+def recipe(
+    size: int = 150, codec: str = "image", *after: dict[str, Any], **fields: Any
+) -> precache.Pipeline:
+    """Images of 150 x 150 that `counted` has seen, and the ops given after that."""
+    ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}, COUNT, *after]
+    return precache.Pipeline.from_dict(
+        {"fields": {"image": {"ops": ops, "codec": codec}, **fields}}
+    )
+
+
+PIPELINES = {
+    "image": recipe(),
+    "raw": recipe(codec="raw"),
+    "zstd": recipe(codec="zstd"),
+    "several rows a chunk": recipe(20),
+    "two fields": recipe(
+        mean={"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
+    ),
+    "floats": recipe(20, "zstd", {"op": "to_dtype", "dtype": "float32", "scale": True}),
+}
+
+
+def build(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
+    CALLS.clear()
+    return build_here(source, store, pipeline, {"shard_samples": 8, **options})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Forty photographs, the last broken."""
+    write_jpegs(tmp_path / "in", 39, classes=("cat", "dog"))
+    write(tmp_path / "in/dog/0039.jpg", b"no photo")
+    return tmp_path / "in"
+
+
+def rebuilt(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
+    """The version built into the store, and one like it for which nothing was taken over."""
+    other = store.parent / "recomputed"
+    shutil.rmtree(other, ignore_errors=True)
+    shutil.copytree(store, other)
+    before = {path.name for path in store.iterdir()}
+    result = build(source, store, pipeline, **options)
+    calls = len(CALLS)
+    again = build(source, other, pipeline, recompute=True, **options)
+    assert result.holes == again.holes
+    if result.version not in before:  # else it was made anew, beside that
+        assert result.version == again.version
+        assert contents(Path(result.path)) == contents(Path(again.path))
+    assert again.rows_reused == 0
+    assert precache.verify(store).ok
+    CALLS[:] = [1] * calls
+    return result
+
+
+def change(path: Path, number: int) -> None:
+    path.write_bytes(encoded(cut(number), quality=80))
+
+
+def some_changed(source: Path) -> None:
+    change(source / "cat/0006.jpg", 100)
+    change(source / "dog/0017.jpg", 101)
+
+
+def some_added(source: Path) -> None:
+    for number in range(5):
+        write(source / f"cat/new{number}.jpg", encoded(cut(200 + number)))
+
+
+def some_removed(source: Path) -> None:
+    (source / "cat/0004.jpg").unlink()
+    (source / "dog/0039.jpg").unlink()
+
+
+def a_hole_mended(source: Path) -> None:
+    change(source / "dog/0039.jpg", 102)
+
+
+def one_broken(source: Path) -> None:
+    (source / "dog/0021.jpg").write_bytes(b"broken, too")
+
+
+def all_of_it(source: Path) -> None:
+    some_changed(source)
+    some_added(source)
+    one_broken(source)
+    some_removed(source)
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], int, int]] = {
+    "some changed": (some_changed, 2, 38),
+    "some added": (some_added, 5, 40),
+    "some removed": (some_removed, 0, 38),
+    "a hole mended": (a_hole_mended, 1, 39),
+    "one broken": (one_broken, 0, 39),
+    "all of it": (all_of_it, 7, 35),
+}
+"""How many samples are decoded anew, and how many rows are taken over."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        pytest.param(kind, what, marks=[] if kind == "image" or what == "all of it" else HEAVY)
+        for kind in PIPELINES
+        for what in CHANGES
+    ],
+)
+def test_only_what_changed_in_the_source_is_computed(
+    kind: str, what: str, source: Path, tmp_path: Path
+) -> None:
+    changing, decoded, taken = CHANGES[what]
+    pipeline = PIPELINES[kind]
+    build(source, tmp_path / "store", pipeline)
+    before = pixels(tmp_path / "store")
+    changing(source)
+    result = rebuilt(source, tmp_path / "store", pipeline)
+    assert result.rows_reused == taken
+    assert len(CALLS) == decoded
+    after = pixels(tmp_path / "store")
+    build(source, tmp_path / "anew", pipeline)
+    anew = pixels(tmp_path / "anew")
+    assert after.keys() == anew.keys()
+    assert all(np.array_equal(after[key], anew[key]) for key in after)
+    assert labels(tmp_path / "store") == labels(tmp_path / "anew")
+    kept = before.keys() & after.keys()
+    assert len(kept) >= 36
+
+
+def test_samples_that_come_back_take_their_rows_again(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    first = build(source, store, PIPELINES["image"])
+    keys = list(precache.open(store).keys)
+    data = (source / "cat/0004.jpg").read_bytes()
+    some_removed(source)
+    second = rebuilt(source, store, PIPELINES["image"])
+    assert (second.samples, second.removed, second.failed) == (38, 2, 0)
+    assert precache.open(store).holes[keys.index("cat/0004.jpg")][1] == "removed from the source"
+    write(source / "cat/0004.jpg", data)
+    write(source / "dog/0039.jpg", b"no photo")
+    third = rebuilt(source, store, PIPELINES["image"])
+    assert third.removed == 0
+    assert list(precache.open(store).keys) == keys
+    assert third.version == first.version
+
+
+def test_what_nothing_happened_to_is_linked(source: Path, tmp_path: Path) -> None:
+    first = build(source, tmp_path / "store", PIPELINES["raw"])
+    some_added(source)
+    second = build(source, tmp_path / "store", PIPELINES["raw"])
+    inodes = [
+        [Path(f"{each.path}/image/c/{shard}/0/0/0").stat().st_ino for shard in range(5)]
+        for each in (first, second)
+    ]
+    assert inodes[0] == inodes[1]
+    assert second.shards_reused == 5
+    assert second.shards == 6
+
+
+def spoiled(source: Path) -> None:
+    """Files of the same size and age, which cannot be decoded: whoever fetches them fails."""
+    for path in source.rglob("*.jpg"):
+        status = path.stat()
+        path.write_bytes(bytes(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("codecs", [("image", "raw"), ("raw", "zstd"), ("zstd", "image")])
+def test_another_codec_fetches_nothing(
+    codecs: tuple[str, str], source: Path, tmp_path: Path
+) -> None:
+    (source / "dog/0039.jpg").unlink()
+    build(source, tmp_path / "anew", recipe(codec=codecs[1]))
+    build(source, tmp_path / "store", recipe(codec=codecs[0]))
+    spoiled(source)
+    second = build(source, tmp_path / "store", recipe(codec=codecs[1]))
+    assert (CALLS, second.rows_reused, second.failed) == ([], 39, 0)
+    assert contents(Path(second.path)) == contents(tmp_path / "anew" / second.version)
+
+
+CROP = {"op": "center_crop", "size": [100, 110]}
+SMALLER = {"op": "center_crop", "size": [17, 19]}
+FLIP = {"op": "horizontal_flip"}
+
+
+@pytest.mark.parametrize(
+    "after",
+    [(CROP,), (CROP, SMALLER), (CROP, FLIP), (FLIP, CROP, HALVE), (HALVE,)],
+)
+@pytest.mark.parametrize("size", [150, 40])
+def test_ops_after_those_of_a_base_start_from_its_rows(
+    after: tuple[dict[str, Any], ...], size: int, source: Path, tmp_path: Path
+) -> None:
+    """The base is found though another version was built since."""
+    after = tuple(
+        {**op, "size": [30, 20]} if (size, op["op"]) == (40, "center_crop") else op for op in after
+    )
+    pipeline = recipe(size, "image", *after)
+    build(source, tmp_path / "store", recipe(size))
+    build(source, tmp_path / "store", recipe(size, "zstd", {"op": "center_crop", "size": [9, 9]}))
+    second = rebuilt(source, tmp_path / "store", pipeline)
+    assert len(CALLS) <= 24, "those that are measured"
+    assert second.rows_reused == 39
+
+
+@pytest.mark.parametrize("after", [(), (FLIP, HALVE)])
+@pytest.mark.parametrize(
+    ("crop", "reused"), [((36, 40), 43), ((40, 32), 43), ((38, 42), 0), ((44, 44), 0)]
+)
+def test_a_smaller_crop_starts_from_the_rows_of_a_wider_one(
+    crop: tuple[int, int],
+    reused: int,
+    after: tuple[dict[str, Any], ...],
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    """Of photos with all kinds of margins, one too small for the wider crop alone."""
+    for number, width in enumerate((61, 62, 63, 65)):
+        write(source / f"cat/odd{number}.jpg", encoded(cut(number, (width, 48 + number))))
+    write(source / "cat/small.jpg", encoded(cut(5, (48, 39))))
+
+    def cropped(size: tuple[int, int], *more: dict[str, Any]) -> precache.Pipeline:
+        ops = [{"op": "decode"}, COUNT, {"op": "center_crop", "size": size}, *more]
+        return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+
+    first = build(source, tmp_path / "store", cropped((40, 44)))
+    assert first.failed == 2
+    second = rebuilt(source, tmp_path / "store", cropped(crop, *after))
+    assert second.rows_reused == reused
+    assert "cat/small.jpg" not in dict(second.holes) or crop[0] >= 40
+    assert (len(CALLS) <= 26) == bool(reused), "those that are measured, and a hole"
+
+
+def test_a_field_that_did_not_change_is_linked(source: Path, tmp_path: Path) -> None:
+    means = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
+    other = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "codec": "zstd"}
+    first = build(source, tmp_path / "store", recipe(mean=means))
+    build(source, tmp_path / "anew", recipe(mean=other))
+    second = build(source, tmp_path / "store", recipe(mean=other))
+    assert len(CALLS) <= 24, "those that are measured"
+    assert contents(Path(second.path)) == contents(tmp_path / "anew" / second.version)
+    assert all(
+        Path(f"{first.path}/image/c/{shard}/0/0/0").samefile(f"{second.path}/image/c/{shard}/0/0/0")
+        for shard in range(5)
+    )
+
+
+@pytest.mark.parametrize("codec", ["image", "zstd"])
+@pytest.mark.parametrize("size", [150, 20])
+def test_a_sample_may_fail_for_another_field(
+    size: int, codec: str, source: Path, tmp_path: Path
+) -> None:
+    """Its shard has a hole in both, and the others' objects of the first field are linked."""
+    write(source / "cat/narrow.jpg", encoded(cut(NARROW, (NARROW, 48))))
+    first = build(source, tmp_path / "store", recipe(size))
+    mean = {"ops": [{"op": "decode"}, MEAN | {"function": "tests.driver.test_recache:picky"}]}
+    second = rebuilt(source, tmp_path / "store", recipe(size, codec, mean=mean))
+    assert second.failed == 2
+    assert len(CALLS) <= 24, "those that are measured"
+    linked = [
+        shard
+        for shard in range(second.shards)
+        if Path(f"{first.path}/image/c/{shard}/0/0/0").samefile(
+            f"{second.path}/image/c/{shard}/0/0/0"
+        )
+    ]
+    assert len(linked) == (second.shards - 1 if codec == "image" else 0)
+
+
+def test_a_field_that_stays_is_linked_unread(source: Path, tmp_path: Path) -> None:
+    """Damage that keeps the size goes over with it, and stays for `verify` to find."""
+    first = build(source, tmp_path / "store", recipe())
+    path = Path(first.path) / "image/c/1/0/0/0"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    mean = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
+    second = build(source, tmp_path / "store", recipe(mean=mean))
+    assert Path(second.path, "image/c/1/0/0/0").samefile(path)
+    [damage] = precache.verify(tmp_path / "store").damage
+    assert "image/c/1/0/0/0" in str(damage)
+
+
+def test_compact_lays_all_rows_down_anew(source: Path, tmp_path: Path) -> None:
+    build(source, tmp_path / "store", PIPELINES["image"])
+    some_removed(source)
+    build(source, tmp_path / "store", PIPELINES["image"])
+    third = build(source, tmp_path / "store", PIPELINES["image"], compact=True)
+    fresh = build(source, tmp_path / "anew", PIPELINES["image"])
+    assert (third.version, third.removed) == (fresh.version, 0)
+    assert contents(Path(third.path)) == contents(Path(fresh.path))
+
+
+def test_another_source_begins_anew(source: Path, tmp_path: Path) -> None:
+    build(source, tmp_path / "store", PIPELINES["image"])
+    write_jpegs(tmp_path / "other", 50, classes=("x", "y"))
+    second = build(tmp_path / "other", tmp_path / "store", PIPELINES["image"])
+    assert (second.samples, second.removed, second.rows_reused) == (50, 0, 0)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=HEAVY) for seed in range(1, 6))])
+def test_any_history_of_edits_ends_as_a_build_from_scratch(
+    seed: int, source: Path, tmp_path: Path
+) -> None:
+    """The source, the recipe, or both; the current version is always whole, key by key."""
+    draw = random.Random(seed)
+    store = tmp_path / "store"
+    build(source, store, recipe(40))
+    for step in range(6):
+        files = sorted(source.rglob("*.jpg"))
+        for path in draw.sample(files, draw.randint(0, 3)):
+            draw.choice((Path.unlink, lambda p: change(p, draw.randint(300, 900))))(path)
+        for number in range(draw.randint(0, 3)):
+            write(source / f"eel/{step}-{number}.jpg", encoded(cut(draw.randint(1000, 2000))))
+        pipeline = draw.choice(
+            [recipe(40), recipe(40, "zstd"), recipe(40, "image", FLIP), PIPELINES["two fields"]]
+        )
+        rebuilt(source, store, pipeline)
+        shutil.rmtree(tmp_path / "anew", ignore_errors=True)
+        build(source, tmp_path / "anew", pipeline)
+        found, anew = pixels(store), pixels(tmp_path / "anew")
+        assert found.keys() == anew.keys()
+        assert all(np.array_equal(found[key], anew[key]) for key in found)
+        assert labels(store) == labels(tmp_path / "anew")

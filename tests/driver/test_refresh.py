@@ -1,0 +1,304 @@
+"""Fresh variants: child versions that drop the oldest one and link all others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import precache
+from precache.cli.main import main
+from precache.errors import BuildError, StoreError, UsageError
+from precache.storage.local import LocalFolder
+from precache.store.commit_log import read_commits, source_to_keep
+from tests.support.building import (
+    ask,
+    build_here,
+    contents,
+    cut,
+    encoded,
+    end,
+    refresh_changes,
+    refresh_until,
+    remains,
+    start,
+    write,
+    write_jpegs,
+)
+
+SERIAL: dict[str, Any] = {"address": "serial"}
+
+
+def recipe(variants: int = 3) -> precache.Pipeline:
+    return precache.Pipeline.image(resize=40, random_resized_crop=24, flip=True, variants=variants)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Eleven photographs and a broken one."""
+    write(tmp_path / "in/dog/broken.jpg", b"no photo")
+    return write_jpegs(tmp_path / "in", 11)
+
+
+@pytest.fixture
+def store(source: Path, tmp_path: Path) -> Path:
+    build_here(source, tmp_path / "store", recipe())
+    return tmp_path / "store"
+
+
+def inodes(store: Path, field: str = "image") -> dict[str, set[int]]:
+    """Array -> inodes of its objects, of the current version."""
+    version = precache.open(store)
+    return {
+        array: {
+            path.stat().st_ino
+            for path in Path(version.path, array, "c").rglob("0")
+            if path.is_file()
+        }
+        for array in version.variants(field)
+    }
+
+
+def from_scratch(source: Path, tmp_path: Path, refreshed: int) -> Path:
+    """A version of the recipe after so many refreshes, for which nothing was taken over."""
+    pipeline = recipe()
+    for _ in range(refreshed):
+        pipeline = pipeline.with_fresh_variants()
+    return Path(build_here(source, tmp_path / f"scratch{refreshed}", pipeline).path)
+
+
+def test_a_child_links_all_but_the_fresh_variant(source: Path, store: Path, tmp_path: Path) -> None:
+    before = inodes(store)
+    [result] = precache.refresh(store, **SERIAL)
+    after = inodes(store)
+    assert list(after) == ["image.1", "image.2", "image.3"]
+    assert after["image.1"] == before["image.1"]
+    assert after["image.2"] == before["image.2"]
+    assert not after["image.3"] & set().union(*before.values())
+    assert contents(Path(result.path)) == contents(from_scratch(source, tmp_path, 1))
+    assert (result.failed, precache.verify(store).ok, remains(store)) == (1, True, [])
+    assert [each.current for each in precache.versions(store).versions] == [True, False]
+
+
+def test_a_fresh_variant_begins_at_a_cached_base(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "based"
+    build_here(source, store, precache.Pipeline.image(resize=(40, 48)))
+    ops = {"resize": (40, 48), "random_resized_crop": 24, "variants": 2}
+    build_here(source, store, precache.Pipeline.image(**ops))
+    shutil.copytree(store, tmp_path / "other")
+    [result] = precache.refresh(store, **SERIAL)
+    assert result.rows_reused == 11  # the broken one is tried again
+    scratch = precache.Pipeline.image(**ops).with_fresh_variants()
+    fresh = build_here(source, tmp_path / "other", scratch, {"recompute": True})
+    assert contents(Path(result.path)) == contents(Path(fresh.path))
+    precache.gc(store, keep=1, older_than=0)
+    [later] = precache.refresh(store, **SERIAL)
+    assert (later.rows_reused, precache.verify(store).ok) == (0, True)
+
+
+def test_several_times_one_after_another(source: Path, store: Path, tmp_path: Path) -> None:
+    results = precache.refresh(store, times=3, **SERIAL)
+    assert len({each.version for each in results}) == 3
+    assert precache.open(store).fields["image"].first_variant == 3
+    assert contents(Path(results[-1].path)) == contents(from_scratch(source, tmp_path, 3))
+    precache.gc(store, keep=1, older_than=0)
+    assert precache.verify(store).ok
+    [again] = precache.refresh(store, **SERIAL)
+    assert contents(Path(again.path)) == contents(from_scratch(source, tmp_path, 4))
+
+
+def test_killed_at_any_change_the_same_command_finishes_it(
+    source: Path, store: Path, tmp_path: Path
+) -> None:
+    wanted = contents(from_scratch(source, tmp_path, 1))
+    whole = shutil.copytree(store, tmp_path / "whole")
+    last = ask(refresh_changes, whole)
+    for change in (3, 25, 60, last - 8, last - 4, last - 2):
+        part = tmp_path / f"killed{change}"
+        shutil.copytree(store, part)
+        old = contents(Path(precache.open(part).path))
+        assert end(start(refresh_until, change, part)) == -9
+        now = precache.open(part)
+        if now.fields["image"].first_variant == 0:
+            assert contents(Path(now.path)) == old
+        precache.refresh(part, **SERIAL)
+        assert contents(Path(precache.open(part).path)) == wanted
+        assert precache.verify(part).ok
+        assert remains(part) == []
+
+
+def test_a_loader_that_follows_sees_the_fresh_variant(store: Path) -> None:
+    with precache.Loader(store, batch_size=4, refresh="epoch") as loader:
+        seen = []
+        for epoch in range(6):
+            group = zarr.open_group(precache.open(store).path, mode="r")
+            stored = group[f"image.{epoch}"][:]  # one refresh an epoch: each reads a new one
+            rows = 0
+            batches = iter(loader)
+            for number, batch in enumerate(batches):
+                if number == 1:
+                    precache.refresh(store, **SERIAL)
+                assert np.array_equal(batch["image"].numpy(), stored[batch["row"].numpy()])
+                rows += len(batch["row"])
+            assert rows == 11
+            seen.append(stored.tobytes())
+        assert len(set(seen)) == 6
+
+
+def test_rows_stay_those_of_the_version(source: Path, store: Path) -> None:
+    write(source / "cat/late.jpg", encoded(cut(99)))
+    [result] = precache.refresh(store, **SERIAL)
+    assert result.samples == 12
+    with pytest.raises(UsageError, match="times is 0"):
+        precache.refresh(store, times=0, **SERIAL)
+    [gone, *_] = sorted(source.glob("cat/00*.jpg"))
+    gone.unlink()
+    with pytest.raises(BuildError, match="run the same command again"):
+        precache.refresh(store, **SERIAL)
+    assert precache.open(store).id == result.version
+
+
+def test_the_same_build_keeps_the_variants_that_there_are(source: Path, store: Path) -> None:
+    refreshed = precache.refresh(store, times=2, **SERIAL)[-1]
+    again = build_here(source, store, recipe())
+    assert (again.version, again.shards_skipped) == (refreshed.version, again.shards)
+    before = precache.CachedDataset(store, variant=4)
+    write(source / "cat/late.jpg", encoded(cut(99)))
+    grown = build_here(source, store, recipe())
+    assert precache.open(store).fields["image"].first_variant == 2
+    assert grown.rows_reused == 12
+    after = precache.CachedDataset(store, variant=4)
+    assert len(after) == len(before) + 1
+    assert all(torch.equal(after[n]["image"], before[n]["image"]) for n in range(len(before)))
+    wider = build_here(source, store, recipe(4))
+    assert precache.open(wider.path).fields["image"].first_variant == 2
+    explicit = recipe().to_dict()
+    explicit["fields"]["image"]["first_variant"] = 0
+    build_here(source, store, precache.Pipeline.from_dict(explicit))
+    assert precache.open(store).fields["image"].first_variant == 0
+
+
+def test_a_sample_that_changed_is_named(source: Path, store: Path) -> None:
+    path = source / "cat/0003.jpg"
+    before = path.read_bytes()
+    after = encoded(cut(77), quality=90)
+    after += b"\0" * (len(before) - len(after))
+    path.write_bytes(after[: len(before)])
+    with pytest.raises(BuildError, match=r"cat/0003\.jpg.* not what it was"):
+        precache.refresh(store, **SERIAL)
+    build_here(source, store, precache.open(store).pipeline)
+    [result] = precache.refresh(store, **SERIAL)
+    assert precache.verify(store).ok
+    assert result.failed >= 1
+
+
+def test_the_source_is_known_or_asked_for(
+    source: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [commit] = read_commits(LocalFolder(store))
+    assert commit.source == str(source)
+    precache.pull(store, tmp_path / "copy")
+    copy = str(tmp_path / "copy")
+    assert main(["refresh", copy, "--address", "serial", "--quiet"]) == 2
+    assert "does not say what version" in capsys.readouterr().err
+    given = ["--source", str(source), "--json", "--quiet", "--times", "2"]
+    assert main(["refresh", copy, "--address", "serial", *given]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["fields"]["image"]["first_variant"] == 1
+    assert second["fields"]["image"]["first_variant"] == 2
+    assert main(["refresh", copy, "--address", "serial", "--quiet"]) == 0  # now it is known
+    assert "variant 5 of image is new; there are variants 3 to 5" in capsys.readouterr().out
+
+
+def test_a_source_that_was_moved_is_known_once_it_was_built_from(
+    source: Path, store: Path, tmp_path: Path
+) -> None:
+    before = precache.versions(store).versions
+    moved = source.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=r"was built from .*/in, which is not there any more"):
+        precache.refresh(store, **SERIAL)
+    built = build_here(moved, store, precache.open(store).pipeline)
+    assert built.version == before[0].version
+    assert precache.versions(store).versions == before  # current since then, as it was
+    [refreshed] = precache.refresh(store, **SERIAL)
+    assert refreshed.version != built.version
+    build_here(moved, store, precache.open(store).pipeline)
+    assert len(read_commits(LocalFolder(store))) == 3
+
+
+def test_samples_that_are_missing_become_holes_if_that_is_accepted(
+    source: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source / "cat/0003.jpg").unlink()
+    line = ["refresh", str(store), "--address", "serial", "--quiet"]
+    assert main(line) == 1
+    assert "or with --accept-missing" in capsys.readouterr().err
+    assert main([*line, "--accept-missing"]) == 0
+    out = capsys.readouterr().out
+    assert "hole: cat/0003.jpg: " in out
+    assert "No such file" in out
+
+
+def test_flags_of_a_job_without_one(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["refresh", str(store), "--no-wait"]) == 2
+    assert "give --submit with them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("s3://bucket/photos", "s3://bucket/photos"),
+        ("python:package.module:factory", "python:package.module:factory"),
+        ("https://user:secret@host/photos", None),
+        ("https://host/photos?token=secret", None),
+        ("photos", str(Path.cwd() / "photos")),
+    ],
+)
+def test_credentials_are_not_kept(given: str, kept: str | None) -> None:
+    assert source_to_keep(given) == kept
+
+
+def test_a_store_without_variants_says_how_to_get_them(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = precache.Pipeline.image(resize=40, random_resized_crop=24)
+    build_here(source, tmp_path / "plain", plain)
+    assert main(["refresh", str(tmp_path / "plain"), "--address", "serial"]) == 2
+    assert "build with --variants 4" in capsys.readouterr().err
+    with pytest.raises(StoreError, match="there is no store"):
+        precache.refresh(tmp_path / "nowhere", **SERIAL)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'labels'"):
+        precache.refresh(tmp_path / "plain", labels="x.csv")
+
+
+class Drawings:
+    """Samples that bring their labels."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        return np.full((30, 30, 3), number * 20, np.uint8), number % 4
+
+
+def drawings() -> Drawings:
+    return Drawings()
+
+
+def test_labels_that_come_with_samples_stay(tmp_path: Path) -> None:
+    source = "python:tests.driver.test_refresh:drawings"
+    pipeline = precache.Pipeline.image(random_resized_crop=24, variants=2)
+    built = precache.build(source, tmp_path / "store", pipeline, **SERIAL)
+    before, labels = inodes(tmp_path / "store"), precache.open(built.path).labels
+    with pytest.raises(UsageError, match=r"names code .*drawings'.* --run-functions"):
+        precache.refresh(tmp_path / "store", **SERIAL)
+    precache.refresh(tmp_path / "store", run_functions=True, **SERIAL)
+    assert inodes(tmp_path / "store")["image.1"] == before["image.1"]
+    assert np.array_equal(precache.open(tmp_path / "store").labels, labels)
+    assert sorted(labels) == [0, 0, 0, 1, 1, 2, 2, 3, 3]

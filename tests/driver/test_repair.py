@@ -1,0 +1,116 @@
+"""Shards that several versions share: repaired in one, they are whole in all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precache
+from precache.storage.open import open_folder
+from tests.support.building import build_here, cut, encoded, remains, write, write_jpegs
+from tests.support.servers import S3Server
+
+PIPELINE = precache.Pipeline.image(resize=48, crop=40, codec="raw")
+
+
+def build(source: Path, store: Any, **options: Any) -> Any:
+    return build_here(source, store, PIPELINE, {"shard_samples": 8, **options})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jpegs(tmp_path / "in", 24, classes=("cat", "dog"))
+
+
+def grown(source: Path) -> None:
+    write(source / "cat/new.jpg", encoded(cut(99)))
+
+
+def spoil(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+@pytest.fixture
+def versions(source: Path, tmp_path: Path) -> list[Path]:
+    """Two versions that share their first shards; the second is current."""
+    first = build(source, tmp_path / "store")
+    grown(source)
+    second = build(source, tmp_path / "store")
+    assert second.shards_reused == 3
+    return [Path(first.path), Path(second.path)]
+
+
+SHARD = "image/c/1/0/0/0"
+
+
+def assert_whole_and_one(versions: list[Path]) -> None:
+    assert all(precache.verify(version).ok for version in versions)
+    one, other = (version / SHARD for version in versions)
+    assert one.samefile(other)
+    assert all(remains(version) == [] for version in versions)
+
+
+def test_a_damaged_shard_is_repaired_in_all_versions_that_share_it(
+    versions: list[Path], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(versions[1] / SHARD)
+    assert not any(precache.verify(version).ok for version in versions)
+    (versions[1] / SHARD).unlink()
+    result = build(source, tmp_path / "store", progress=True)
+    said = f"Mended in versions that share what was lost, too: {versions[0].name[:8]}"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert (result.version, result.shards_skipped) == (versions[1].name, 3)
+    assert_whole_and_one(versions)
+
+
+def test_a_shard_that_another_version_has_whole_is_not_made_again(
+    versions: list[Path], source: Path, tmp_path: Path
+) -> None:
+    """Of its samples nothing may be left."""
+    (versions[1] / SHARD).unlink()
+    for path in source.rglob("*.jpg"):
+        status = path.stat()
+        path.write_bytes(bytes(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    result = build(source, tmp_path / "store")
+    assert (result.shards, result.shards_skipped, result.cpu_seconds) == (4, 4, 0)
+    assert_whole_and_one(versions)
+
+
+def test_a_version_with_another_shard_there_keeps_it(
+    versions: list[Path], source: Path, tmp_path: Path
+) -> None:
+    """The last shard of the first version is no other's, and the second's grew."""
+    write(source / "cat/0000.jpg", encoded(cut(55)))
+    third = build(source, tmp_path / "store")
+    before = {path: path.stat() for version in versions for path in version.rglob("image/c/**/0")}
+    changed = [
+        shard for shard in range(4)
+        if not (versions[1] / f"image/c/{shard}/0/0/0").samefile(
+            Path(third.path) / f"image/c/{shard}/0/0/0"
+        )
+    ]  # fmt: skip
+    [shard] = changed
+    (Path(third.path) / f"image/c/{shard}/0/0/0").unlink()
+    build(source, tmp_path / "store")
+    assert precache.verify(third.path).ok
+    assert all(path.stat().st_ino == status.st_ino for path, status in before.items())
+
+
+def test_in_a_bucket_each_version_is_mended(s3: S3Server, source: Path) -> None:
+    options = s3.options()
+    first = build(source, "s3://bucket/repaired", storage_options=options)
+    grown(source)
+    second = build(source, "s3://bucket/repaired", storage_options=options)
+    folders = [open_folder(each.path, options) for each in (first, second)]
+    data = folders[0].read(SHARD)
+    folders[0].put(SHARD, [data[:-1] + bytes([data[-1] ^ 1])])
+    folders[1].remove(SHARD)
+    build(source, "s3://bucket/repaired", storage_options=options)
+    assert [folder.read(SHARD) for folder in folders] == [data, data]

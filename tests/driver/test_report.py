@@ -1,0 +1,423 @@
+"""The report of a build: figures that are the receipts' own, and a page that is safe to open."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import precache
+from precache.errors import BuildError, StorageError, UsageError
+from precache.html.pages import save
+from precache.messages import shown
+from precache.store.receipts import Receipt, ShardObject
+from precache_workers.driver import build as building
+from precache_workers.driver.report import BINS, check_reports, summary
+from precache_workers.driver.report_page import BARS, ROWS, duration, page
+from tests.support.browser import AXE, CHROMIUM, chromium
+from tests.support.building import cli, write, write_jpegs
+
+HOSTILE = "<script>alert(1)</script>&\"'.jpg"
+SMALL: dict[str, Any] = {"address": "serial", "shard_samples": 2}
+RECIPE = precache.Pipeline.image(resize=150, crop=150)
+
+
+class Reader(HTMLParser):
+    """Tags that are balanced, what they hold, and every attribute."""
+
+    VOID = frozenset(("meta", "br", "link", "img", "input"))
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def assert_alone(html: str) -> Reader:
+    """The page parses, and nothing of it is fetched or run."""
+    read = Reader(html)
+    assert not {"script", "img", "iframe", "object", "embed", "base"} & set(read.tags)
+    assert not [name for name, _ in read.attributes if name.startswith("on")]
+    urls = [v for n, v in read.attributes if n in ("src", "href", "xlink:href", "action")]
+    assert all(url.startswith("#") or url == "data:," for url in urls)
+    assert not re.search(r"url\((?!#)|@import", html)
+    assert not re.search(r"https?://|//[a-z]", html), "no address at all"
+    ids = [value for name, value in read.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    return read
+
+
+@pytest.fixture
+def receipts(monkeypatch: pytest.MonkeyPatch) -> list[Receipt]:
+    """Those of the builds to come, as the workers returned them."""
+    from precache_workers.shards import takeover
+
+    made: list[Receipt] = []
+    make = takeover.make_shard
+
+    def make_shard(task: Any) -> Receipt:
+        made.append(make(task))
+        return made[-1]
+
+    monkeypatch.setattr(takeover, "make_shard", make_shard)
+    return made
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_the_sums_of_the_receipts(tmp_path: Path, receipts: list[Receipt]) -> None:
+    photos = write_jpegs(tmp_path / "in", 12)
+    write(photos / "cat" / "broken.jpg", b"none")
+    path = tmp_path / "build.json"
+    result = precache.build(photos, tmp_path / "store", RECIPE, report=path, **SMALL)
+    told = json.loads(path.read_text())
+    assert (told["state"], told["error"], told["version"]) == ("complete", None, result.version)
+    assert told["rows"] == told["images"] == 13
+    assert told["images_failed"] == 1
+    assert told["shards"] == {"of_version": 7, "to_make": 7, "made": 7, "reused": 0}
+    assert told["cpu_seconds"] == pytest.approx(result.cpu_seconds)
+    assert told["images_per_cpu_second"] == pytest.approx(13 / result.cpu_seconds)
+    fetched = sum(each.stat().st_size for each in photos.rglob("*.jpg"))
+    raw, stored = result.raw_bytes, result.stored_bytes
+    assert told["bytes"] == {"fetched": fetched, "raw": raw, "stored": stored}
+    assert told["ratio"] == pytest.approx(result.ratio)
+    for stage in ("fetch", "ops", "encode", "put"):
+        spent = sum(each.seconds[stage] for each in receipts)
+        assert told["stages"][stage] == pytest.approx(spent) == result.timings[stage]
+    assert [line["shard"] for line in told["timeline"]] == list(range(7))
+    assert sum(line["images"] for line in told["timeline"]) == 13
+    [node] = told["nodes"]
+    assert (node["shards"], node["images"], node["fetched"]) == (7, 13, fetched)
+    assert told["failures"] == [{"key": k, "reason": why} for k, why in result.holes]
+    slow = max((each for r in receipts for each in r.slowest), key=lambda each: each.seconds)
+    assert told["slowest"][0]["seconds"] == slow.seconds
+    sizes = {str(p.relative_to(photos)): p.stat().st_size for p in photos.rglob("*.jpg")}
+    assert {each["key"]: each["bytes"] for each in told["slowest"]} == sizes
+
+
+def test_throughput_over_time_adds_up_to_what_was_made(tmp_path: Path) -> None:
+    photos = write_jpegs(tmp_path / "in", 12)
+    path = tmp_path / "build.json"
+    precache.build(photos, tmp_path / "store", RECIPE, report=path, **SMALL)
+    told = json.loads(path.read_text())
+    curve = told["throughput"]
+    assert {len(column) for column in curve.values()} == {BINS}
+    span = curve["seconds"][1] - curve["seconds"][0]
+    assert sum(curve["images_per_second"]) * span == pytest.approx(12, rel=0.01)
+    stored = told["bytes"]["stored"]
+    assert sum(curve["stored_per_second"]) * span == pytest.approx(stored, rel=0.01)
+
+
+def test_a_build_that_is_continued_tells_what_it_made_itself(tmp_path: Path) -> None:
+    photos = write_jpegs(tmp_path / "in", 12)
+    result = precache.build(photos, tmp_path / "store", RECIPE, **SMALL)
+    Path(result.path, "image/c/3/0/0/0").unlink()
+    paths = [tmp_path / "again.json", tmp_path / "again.html"]
+    precache.build(photos, tmp_path / "store", RECIPE, report=paths, **SMALL)
+    told = json.loads(paths[0].read_text())
+    assert told["shards"] == {"of_version": 6, "to_make": 1, "made": 1, "reused": 0}
+    assert [line["shard"] for line in told["timeline"]] == [3]
+    assert "5 were there before this run" in assert_alone(paths[1].read_text()).text
+    precache.build(photos, tmp_path / "store", RECIPE, report=paths, **SMALL)
+    told = json.loads(paths[0].read_text())
+    assert (told["state"], told["images"], told["timeline"]) == ("complete", 0, [])
+    assert "This run made no shard" in assert_alone(paths[1].read_text()).text
+
+
+def test_shards_taken_over_are_told_apart(tmp_path: Path, many_touched: None) -> None:
+    photos = write_jpegs(tmp_path / "in", 8)
+    precache.build(photos, tmp_path / "store", RECIPE, **SMALL)
+    for path in photos.rglob("*.jpg"):
+        path.touch()
+    paths = [tmp_path / "build.json", tmp_path / "build.html"]
+    precache.build(photos, tmp_path / "store", RECIPE, report=paths, **SMALL)
+    told = json.loads(paths[0].read_text())
+    assert told["shards"]["reused"] == 4
+    assert told["bytes"]["fetched"] == sum(each.stat().st_size for each in photos.rglob("*.jpg"))
+    assert "4 were taken over from an earlier version" in assert_alone(paths[1].read_text()).text
+
+
+# --- builds that fail ---------------------------------------------------------------------------
+
+
+def test_a_build_that_fails_is_reported_with_its_reason(tmp_path: Path) -> None:
+    photos = write_jpegs(tmp_path / "in", 6)
+    for number in range(9):
+        write(photos / f"<script>x{number}&\"'.jpg", b"none")
+    ran = cli(
+        *("build", photos, tmp_path / "store", "--address", "serial", "--quiet"),
+        *("--shard-samples", 2, "--resize", "150x150"),
+        *("--report", tmp_path / "f.html", "--report", tmp_path / "f.json"),
+    )
+    assert ran.returncode == 1
+    told = json.loads((tmp_path / "f.json").read_text())
+    assert told["state"] == "incomplete"
+    assert ran.stderr == f"precache: {told['error']}\n"
+    assert 5 < len(told["failures"]) <= 9
+    assert told["shards"]["made"] < told["shards"]["to_make"] == 8
+    read = assert_alone((tmp_path / "f.html").read_text())
+    assert "Incomplete" in read.text
+    assert told["error"] in read.text
+    for failure in told["failures"]:
+        assert failure["key"] in read.text
+        assert failure["reason"] in read.text
+
+
+def test_a_build_that_finds_no_source_is_reported_too(tmp_path: Path) -> None:
+    paths = [tmp_path / "f.html", tmp_path / "f.json"]
+    with pytest.raises(UsageError, match="does not exist"):
+        precache.build(tmp_path / "none", tmp_path / "store", report=paths, **SMALL)
+    assert "does not exist" in assert_alone(paths[0].read_text()).text
+    assert json.loads(paths[1].read_text())["version"] is None
+
+
+def test_an_interrupted_build_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = write_jpegs(tmp_path / "in", 6)
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(building, "commit", interrupt)
+    path = tmp_path / "build.json"
+    with pytest.raises(KeyboardInterrupt):
+        precache.build(photos, tmp_path / "store", RECIPE, report=path, **SMALL)
+    told = json.loads(path.read_text())
+    assert told["error"].startswith("interrupted; run the same command again")
+    assert told["images"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("build.pdf", "ends in .html or .json"),
+        ("build", "ends in .html or .json"),
+        ("none/build.html", "there is no folder to write it to"),
+        ("folder.json", "there is no folder to write it to"),
+    ],
+)
+def test_reports_that_cannot_be_written_are_refused_first(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    photos = write_jpegs(tmp_path / "in", 2)
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UsageError, match=text) as caught:
+        precache.build(photos, tmp_path / "store", report=tmp_path / name, **SMALL)
+    assert str(tmp_path / name) in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_page_needs_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_reports(["build.json"])
+    with pytest.raises(UsageError, match=r"needs matplotlib: pip install 'precache\[report\]'"):
+        check_reports(["build.html"])
+
+
+def test_a_report_that_fails_in_the_end_hides_no_error_and_loses_no_build(tmp_path: Path) -> None:
+    photos = write_jpegs(tmp_path / "in", 2)
+    full = Path("/dev/full")  # opens, and takes no byte
+    link = tmp_path / "build.json"
+    link.symlink_to(full)
+    with pytest.raises(StorageError, match=f"cannot write the report {link}: No space left"):
+        precache.build(photos, tmp_path / "store", RECIPE, report=link, **SMALL)
+    assert len(precache.open(tmp_path / "store").keys) == 2
+    write(photos / "broken.jpg", b"none")
+    with pytest.raises(BuildError, match="1 of 3 samples failed"):
+        precache.build(photos, tmp_path / "store", RECIPE, report=link, on_error="raise", **SMALL)
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        ("photos/in", "photos/in"),
+        ("python:module:factory", "python:module:factory"),
+        ("s3://key:secret@bucket/photos", "s3://bucket/photos"),
+        ("https://user:pw@host:8000/a/b?sig=zzz#part", "https://host:8000/a/b"),
+        ("az://photos?sv=2024&sig=zzz", "az://photos"),
+        ("https://user:p@ss@host/a", "https://host/a"),
+        ("https://user:pw@[mistyped/a", "https://[mistyped/a"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(uri: str, text: str) -> None:
+    assert shown(uri) == text
+
+
+def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
+    """Of a build that never was: so many shards on so many nodes, three at a time on each."""
+    made = []
+    for shard in range(shards):
+        node, turn = shard % nodes, shard // nodes
+        seconds = {"fetch": 0.1, "ops": 2.0 + node / 10, "encode": 0.5, "put": 0.1}
+        receipt = Receipt(
+            shard, {"image": ShardObject(10**7, 1, 2 * 10**7)}, {}, [""] * 100, {}, seconds,
+            2.5, host=f"10.0.0.{node}", began=1.7e9 + turn // 3 * 3, fetched=10**7,
+        )  # fmt: skip
+        made.append(receipt)
+    account: Any = SimpleNamespace(
+        request=SimpleNamespace(source="photos", store="photos.store", address="auto"),
+        began=1.7e9, goal=None, made=made, receipts={}, shards=shards,
+    )  # fmt: skip
+    return {**summary(account), **changes}
+
+
+def test_hostile_text_is_escaped_wherever_it_stands() -> None:
+    told = figures(3, 2)
+    told |= {"source": HOSTILE, "store": HOSTILE, "error": HOSTILE, "address": HOSTILE}
+    told["failures"] = [{"key": HOSTILE, "reason": HOSTILE}]
+    told["slowest"] = [{"key": HOSTILE, "seconds": 1.0, "bytes": 5, "shard": 0, "node": HOSTILE}]
+    for each in (*told["nodes"], *told["timeline"]):
+        each["node"] = HOSTILE + each["node"]
+    read = assert_alone(page(told))
+    assert read.text.count(HOSTILE) >= 9
+
+
+def test_keys_that_are_no_text_do_not_break_the_page() -> None:
+    told = figures(3, 2, failures=[{"key": "caf\udce9\x00\x1b.jpg", "reason": "$x^2$ \\frac{"}])
+    assert "caf" in assert_alone(page(told)).text
+
+
+def test_every_chart_has_a_text_for_who_cannot_see_it() -> None:
+    html = page(figures(30, 3))
+    charts = re.findall(r"<svg [^>]*>", html)
+    assert len(charts) == 6
+    assert all('role="img"' in chart and "aria-label=" in chart for chart in charts)
+    labels = " ".join(re.findall('aria-label="([^"]*)"', html))
+    for text in ("Images per second over", "Megabytes per second over", "30 on 3 nodes"):
+        assert text in labels
+
+
+def test_nodes_are_named_whole() -> None:
+    text = Reader(page(figures(60, 30))).text
+    for node in range(30):
+        assert len(re.findall(rf"\b10\.0\.0\.{node}\b(?!\.)", text)) >= 2, "in chart and table"
+
+
+def test_a_page_of_very_many_shards_stays_small() -> None:
+    html = page(figures(10_000, 30))
+    assert len(html) < 500_000
+    read = assert_alone(html)
+    assert "10,000 of 10,000" in read.text
+    assert "in the making at a time" in read.text
+    assert html.count("<path") < 2000
+    few = page(figures(BARS, 4))
+    assert few.count("<path") > 2 * BARS
+    assert len(few) < 500_000
+
+
+def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
+    read = assert_alone(page(figures(1000, 500)))
+    assert f"The first {ROWS} nodes of 500" in read.text
+    assert "300 more nodes" in read.text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"), (0.0123, "0.0123 s"), (8.3, "8.3 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"),
+        (250, "4 min 10 s"), (3600, "1 h 0 min"), (11100, "3 h 5 min"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# --- in a browser -------------------------------------------------------------------------------
+
+LOOK = """<!doctype html><iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}">
+</iframe><pre id="seen"></pre><script>onload = () => {{
+  const page = document.querySelector("iframe").contentDocument;
+  const shown = [...page.querySelectorAll("svg")].filter((each) => each.getClientRects().length);
+  const scale = (each) => each.getBoundingClientRect().width / each.viewBox.baseVal.width;
+  document.querySelector("#seen").textContent = JSON.stringify({{
+    overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+    charts: shown.length, scales: shown.map(scale),
+    ink: getComputedStyle(page.body).color, paper: getComputedStyle(page.body).backgroundColor,
+    fills: [...new Set([...shown[0].querySelectorAll("path, text")].map((each) => getComputedStyle(
+      each)[each.localName === "text" ? "fill" : "stroke"]))],
+  }});
+}}</script>"""
+
+
+def look(folder: Path, html: str, width: int, dark: bool) -> dict[str, Any]:
+    """How Chromium lays a page out."""
+    (folder / "look.html").write_text(LOOK.format(width=width, page=escape(html)), "utf-8")
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+        "--disable-background-networking --disable-component-update --window-size=1400,1000"
+    )
+    line = [CHROMIUM or "", *flags.split(), f"--user-data-dir={folder / 'profile'}"]
+    scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
+    ran = subprocess.run(
+        [*line, *scheme, "--dump-dom", (folder / "look.html").as_uri()],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found = re.search(r'<pre id="seen">(.*?)</pre>', ran.stdout)
+    assert found, ran.stderr
+    seen: dict[str, Any] = json.loads(found[1])
+    return seen
+
+
+def luminance(colour: str) -> float:
+    """Of ``rgb(…)``, as WCAG 2 defines it."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium, to lay the page out")
+@pytest.mark.parametrize(("width", "dark"), [(360, False), (360, True), (1200, False)])
+def test_a_browser_shows_the_page_on_phones_and_in_the_dark(
+    tmp_path: Path, width: int, dark: bool
+) -> None:
+    told = figures(60, 3, source="s" * 300, error="e" * 300)
+    told["failures"] = [{"key": "k" * 300, "reason": "r" * 300}]
+    seen = look(tmp_path, page(told), width, dark)
+    assert seen["overflow"] == 0, "nothing but tables is wider than the screen"
+    assert seen["charts"] == 3, "either the wide or the narrow ones"
+    assert all(0.9 < scale < 1.1 for scale in seen["scales"]), "text has its own size"
+    ink, paper = luminance(seen["ink"]), luminance(seen["paper"])
+    assert (ink > paper) == dark
+    assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 7
+    assert len(seen["fills"]) >= 3, "colours of the style sheet reach the charts"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+@pytest.mark.skipif(AXE is None, reason="needs axe-core-python")
+def test_axe_finds_nothing_to_mend(tmp_path: Path) -> None:
+    told = figures(60, 3, error="e" * 300)
+    told["failures"] = [{"key": "k" * 300, "reason": "r" * 300}]
+    save(page(told), tmp_path / "build.html")
+    with chromium(tmp_path / "profile") as tab:
+        tab.fine(tmp_path / "build.html")

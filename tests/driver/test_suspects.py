@@ -1,0 +1,112 @@
+"""Samples that take more memory than there is: found, and left as holes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+import precache
+from precache.storage.open import open_folder
+from precache.store.layout import RowShape
+from precache_workers.driver.suspects import Trial
+from precache_workers.shards.shard_task import BASE_MEMORY, LARGE_FILE, LARGE_MEMORY, Job, ShardTask
+from precache_workers.sources.base import open_source
+from tests.support.building import (
+    MARKED,
+    ask,
+    assert_all_but_the_marked,
+    build_here,
+    build_marked,
+    marked_photos,
+    marked_recipe,
+)
+from tests.support.cgroups import entering, group, limit_memory
+
+HOARDING = marked_recipe("hoard", nbytes=0)
+
+
+def recipe(nbytes: int) -> precache.Pipeline:
+    return precache.Pipeline.from_dict(tomllib.loads(marked_recipe("hoard", nbytes=nbytes)))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return marked_photos(tmp_path / "in")
+
+
+# --- memory that is refused ---------------------------------------------------------------------
+
+
+def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> None:
+    store, far_too_much = photos.with_name("store"), 1 << 60
+    result = ask(build_here, photos, store, recipe(far_too_much), {"shard_samples": 20})
+    assert sorted(key for key, _ in result.holes) == sorted(MARKED)
+    for _, why in result.holes:
+        assert re.fullmatch(
+            r"decoding it, of 1\.\d+ KB, takes more memory than its process gets", why
+        )
+    assert_all_but_the_marked(photos, store, marked_recipe("hoard", nbytes=far_too_much))
+
+
+def weigh(photos: Path, nbytes: int, keys: Sequence[str]) -> bool:
+    """Whether photos ask for more than 256 MB."""
+    job = Job(open_source(str(photos)), recipe(nbytes))
+    return Trial(job, keys, [-1] * len(keys), 256 << 20).is_heavy()
+
+
+def test_it_is_told_whether_a_sample_asks_for_more_than_it_is_given(photos: Path) -> None:
+    assert ask(weigh, photos, 0, MARKED[:1])
+    assert not ask(weigh, photos, 0, ["dog/0001.jpg", "eel/0002.jpg"])
+
+
+def test_a_task_with_a_large_file_asks_for_more_memory(photos: Path) -> None:
+    job, row = Job(open_source(str(photos)), recipe(0)), RowShape((3, 48, 48), "uint8")
+    folder = open_folder(str(photos))
+    ordinary, large = (
+        ShardTask(job, folder, {"image": row}, {}, 20, 0, ["a", "b"], [-1, size])
+        for size in (LARGE_FILE, LARGE_FILE + 1)
+    )
+    assert ordinary.memory == BASE_MEMORY + 20 * row.nbytes
+    assert large.memory == ordinary.memory + LARGE_MEMORY
+
+
+# --- processes that are killed ------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_a_sample_for_which_the_kernel_kills_its_worker_is_a_hole(photos: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(group("memory"))
+            limit_memory(folder, 2 << 30)
+        except OSError as error:
+            pytest.skip(f"no group of processes with a limit can be made here: {error}")
+        result = build_marked(photos, HOARDING, prefix=entering(folder))
+    assert sorted(key for key, _ in result["holes"]) == sorted(MARKED)
+    for _, why in result["holes"]:
+        assert why.startswith("decoding it kills the worker: its worker died 2 times: its process ")
+        assert why.endswith("; it asks for more than 1.07 GB of memory")
+    assert_all_but_the_marked(photos, photos.with_name("store"), HOARDING)
+
+
+@pytest.mark.heavy
+def test_a_sample_for_which_ray_kills_its_worker_is_a_hole(photos: Path) -> None:
+    memory = psutil.virtual_memory()
+    if memory.available < 6 << 30:
+        pytest.skip("Ray's limit is for the whole machine, of which too little is free")
+    threshold = 1 - (memory.available - (3 << 30)) / memory.total
+    variables = {
+        "RAY_memory_usage_threshold": f"{threshold:.3f}",
+        "RAY_memory_monitor_refresh_ms": "50",
+    }
+    result = build_marked(photos, HOARDING, **variables)
+    assert sorted(key for key, _ in result["holes"]) == sorted(MARKED)
+    for _, why in result["holes"]:
+        assert "it ran out of memory" in why
+    assert_all_but_the_marked(photos, photos.with_name("store"), HOARDING)

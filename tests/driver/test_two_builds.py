@@ -1,0 +1,128 @@
+"""Two builds of one version at once, each in a process: neither harms what the other did."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numcodecs import zstd
+
+import precache
+from precache.storage.open import open_folder
+from precache.store.build_status import read_leases
+from precache_workers.shards import rows as shardrows
+from tests.support.building import (
+    build_here,
+    contents,
+    cut,
+    encoded,
+    end,
+    poll,
+    remains,
+    start,
+    write,
+    write_jpegs,
+)
+
+OPTIONS: dict[str, Any] = {"shard_samples": 3}
+
+
+def mood(array: np.ndarray, folder: str = "") -> np.ndarray:
+    """The array as it is; the smallest fail unless LUCKY is set, and wait where HOLD is set."""
+    if array.shape[0] == 40:
+        if "HOLD" in os.environ:
+            Path(folder, str(os.getpid())).touch()
+            poll(Path(folder, "go").exists, "the test's leave to go on")
+        if "LUCKY" not in os.environ:
+            raise ValueError("no luck")
+    return array
+
+
+def recipe(folder: Path) -> precache.Pipeline:
+    ops = [
+        {"op": "decode"},
+        {
+            "op": "function",
+            "function": "tests.driver.test_two_builds:mood",
+            "version": "1",
+            "params": {"folder": str(folder)},
+        },
+        {"op": "resize", "size": [24, 24]},
+    ]
+    return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
+
+
+def source_of(folder: Path) -> Path:
+    """Twelve photos, the last of which is 40 px high."""
+    source = write_jpegs(folder / "in", 11)
+    write(source / "cat/0099.jpg", encoded(cut(99, (64, 40)), quality=90))
+    return source
+
+
+def build_otherwise(source: Path, store: Path, pipeline: Any, options: Any, variables: Any) -> Any:
+    """A build by another release of a codec: the same rows, other bytes."""
+    shardrows.encoder = lambda codec, dtype: (
+        lambda chunk: bytes(  # type: ignore[assignment]
+            zstd.compress(np.ascontiguousarray(chunk), 19, True)
+        )
+    )
+    return build_here(source, store, pipeline, options, variables)
+
+
+@pytest.mark.parametrize("lucky", [False, True])
+def test_of_two_that_try_again_what_failed_the_slower_leaves_what_the_other_mended(
+    tmp_path: Path, lucky: bool
+) -> None:
+    source, store, pipeline = source_of(tmp_path), tmp_path / "store", recipe(tmp_path)
+    first = build_here(source, store, pipeline, OPTIONS)
+    assert first.failed == 1
+    again = {**OPTIONS, "retry_failed": True}
+    variables = {"HOLD": "1", **({"LUCKY": "1"} if lucky else {})}
+    slow = start(build_here, source, store, pipeline, again, variables)
+    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
+    mended = start(build_here, source, store, pipeline, again, {"LUCKY": "1"})
+    assert end(mended) == 0
+    current = precache.open(store)
+    before = contents(Path(current.path))
+    assert current.id != first.version
+    (tmp_path / "go").touch()
+    assert end(slow) == 0
+    assert precache.open(store).id == current.id
+    assert contents(Path(current.path)) == before
+    assert precache.verify(store).ok
+    assert remains(store) == []
+
+
+def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) -> None:
+    source, store, pipeline = source_of(tmp_path), tmp_path / "store", recipe(tmp_path)
+    variables = {"HOLD": "1", "LUCKY": "1"}
+    slow = start(build_otherwise, source, store, pipeline, OPTIONS, variables)
+    poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
+    quick = start(build_here, source, store, pipeline, OPTIONS, {"LUCKY": "1"})
+    assert end(quick) == 0
+    current = precache.open(store)
+    before = contents(Path(current.path))
+    (tmp_path / "go").touch()
+    assert end(slow) == 0
+    assert contents(Path(current.path)) == before
+    assert precache.verify(store).ok
+    assert remains(store) == []
+
+
+def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
+    """What was done stays, and what was cut off in the middle is made again."""
+    source, store, pipeline = source_of(tmp_path), tmp_path / "store", recipe(tmp_path)
+    variables = {"HOLD": "1", "LUCKY": "1"}
+    killed = start(build_otherwise, source, store, pipeline, OPTIONS, variables)
+    poll((tmp_path / str(killed.pid)).exists, "it waits inside a shard")
+    killed.kill()
+    assert end(killed) < 0
+    finished = start(build_here, source, store, pipeline, OPTIONS, {"LUCKY": "1"})
+    assert end(finished) == 0
+    assert precache.verify(store).ok
+    assert remains(store) == []
+    [version] = [path for path in store.iterdir() if path.name != "commits"]
+    assert read_leases(open_folder(version)) == {}

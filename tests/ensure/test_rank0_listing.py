@@ -1,0 +1,134 @@
+"""Ranks of one training ask for a version: one of them lists the source."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+from precache.errors import BuildError
+from precache_workers.ensure.rank0_listing import Told
+from tests.support.building import environment, write, write_jpegs
+
+_RANK = """
+import json, os, sys
+from datetime import timedelta
+from pathlib import Path
+import torch.distributed as dist
+import precache
+from precache_workers.ensure import rank0_listing as told
+from precache_workers.sources.base import FolderSource
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+found = {}
+listings = []
+list_source = FolderSource.list
+
+def noted(self, *arguments):
+    listings.append(1)
+    return list_source(self, *arguments)
+
+FolderSource.list = noted
+
+def ask(name, size=150, source="in", **options):
+    before = len(listings)
+    recipe = precache.Pipeline.image(resize=size, crop=size)
+    given = {"address": "serial", "shard_samples": 4, "progress": rank == 0, **options}
+    try:
+        version = precache.ensure(recipe, folder / source, folder / "store", **given)
+        answer = version and version.id
+    except precache.PrecacheError as error:
+        version, answer = None, f"{type(error).__name__}: {error}"
+    found[name] = [answer, len(listings) - before]
+    return version
+
+ask("built")
+ask("there")
+ask("nowhere", source="nowhere")
+version = ask("followed", size=140, follow=True)
+with precache.Loader(version, batch_size=3, device="cpu") as loader:
+    found["rows"] = [row for batch in loader for row in batch["row"].tolist()]
+ask("broken", source="broken", on_error="raise")
+if rank == 0:
+    ask("alone", size=130)
+dist.barrier()
+told.COMES_WITHIN = timedelta(seconds=0.1)
+if rank == 1:
+    ask("alone", size=120)
+dist.barrier()
+ask("together", size=110, wait=100)
+(folder / f"{rank}.json").write_text(json.dumps(found))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks was answered, and how often it listed the source for that."""
+    folder = tmp_path_factory.mktemp("ranks")
+    write_jpegs(folder / "in", 12)
+    write(write_jpegs(folder / "broken", 8) / "cat/none.jpg", b"no photo")
+    script = folder / "train.py"
+    script.write_text(_RANK)
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*line, str(script), str(folder)],
+        env=environment(OMP_NUM_THREADS="1", TMPDIR=str(folder)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["built", "there", "followed", "together"])
+def test_rank_0_lists_for_all(found: list[dict[str, Any]], name: str) -> None:
+    (one, listed), (other, listed_too) = (each[name] for each in found)
+    assert one == other
+    assert len(one) == 32
+    assert (listed, listed_too) == (1, 0)
+
+
+def test_a_version_that_is_followed_is_shared_out(found: list[dict[str, Any]]) -> None:
+    assert sorted(row for each in found for row in each["rows"]) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("nowhere", "SourceError: {}the source "),
+        ("broken", "BuildError: {}1 of 13 samples failed (cat/none.jpg: "),
+    ],
+)
+def test_what_rank_0_fails_with_all_fail_with(
+    found: list[dict[str, Any]], name: str, error: str
+) -> None:
+    (one, _), (other, listed) = (each[name] for each in found)
+    assert one.startswith(error.format(""))
+    assert other == one.replace(": ", ": rank 0: ", 1)
+    assert listed == 0
+
+
+def test_ranks_may_ask_alone(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        answer, listed = each["alone"]
+        assert len(answer) == 32
+        assert listed >= 1
+
+
+def test_a_failure_that_is_none_of_ours_is_named() -> None:
+    store = HashStore()
+    leader = Told(store, "asked", leads=True)
+    leader.begin()
+    leader.fail(MemoryError())
+    with pytest.raises(BuildError, match=r"^rank 0: MemoryError\(\)$"):
+        Told(store, "asked", leads=False).hear()

@@ -1,0 +1,532 @@
+"""Builds as jobs of a real Ray head: followed, left alone, found again, stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precache
+from precache.errors import BuildError, UsageError
+from precache.store.build_status import StoreStatus, read_status
+from precache_workers.jobs import job_server
+from precache_workers.jobs.job_server import connect
+from precache_workers.jobs.submission import ClusterJob, _own_lines, _progress, _reason, _result
+from precache_workers.planning.request import BuildResult
+from tests.support.building import (
+    build_here,
+    cli,
+    command,
+    contents,
+    environment,
+    pixels,
+    poll,
+    remains,
+    running,
+    write,
+    write_jpegs,
+)
+from tests.support.jobhead import JobHead
+from tests.support.servers import S3Server, web_server
+
+SECRET = "a-secret-that-nobody-may-see"
+MODULE = '''
+import time
+from pathlib import Path
+
+def hold(array, store, go, shards):
+    """Wait for `go` once some shards of the store are done."""
+    while len(list(Path(store).glob("*/_build/receipts/*"))) >= shards and not Path(go).exists():
+        time.sleep(0.01)
+    return array
+'''
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[JobHead]:
+    head = JobHead()
+    yield head
+    head.close()
+
+
+@dataclass(frozen=True)
+class Work:
+    """A build that waits when `shards` of its five shards are done, until it may `go`."""
+
+    folder: Path
+    head: JobHead
+    shards: int = 1
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def prepare(self) -> None:
+        write_jpegs(self.folder / "in", 9)
+        write(self.folder / "in/dog/broken.jpg", b"no photo")
+        write(self.folder / "code/held.py", MODULE.encode())
+        op = {"op": "function", "function": "held:hold", "version": "1", "params": self.params()}
+        recipe = {"fields": {"image": {"ops": [*self.ops(), op]}}}
+        write(self.folder / "recipe.json", json.dumps(recipe).encode())
+
+    def params(self) -> dict[str, Any]:
+        return {"store": str(self.store), "go": str(self.folder / "go"), "shards": self.shards}
+
+    def ops(self) -> list[dict[str, Any]]:
+        return [{"op": "decode"}, {"op": "resize", "size": [150, 150]}]
+
+    def line(self, *more: str) -> list[object]:
+        recipe = (self.folder / "recipe.json").read_text()
+        line: list[object] = ["submit", self.folder / "in", self.store, "--pipeline", recipe]
+        return [*line, "--code", self.folder / "code", "--shard-samples", "2", *more]
+
+    def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return cli(*arguments, env=self.head.env, cwd=self.folder)
+
+    def json(self, *arguments: object) -> Any:
+        ran = self.run(*arguments, "--json")
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.count("\n") == 1, ran.stdout
+        return json.loads(ran.stdout)
+
+    def begins(self, job: str) -> None:
+        """Wait until the shards are done after which it waits."""
+
+        def begun() -> bool:
+            told = self.head.job(job)
+            assert told["status"] in ("PENDING", "RUNNING"), told
+            return len(list(self.store.glob("*/_build/receipts/*"))) >= self.shards
+
+        poll(begun, "the job waits in the middle")
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What was seen of one job: a client followed it and was killed, others asked, it ended."""
+
+    work: Work
+    job: str
+    again: dict[str, Any]
+    other: subprocess.CompletedProcess[str]
+    status: dict[str, Any]
+    store_status: StoreStatus
+    listed: str
+    end: subprocess.CompletedProcess[str]
+    ended: str
+
+
+@pytest.fixture(scope="module")
+def followed(head: JobHead, tmp_path_factory: pytest.TempPathFactory) -> Followed:
+    work = Work(tmp_path_factory.mktemp("followed"), head)
+    work.prepare()
+    line = work.line("--storage-option", f"secret={SECRET}")
+    with running(command(*line), head.env, work.folder) as client:
+        assert client.stderr is not None
+        said = client.stderr.readline()
+        found = re.search(r"job (\S+) is submitted", said)
+        assert found, said + client.stderr.read()
+        job = found.group(1)
+        work.begins(job)
+        again = work.json(*line, "--no-wait")
+        client.kill()
+    other = work.run(*work.line("--max-failures", "3"))
+    status, store_status = work.json("status", job), read_status(work.store)
+    listed = (head.get("/api/jobs/") or b"").decode() + json.dumps(head.job(job))
+    with running(command(*line), head.env, work.folder) as client:
+        assert client.stderr is not None
+        said = client.stderr.readline()  # before the build may end
+        work.go()
+        out, err = client.communicate()
+    end = subprocess.CompletedProcess(client.args, client.returncode, out, said + err)
+    return Followed(
+        work, job, again, other, status, store_status, listed, end, work.run("status", job).stdout
+    )
+
+
+def test_a_job_goes_on_without_the_client_that_was_killed(followed: Followed) -> None:
+    assert followed.end.returncode == 0, followed.end.stderr
+    assert re.search(r"state +succeeded\n", followed.ended)
+    assert precache.verify(followed.work.store).ok
+    assert remains(followed.work.store) == []
+
+
+def test_a_job_makes_what_a_build_here_makes(
+    followed: Followed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = followed.work
+    monkeypatch.syspath_prepend(str(work.folder / "code"))
+    recipe = precache.Pipeline.from_dict(json.loads((work.folder / "recipe.json").read_text()))
+    build_here(work.folder / "in", tmp_path / "store", recipe, {"shard_samples": 2})
+    assert contents(work.store) == contents(tmp_path / "store")
+
+
+def test_the_same_build_is_joined_while_it_is_under_way(followed: Followed) -> None:
+    assert followed.again["job"] == followed.job
+    assert followed.again["attached"] is True
+    assert f"job {followed.job} is under way already" in followed.end.stderr
+    assert "Running entrypoint" not in followed.end.stderr
+    assert f"10 samples in 3 classes in {followed.work.folder}/in" in followed.end.stderr
+    assert "samples          10, 1 failed" in followed.end.stdout
+    assert "hole: dog/broken.jpg" in followed.end.stdout
+
+
+def test_another_build_into_the_store_is_refused_by_the_jobs_name(followed: Followed) -> None:
+    assert followed.other.returncode == 2
+    assert f"job {followed.job} builds into {followed.work.store} with other" in (
+        followed.other.stderr
+    )
+    assert f"precache cancel {followed.job} --address http://127.0.0.1:" in followed.other.stderr
+
+
+def test_the_status_of_a_job_that_runs(followed: Followed) -> None:
+    assert followed.status["state"] == "RUNNING"
+    assert followed.status["store"] == str(followed.work.store)
+    assert followed.status["started"] is not None
+    assert followed.status["ended"] is None
+    assert followed.status["progress"]
+
+
+def test_the_status_of_its_store(followed: Followed) -> None:
+    assert followed.store_status.version is None
+    [build] = followed.store_status.building
+    assert (build.rows, build.shards, build.done) == (10, 5, 1)
+
+
+def test_storage_options_are_nowhere_to_be_seen(followed: Followed, head: JobHead) -> None:
+    assert followed.job in followed.listed
+    assert SECRET not in followed.listed
+    log = (head.get(f"/api/jobs/{followed.job}/logs") or b"").decode()
+    assert "is complete" in log
+    assert SECRET not in log
+    assert head.files_with(followed.job)
+    assert head.files_with(SECRET) == []
+
+
+def test_storage_options_are_deleted_once_they_were_read(followed: Followed, head: JobHead) -> None:
+    [name] = set(re.findall(r"--storage-options-at=(\S+\.zip)", followed.listed))
+    assert head.get(f"/api/packages/gcs/{name}") is None
+
+
+def test_a_job_that_fails_says_why_and_exits_as_the_build_does(
+    head: JobHead, tmp_path: Path
+) -> None:
+    work = Work(tmp_path, head)
+    ran = work.run("submit", tmp_path / "nowhere", work.store)
+    assert ran.returncode == 2
+    why = f"the source {tmp_path}/nowhere does not exist; give a folder of images"
+    found = re.search(r"job (\S+) failed: (.*)\n", ran.stderr)
+    assert found, ran.stderr
+    assert found.group(2) == why
+    status = work.json("status", found.group(1))
+    assert (status["state"], status["exit_status"], status["reason"]) == ("FAILED", 2, why)
+
+
+def test_jobs_that_are_none(head: JobHead, tmp_path: Path) -> None:
+    work = Work(tmp_path, head)
+    for line in (("status",), ("cancel",)):
+        ran = work.run(*line, "precache-0123456789ab-1")
+        assert ran.returncode == 2
+        assert f"the cluster at {head.address} knows no job precache-0123456789ab-1" in ran.stderr
+
+
+# --- fresh variants -----------------------------------------------------------------------------
+
+SHAKY = """
+import numpy as np
+
+def shaky(array, random):
+    return np.roll(array, int(random.integers(0, 9)), 0)
+"""
+
+
+@pytest.mark.heavy
+def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
+    work = Work(tmp_path, head)
+    source, code = write_jpegs(tmp_path / "in", 6), tmp_path / "code"
+    write(code / "shaking.py", SHAKY.encode())
+    op = {"op": "function", "function": "shaking:shaky", "version": "1", "random": True}
+    image = {"ops": [{"op": "decode"}, {"op": "resize", "size": [20, 20]}, op], "variants": 2}
+    recipe = json.dumps({"fields": {"image": image}})
+    line: list[object] = ["build", source, work.store, "--pipeline", recipe, "--address", "serial"]
+    first = cli(*line, cwd=code)
+    assert first.returncode == 0, first.stderr
+
+    refresh = ["refresh", work.store, "--submit", "--times", "2", "--run-functions"]
+    unsaid = cli(*refresh[:-1], env=head.env, cwd=code)
+    assert unsaid.returncode == 2
+    assert "names code to be run: 'shaking:shaky'" in unsaid.stderr
+    here = cli(*refresh, env=head.env, cwd=code)
+    assert here.returncode == 2
+    assert "shaking:shaky is here and not on the cluster; send it: --code shaking.py" in here.stderr
+    ran = work.run(*refresh, "--code", code, "--storage-option", f"secret={SECRET}", "--json")
+    assert ran.returncode == 0, ran.stderr
+    made = [json.loads(each) for each in ran.stdout.splitlines()]
+    versions = [each["result"]["version"] for each in made]
+    assert precache.open(work.store).id == versions[1] != versions[0]
+    assert precache.open(work.store).fields["image"].first_variant == 2
+    [job] = {each["job"] for each in made}
+    assert f"job {job} is submitted" in ran.stderr
+    assert work.json("status", job)["state"] == "SUCCEEDED"
+    assert head.files_with(SECRET) == []
+    failed = work.run("refresh", tmp_path / "nowhere", "--submit")
+    assert failed.returncode == 2
+    assert f"failed: there is no store at {tmp_path}/nowhere" in failed.stderr
+
+
+@pytest.mark.heavy
+def test_a_refresh_without_end_is_joined_and_cancelled(head: JobHead, tmp_path: Path) -> None:
+    work = Work(tmp_path, head)
+    source, store = write_jpegs(tmp_path / "in", 6), work.store
+    recipe = precache.Pipeline.image(random_resized_crop=24, variants=2)
+    build_here(source, store, recipe)
+    address = head.address
+    env = {"RAY_AUTH_MODE": "disabled", "RAY_API_SERVER_ADDRESS": address}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        job = precache.submit_refresh(store, every="1h", address=address)
+        poll(lambda: precache.open(store).fields["image"].first_variant == 1, "a fresh variant")
+        again = precache.submit_refresh(store, every=3600, address=address)
+        assert (again.id, again.attached) == (job.id, True)
+        with pytest.raises(UsageError, match=f"job {job.id} builds into"):
+            precache.submit(source, store, recipe, address=address)
+        assert job.cancel().state == "STOPPED"
+    assert precache.verify(store).ok
+
+
+# --- stopping and going on ----------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_a_job_is_cancelled_and_goes_on_when_submitted_again(head: JobHead, tmp_path: Path) -> None:
+    work = Work(tmp_path, head, shards=2)
+    work.prepare()
+    job = work.run(*work.line("--no-wait")).stdout.strip()
+    work.begins(job)
+    stopped = work.run("cancel", job)
+    assert stopped.returncode == 0, stopped.stderr
+    assert re.search(r"state +stopped\n", stopped.stdout)
+    assert "submit the same build again to continue it" in stopped.stdout
+    assert work.json("cancel", job)["state"] == "STOPPED"
+    [build] = work.json("status", work.store)["building"]
+    assert build["done"] == 2
+    work.go()
+    done = work.json(*work.line())
+    assert done["job"] != job
+    assert done["job"][:-1] == job[:-1]
+    assert (done["result"]["shards"], done["result"]["shards_skipped"]) == (5, 2)
+
+
+@pytest.mark.heavy
+def test_ctrl_c_ends_the_following_and_not_the_job(head: JobHead, tmp_path: Path) -> None:
+    work = Work(tmp_path, head)
+    work.prepare()
+    with running(command(*work.line()), head.env, work.folder) as client:
+        assert client.stderr is not None
+        found = re.search(r"job (\S+) is submitted", client.stderr.readline())
+        assert found
+        job = found.group(1)
+        work.begins(job)
+        client.send_signal(signal.SIGINT)
+        _, said = client.communicate()
+    assert client.returncode == 130
+    assert f"the job goes on; to see how far it is: precache status {job} --address" in said
+    assert "Traceback" not in said
+    work.go()
+    poll(lambda: head.job(job)["status"] == "SUCCEEDED", "the job has ended")
+
+
+@pytest.mark.heavy
+def test_storage_options_reach_the_job(head: JobHead, tmp_path: Path, s3: S3Server) -> None:
+    write_jpegs(tmp_path / "in", 4)
+    code = (
+        "import sys, json, precache\n"
+        "recipe = precache.Pipeline.image(resize=32, crop=30)\n"
+        "options = json.loads(sys.argv[2])\n"
+        "job = precache.submit(sys.argv[1], 's3://bucket/submitted.store', recipe,\n"
+        "                      storage_options=options, shard_samples=16, progress=False)\n"
+        "result = job.wait()\n"
+        "print(result.samples, result.path, job.status().state, job.attached)\n"
+    )
+    line = ["-c", code, str(tmp_path / "in"), json.dumps(s3.options())]
+    ran = subprocess.run(
+        [command()[0], *line], check=False, env=head.env, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    samples, path, state, attached = ran.stdout.split()
+    assert (samples, state, attached) == ("4", "SUCCEEDED", "False")
+    assert path.startswith("s3://bucket/submitted.store/")
+    assert len(pixels("s3://bucket/submitted.store", storage_options=s3.options())) == 4
+    assert head.files_with(SECRET) == []
+
+
+@pytest.mark.heavy
+def test_labels_and_classes_travel_as_files(head: JobHead, tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 4)
+    lines = "".join(f"{path.relative_to(tmp_path / 'in')},owl\n" for path in
+                    sorted(tmp_path.glob("in/*/*.jpg")))  # fmt: skip
+    write(tmp_path / "labels.csv", lines.encode())
+    write(tmp_path / "classes.txt", b"ant\nowl\n")
+    work = Work(tmp_path, head)
+    flags = "--labels", "labels.csv", "--classes", "classes.txt"
+    done = work.json("submit", tmp_path / "in", work.store, *flags)
+    assert done["result"]["classes"] == ["ant", "owl"]
+    assert set(precache.open(work.store).labels.tolist()) == {1}
+
+
+@pytest.mark.heavy
+def test_a_cluster_with_tokens(tmp_path: Path) -> None:
+    head = JobHead(token="0123456789abcdef" * 4)
+    try:
+        write_jpegs(tmp_path / "in", 4)
+        line = "submit", tmp_path / "in", tmp_path / "store", "--storage-option", "a=b"
+        without = {n: v for n, v in head.env.items() if not n.startswith("RAY_AUTH")}
+        other = {**head.env, "RAY_AUTH_TOKEN": "f" * 64}
+        for env in (without, {**without, "RAY_AUTH_MODE": "token"}, other):
+            ran = cli(*line, env=env)
+            assert ran.returncode == 1
+            assert f"the Ray cluster at {head.address} does not let us in: " in ran.stderr
+            assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_" in ran.stderr
+            assert ran.stderr.count("\n") == 1
+        path = write(tmp_path / "token", head.token.encode())
+        path.chmod(0o600)
+        by_file = {**without, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+        ran = cli(*line, env=by_file)
+        assert ran.returncode == 0, ran.stderr
+        assert precache.verify(tmp_path / "store").ok
+    finally:
+        head.close()
+
+
+# --- without a cluster --------------------------------------------------------------------------
+
+
+def refused(tmp_path: Path, address: str, **variables: str) -> str:
+    env = {n: v for n, v in environment().items() if not n.startswith("RAY_")}
+    flags = ("--address", address) if address else ()
+    ran = cli("submit", tmp_path / "in", tmp_path / "store", *flags, env={**env, **variables})
+    assert ran.returncode in (1, 2)
+    assert ran.stderr.startswith("precache: ")
+    assert ran.stderr.count("\n") == 1, ran.stderr
+    return ran.stderr
+
+
+def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
+    said = refused(tmp_path, "http://127.0.0.1:1")
+    assert "no Ray job server answers at http://127.0.0.1:1: " in said
+    assert "Connection refused; give --address http://HEAD:8265" in said
+    assert "at http://127.0.0.1:2: " in refused(
+        tmp_path, "http://127.0.0.1:2", RAY_API_SERVER_ADDRESS="http://127.0.0.1:1"
+    )
+    assert "at 127.0.0.1:1: " in refused(tmp_path, "", RAY_ADDRESS="127.0.0.1:1")
+
+
+def test_a_refresh_of_a_store_that_cannot_be_opened_here_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cluster's nodes may have the library that is missing."""
+
+    def missing(protocol: str) -> None:
+        raise ImportError(protocol)
+
+    monkeypatch.setattr("fsspec.get_filesystem_class", missing)
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with pytest.raises(BuildError, match=r"no Ray job server answers at http://127\.0\.0\.1:1: "):
+        precache.submit_refresh("s3://bucket/store", address="http://127.0.0.1:1")
+
+
+def test_an_address_of_something_else(tmp_path: Path) -> None:
+    with web_server(tmp_path) as url:
+        assert f"no Ray job server answers at {url.rstrip('/')}" in refused(tmp_path, url)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head:8265", "local", "serial"])
+def test_an_address_of_no_job_server(address: str) -> None:
+    with pytest.raises(UsageError, match=f"the address {address} is none of a job server"):
+        connect(address)
+
+
+def test_an_address_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_server, "FIRST_ANSWER", 0.2)
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(BuildError, match=f"answers at {address}: Read timed out"):
+            connect(address)
+    assert "RAY_API_SERVER_ADDRESS" not in os.environ
+
+
+def test_a_job_out_of_reach_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def get_job_info(self, job: str) -> None:
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr("precache_workers.jobs.submission.PATIENCE", 0)
+    monkeypatch.setattr("precache_workers.jobs.submission.POLL_EVERY", 0)
+    job = ClusterJob(Gone(), "http://head:8265", "precache-0123456789ab-1")
+    with pytest.raises(BuildError, match="the job may go on: precache status precache-01"):
+        job.follow(print)
+
+
+def test_what_submit_does_not_know() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'resize'"):
+        precache.submit("in", "out", resize=3)
+
+
+def test_ray_that_is_missing_is_named(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    code = (
+        "import sys\nsys.modules[sys.argv[1]] = None\nimport precache\n"
+        "try:\n    precache.submit('/in', '/out', address='http://127.0.0.1:1')\n"
+        "except precache.UsageError as error:\n    print(error)\n"
+    )
+    for name in ("ray", "aiohttp"):
+        said = run_python(code, name).stdout
+        assert said == f"submitting needs {name}: pip install 'precache[workers]'\n"
+
+
+# --- what a log tells ---------------------------------------------------------------------------
+
+RESULT = BuildResult("3f2a", "/s/3f2a", 9, 1, 5, 0, 10, 5, holes=[("a", "b")], classes=("c",))
+LOG = f"""\
+Running entrypoint for job x: python -m precache build in out
+9 samples in 3 classes in /in
+2 of 9 images, 3/s, 0:00:02 left
+Committing
+
+{json.dumps(dataclasses.asdict(RESULT))}
+"""
+
+
+def test_the_result_and_the_progress_are_found_in_a_log() -> None:
+    lines = _own_lines(LOG)
+    assert lines[0] == "9 samples in 3 classes in /in"
+    assert _progress(lines) == "2 of 9 images, 3/s, 0:00:02 left"
+    assert _progress(lines[:1]) == lines[0]
+    assert _progress([]) == ""
+    assert _result(lines[-1]) == RESULT
+    of_later = json.dumps({**json.loads(lines[-1]), "more": 1})
+    assert _result(of_later) == RESULT
+    for line in ('{"version": "3f2a"}', '{"version', "Version 3f2a is complete", ""):
+        assert _result(line) is None
+
+
+def test_the_reason_is_what_precache_said_last() -> None:
+    assert _reason(["precache: one", "precache: two", "later"], "message") == "two"
+    assert _reason(["Traceback", "ValueError: x", ""], "message") == "ValueError: x"
+    assert _reason([], "the runtime environment\nfailed") == "the runtime environment"

@@ -1,0 +1,143 @@
+"""`decompress="device"`, as far as it can be told without a device."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numcodecs import zstd
+
+import precache
+from precache.codecs import nvcomp
+from precache.codecs.image import filter_image
+from precache.errors import DamageError, UsageError
+from precache.loading import stream
+from precache.loading.slots import undo_image_tensor
+from precache.loading.stream import BatchStream
+from precache.reading.version_reader import Columns
+from tests.conftest import BuiltStore
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("codec", ["zstd", "image"])
+def test_frames_come_one_after_another_as_they_are_stored(
+    codec: str, stores: dict[str, BuiltStore]
+) -> None:
+    [reader] = Columns(str(stores[codec].path)).readers.values()
+    rows = np.array([4, 0, 20, 4])
+    out = np.full(len(rows) * reader.frame_bound, 255, np.uint8)
+    lengths = reader.read_frames(rows, out)
+    expected = np.empty((len(rows), *reader.array.row_shape), np.uint8)
+    reader.read(rows, expected, undo=False)
+    start = 0
+    for length, row in zip(lengths.tolist(), expected, strict=True):
+        frame = out[start : start + length].tobytes()
+        assert zstd.decompress(frame) == row.tobytes()
+        start += length
+    assert (out[start:] == 255).all()
+
+
+def test_only_rows_that_are_a_frame_each_are_framed(
+    stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
+) -> None:
+    def framed(store: BuiltStore) -> bool:
+        [reader] = Columns(str(store.path)).readers.values()
+        return reader.framed
+
+    assert [framed(stores[codec]) for codec in ("raw", "zstd", "image")] == [False, True, True]
+    assert not framed(tile_stores["zstd"])  # several rows a chunk
+
+
+def stand_in_for_nvcomp(
+    memory: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor, row_nbytes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What nvCOMP does, on the host."""
+    rows = torch.empty((len(lengths), row_nbytes), dtype=torch.uint8)
+    for row, start, length in zip(rows, offsets.tolist(), lengths.tolist(), strict=True):
+        zstd.decompress(memory[start : start + length].numpy(), row.numpy())
+    return rows, torch.zeros(len(lengths), dtype=torch.bool)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "image"])
+def test_a_slot_of_frames_unpacks_to_the_batch(
+    codec: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = stores[codec]
+    columns = Columns(str(store.path))
+    monkeypatch.setattr(stream, "_framed", lambda columns, device: dict(columns.readers))
+    monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
+    monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
+    monkeypatch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
+    batches = BatchStream(columns, 4, CPU, decompress="device")
+    rows = np.array([7, 1, 19])
+    [part] = batches._split([rows])
+    batches._fill(columns, part)
+    filled = part.batch
+    assert filled.slot is not None
+    memory = torch.from_numpy(filled.slot[: filled.nbytes])
+    found = batches._unpack(filled, stream._Doubts({}), memory)
+    assert list(found) == ["image", "label", "row"]
+    assert found["row"].tolist() == rows.tolist()
+    assert found["label"].tolist() == columns.small["label"][rows].tolist()
+    np.testing.assert_array_equal(found["image"], store.rows()[rows])
+
+
+@pytest.mark.skipif(not nvcomp.available(), reason="nvCOMP is not installed")
+def test_nvcomp_takes_frames_that_follow_each_other() -> None:
+    """At any address, as rows do, which needs no device to tell; temporary memory is torch's."""
+
+    class Alignments(ctypes.Structure):
+        _fields_ = tuple((name, ctypes.c_size_t) for name in ("input", "output", "temporary"))
+
+    found, ask = (
+        Alignments(),
+        nvcomp._library().nvcompBatchedZstdDecompressGetRequiredAlignments,
+    )
+    ask.argtypes = (nvcomp._Options, ctypes.POINTER(Alignments))
+    assert ask(nvcomp._Options(), ctypes.byref(found)) == 0
+    assert (found.input, found.output) == (1, 1)
+    assert 512 % found.temporary == 0
+    assert nvcomp.temporary_nbytes(256, 3 * 224 * 224) > 0
+
+
+def test_a_damaged_frame_is_found_before_it_is_handed_out(
+    stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
+) -> None:
+    store = copy_store(stores["image"])
+    path = store.shard_path(0)
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    [reader] = Columns(str(store.path)).readers.values()
+    rows = np.arange(min(4, reader.array.object_shape[0]))
+    with pytest.raises(DamageError, match=r"is damaged at row \d+ \(.*png"):
+        reader.read_frames(rows, np.empty(len(rows) * reader.frame_bound, np.uint8))
+
+
+def test_on_the_host_the_log_says_once_why_it_decompresses_there(
+    stores: dict[str, BuiltStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "precache"):
+        loader = precache.Loader(stores["image"].path, 4, device="cpu", decompress="device")
+    with loader:
+        assert sum(len(batch["row"]) for batch in loader) == 21
+    [record] = caplog.records
+    assert record.message == "decompressing on the host after all: batches go to the cpu"
+
+
+def test_another_place_to_decompress_is_refused(stores: dict[str, BuiltStore]) -> None:
+    with pytest.raises(UsageError, match=r"decompress is 'gpu'; choose one of host, device"):
+        precache.Loader(stores["image"].path, 4, decompress="gpu")
+
+
+def test_the_channel_filter_as_tensor_operations_is_exact_on_every_pixel() -> None:
+    every = np.arange(256, dtype=np.uint8)
+    rows = np.stack(np.meshgrid(every, every, [0, 1, 255], indexing="ij"), axis=0)
+    pixels = torch.from_numpy(rows.astype(np.uint8).reshape(1, 3, 256, -1).copy())
+    filtered = torch.from_numpy(filter_image(pixels.numpy()))
+    assert torch.equal(undo_image_tensor(filtered), pixels)

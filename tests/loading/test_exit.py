@@ -1,0 +1,122 @@
+"""A process that ends while iterators are alive does not wait for what does not answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precache
+from tests.conftest import BuiltStore
+from tests.support.building import poll
+from tests.support.servers import FaultProxy, S3Server
+
+LIMIT = 20
+"""Seconds that a process may take to end at all, while its server keeps silent for longer."""
+
+READ = """
+import json, sys
+import precache
+url, options = sys.argv[1], json.loads(sys.argv[2])
+loader = precache.Loader(url, 4, shuffle=False, **options)
+batches = iter(loader)
+kept = [next(batches)]
+print("begun", flush=True)
+sys.stdin.readline()
+"""
+
+METER = """
+import sys, threading
+import precache
+def hang(report):
+    print("begun", flush=True)
+    threading.Event().wait()
+steps = iter(precache.meter([1] * 10, every=2, to=[hang]))
+for _ in range(5):
+    next(steps)
+sys.stdin.readline()
+"""
+
+
+def _process(code: str, *arguments: object) -> subprocess.Popen[str]:
+    line = [sys.executable, "-c", code, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def _assert_ends(process: subprocess.Popen[str]) -> None:
+    """It ends by itself, once told that it may, and has nothing to complain of."""
+    try:
+        _, errors = process.communicate("\n", LIMIT)
+        assert (process.returncode, errors) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["ranges", "cache"])
+@pytest.mark.parametrize("loading", [{}, {"threads": 1}])
+def test_an_exit_does_not_wait_for_a_server_that_hangs(
+    stores: dict[str, BuiltStore],
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    loading: dict[str, Any],
+    *,
+    cached: bool,
+) -> None:
+    url = f"s3://bucket/exit-{cached}-{len(loading)}"
+    precache.pull(stores["raw"].path, url, storage_options=s3.options())
+    options = {"storage_options": s3.options(proxy.port), **loading}
+    if cached:
+        options |= {"cache_dir": str(tmp_path / "cache")}
+    asked, answer = threading.Event(), threading.Event()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/1/0/0/0"):
+            asked.set()
+            assert answer.wait(3 * LIMIT)
+
+    proxy.before = hang
+    process = _process(READ, url, json.dumps(options))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        assert asked.wait(60)
+        _assert_ends(process)
+    finally:
+        answer.set()
+    if cached:  # whoever comes next finds nothing in its way
+        proxy.before = lambda method, path: None
+        with precache.Loader(url, 4, shuffle=False, **options) as loader:  # type: ignore[arg-type]
+            assert sum(len(batch["row"]) for batch in loader) == 21
+
+
+def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) -> None:
+    process = _process(READ, stores["image"].path, json.dumps({"threads": 4, "ahead": 6}))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    _assert_ends(process)
+
+
+def test_an_exit_does_not_wait_for_an_output_that_hangs() -> None:
+    process = _process(METER)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    _assert_ends(process)
+
+
+def test_a_pool_that_is_lost_ends_its_threads(no_collection: None) -> None:
+    from precache.runtime.ordered_map import Threads, collected
+
+    before = threading.active_count()
+    pool = Threads(2, "precache-lost")
+    assert [pool.submit(abs, -n).result() for n in range(4)] == [0, 1, 2, 3]
+    del pool
+    poll(lambda: threading.active_count() <= before, "its threads end")
+    assert not collected()

@@ -1,0 +1,768 @@
+"""`Loader`: every row once, in an order that is a function, resumable, and no trace left."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import precache
+from precache.errors import PrecacheError, StoreError, UsageError
+from precache.store.small_arrays import small_array, string_array
+from tests.conftest import BuiltStore
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def image_store(stores: dict[str, BuiltStore]) -> BuiltStore:
+    return stores["image"]
+
+
+def _rows(batches: Any) -> list[list[int]]:
+    return [batch["row"].tolist() for batch in batches]
+
+
+def _epoch(store: BuiltStore, epoch: int = 0, **options: Any) -> list[list[int]]:
+    with precache.Loader(store.path, **{"batch_size": 4, **options}) as loader:
+        loader.set_epoch(epoch)
+        return _rows(loader)
+
+
+def _valid(store: BuiltStore) -> list[int]:
+    return np.flatnonzero(store.open().valid).tolist()
+
+
+def _flat(batches: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+# --- what an epoch holds ------------------------------------------------------------------------
+
+SHUFFLES = pytest.mark.parametrize("shuffle", [True, False, "full", "block"])
+
+
+@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
+@SHUFFLES
+def test_every_valid_row_comes_once_with_its_own_pixels_and_label(
+    kind: str, codec: str, shuffle: bool | str, request: pytest.FixtureRequest
+) -> None:
+    store: BuiltStore = request.getfixturevalue(kind)[codec]
+    pixels, version = store.rows(), store.open()
+    seen: list[int] = []
+    with precache.Loader(store.path, batch_size=5, shuffle=shuffle) as loader:
+        for batch in loader:
+            rows = batch["row"].numpy()
+            seen += rows.tolist()
+            np.testing.assert_array_equal(batch["image"].numpy(), pixels[rows])
+            np.testing.assert_array_equal(batch["label"].numpy(), version.labels[rows])
+    assert sorted(seen) == _valid(store)
+    assert (seen == sorted(seen)) == (shuffle is False)
+
+
+def test_a_batch_is_a_dict_of_tensors(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, batch_size=4) as loader:
+        batch = next(iter(loader))
+    assert list(batch) == ["image", "label", "row"]
+    assert {name: t.dtype for name, t in batch.items()} == {
+        "image": torch.uint8,
+        "label": torch.int64,
+        "row": torch.int64,
+    }
+    assert batch["image"].shape == (4, 3, 112, 112)
+    assert batch["label"].shape == batch["row"].shape == (4,)
+    assert {t.device for t in batch.values()} == {loader.device} == {torch.device("cpu")}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last", "sizes"),
+    [
+        (5, False, [5, 5, 5, 5, 1]),
+        (5, True, [5, 5, 5, 5]),
+        (7, False, [7, 7, 7]),
+        (7, True, [7, 7, 7]),
+        (21, False, [21]),
+        (20, True, [20]),
+        (1, False, [1] * 21),
+    ],
+)
+def test_batches_and_their_number(
+    image_store: BuiltStore, batch_size: int, drop_last: bool, sizes: list[int]
+) -> None:
+    with precache.Loader(image_store.path, batch_size, drop_last=drop_last) as loader:
+        assert len(loader) == len(sizes)
+        assert [len(batch["row"]) for batch in loader] == sizes
+
+
+@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"threads": 2, "ahead": 1}])
+@pytest.mark.parametrize("resident", [None, "host", "device"])
+def test_threads_and_residence_change_nothing_but_the_time(
+    image_store: BuiltStore, options: dict[str, Any], resident: str | None
+) -> None:
+    with (
+        precache.Loader(image_store.path, 4, seed=3) as plain,
+        precache.Loader(image_store.path, 4, seed=3, resident=resident, **options) as other,
+    ):
+        for one, two in zip(plain, other, strict=True):
+            assert one.keys() == two.keys()
+            assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+# --- orders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, "block"])
+def test_a_shuffle_is_a_function_of_seed_and_epoch(
+    image_store: BuiltStore, shuffle: bool | str
+) -> None:
+    orders = {
+        (seed, epoch): _epoch(image_store, epoch, seed=seed, shuffle=shuffle, window=2)
+        for seed, epoch in itertools.product((0, 1), (0, 1, 2))
+    }
+    assert len({str(order) for order in orders.values()}) == 6
+    assert _epoch(image_store, 2, seed=1, shuffle=shuffle, window=2) == orders[1, 2]
+    with precache.Loader(image_store.path, 4, shuffle, 1, window=2) as loader:
+        assert [_rows(loader) for _ in range(3)] == [orders[1, epoch] for epoch in range(3)]
+
+
+def test_the_order_does_not_depend_on_the_batch_size(image_store: BuiltStore) -> None:
+    assert _flat(_epoch(image_store, batch_size=2)) == _flat(_epoch(image_store, batch_size=9))
+
+
+def test_an_epoch_can_be_chosen_again(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        first, second = _rows(loader), _rows(loader)
+        loader.set_epoch(0)
+        assert _rows(loader) == first
+        assert _rows(loader) == second
+        loader.set_epoch(1)
+        loader.set_epoch(1)
+        assert _rows(loader) == second
+
+
+def test_an_epoch_that_was_left_early_begins_anew_when_it_is_chosen(
+    image_store: BuiltStore,
+) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        first = _rows(loader)
+        loader.set_epoch(0)
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert _rows(loader) == first
+
+
+def test_order_by_key_is_sorted_and_without_holes(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4, shuffle=False, order="key") as loader:
+        keys = loader.keys(_flat(_rows(loader)))
+    version = image_store.open()
+    assert keys == sorted(version.keys[row] for row in _valid(image_store))
+    with pytest.raises(UsageError, match="order='key' reads in a fixed order; give shuffle=False"):
+        precache.Loader(image_store.path, 4, order="key")
+
+
+def test_keys_of_rows_in_every_form(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        batch = next(iter(loader))
+        rows = batch["row"].tolist()
+        expected = [image_store.open().keys[row] for row in rows]
+        for form in (batch["row"], batch["row"].numpy(), rows, iter(rows)):
+            assert loader.keys(form) == expected
+
+
+# --- output and transforms ----------------------------------------------------------------------
+
+
+def test_the_rows_of_any_batch_can_be_told(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4, seed=3, device="cpu", output="tuple") as loader:
+        told = [loader.rows_of_batch(1, number).tolist() for number in range(len(loader))]
+        loader.set_epoch(1)
+        located = [loader.locate() for _ in loader]
+        with pytest.raises(UsageError, match="batch is 6, and an epoch has 6"):
+            loader.rows_of_batch(0, 6)
+        assert [list(find()) for find in located] == [loader.keys(rows) for rows in told]
+    with precache.Loader(image_store.path, 4, seed=3, device="cpu") as loader:
+        loader.set_epoch(1)
+        assert [batch["row"].tolist() for batch in loader] == told
+
+
+def test_tuples_are_image_and_label(image_store: BuiltStore) -> None:
+    with (
+        precache.Loader(image_store.path, 4, seed=5) as dicts,
+        precache.Loader(image_store.path, 4, seed=5, output="tuple") as tuples,
+    ):
+        for batch, (image, label) in zip(dicts, tuples, strict=True):
+            assert torch.equal(batch["image"], image)
+            assert torch.equal(batch["label"], label)
+
+
+def test_fields_can_be_chosen(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4, fields=["label"]) as loader:
+        assert [list(batch) for batch in loader] == [["label", "row"]] * 6
+    with pytest.raises(UsageError, match="no field 'mask'; it has image, label"):
+        precache.Loader(image_store.path, 4, fields=["label", "mask"])
+    with pytest.raises(UsageError, match=r"output='tuple' .* image is not among label, row"):
+        precache.Loader(image_store.path, 4, fields=["label"], output="tuple")
+
+
+def test_a_transform_gets_each_batch_and_its_result_is_yielded(image_store: BuiltStore) -> None:
+    def brighten(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+        return {**batch, "image": batch["image"].float() / 255, "size": len(batch["row"])}
+
+    pixels = image_store.rows()
+    with precache.Loader(image_store.path, 4, transform=brighten) as loader:
+        for batch in loader:
+            expected = pixels[batch["row"].numpy()].astype(np.float32) / 255
+            np.testing.assert_array_equal(batch["image"].numpy(), expected)
+            assert batch["size"] == len(batch["row"])
+
+
+def test_a_tuple_is_made_of_what_the_transform_leaves(image_store: BuiltStore) -> None:
+    def double(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**batch, "label": batch["label"] * 2}
+
+    with precache.Loader(image_store.path, 21, False, transform=double, output="tuple") as loader:
+        [(_, label)] = list(loader)
+    assert (label.numpy() == 2 * image_store.open().labels[_valid(image_store)]).all()
+
+
+def test_an_error_of_the_transform_is_the_callers_and_the_loader_goes_on(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    calls = itertools.count()
+
+    def fails_once(batch: Any) -> Any:
+        if next(calls) == 2:
+            raise ZeroDivisionError("in the transform")
+        return batch
+
+    with precache.Loader(image_store.path, 4, transform=fails_once) as loader:
+        with pytest.raises(ZeroDivisionError, match="in the transform"):
+            _rows(loader)
+        assert sorted(_flat(_rows(loader))) == _valid(image_store)
+
+
+# --- resuming -----------------------------------------------------------------------------------
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "shuffled": {},
+    "in blocks": {"shuffle": "block", "window": 2},
+    "by key": {"shuffle": False, "order": "key"},
+    "without the last": {"drop_last": True},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_loop_resumes_from_every_step(order: str, image_store: BuiltStore) -> None:
+    options = {"batch_size": 4, **ORDERS[order]}
+    with precache.Loader(image_store.path, **options) as loader:
+        steps = 2 * len(loader)
+        states, rows = [loader.state_dict()], []
+        for _ in range(2):
+            for batch in loader:
+                rows.append(batch["row"].tolist())
+                states.append(loader.state_dict())
+    assert len(states) == steps + 1
+    for step, state in enumerate(states):
+        with precache.Loader(image_store.path, **options) as resumed:
+            resumed.load_state_dict(json.loads(json.dumps(state)))
+            assert resumed.state_dict() == state
+            rest = itertools.chain(resumed, resumed, resumed)
+            assert _rows(itertools.islice(rest, steps - step)) == rows[step:]
+
+
+def test_a_state_is_what_was_received_and_not_what_is_read_ahead(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 2, threads=2, ahead=6) as loader:
+        batches = iter(loader)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (0, 0)
+        next(batches)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (0, 1)
+
+
+def test_a_resumed_epoch_survives_that_it_is_named_again(image_store: BuiltStore) -> None:
+    """As a training loop does: load, then `set_epoch` at the top of each epoch."""
+    whole = _epoch(image_store, 3)
+    with precache.Loader(image_store.path, 4) as loader:
+        loader.set_epoch(3)
+        first = next(iter(loader))["row"].tolist()
+        state = loader.state_dict()
+    with precache.Loader(image_store.path, 4) as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(3)
+        assert [first, *_rows(resumed)] == whole
+        assert _rows(resumed) == _epoch(image_store, 4)
+
+
+def test_setting_another_epoch_leaves_the_saved_position(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with precache.Loader(image_store.path, 4) as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(7)
+        assert _rows(resumed) == _epoch(image_store, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("global_batch", {"batch_size": 3}),
+        ("global_batch", {"rank": 0, "world_size": 2}),
+        ("seed", {"seed": 1}),
+        ("shuffle", {"shuffle": False}),
+        ("shuffle", {"shuffle": "block"}),
+        ("drop_last", {"drop_last": True}),
+        ("order", {"shuffle": False, "order": "key"}),
+        ("rows", {"rows": range(20)}),
+        ("rows", {"weights": np.arange(23)}),
+        ("format", {}),
+    ],
+)
+def test_a_state_of_another_order_is_refused_by_name(
+    image_store: BuiltStore, name: str, options: dict[str, Any]
+) -> None:
+    base = {"batch_size": 4, "shuffle": name != "order"}
+    with precache.Loader(image_store.path, **base) as loader:
+        state = {**loader.state_dict(), **({"format": 0} if name == "format" else {})}
+    with precache.Loader(image_store.path, **{**base, **options}) as other:
+        said = f"the saved state has {name}={state[name]!r} and this loader has "
+        own = other.state_dict()
+        with pytest.raises(UsageError, match=re.escape(f"{said}{own[name]!r}; open the same")):
+            other.load_state_dict(state)
+        assert other.state_dict() == own
+
+
+@pytest.mark.parametrize("change", [{"window": 3}, {"num_canonical_nodes": 2}])
+def test_a_state_of_another_block_shuffle_is_refused(
+    image_store: BuiltStore, change: dict[str, Any]
+) -> None:
+    base: dict[str, Any] = {"batch_size": 4, "shuffle": "block", "window": 2}
+    with (
+        precache.Loader(image_store.path, **base) as loader,
+        precache.Loader(image_store.path, **{**base, **change}) as other,
+        pytest.raises(UsageError, match=r"the saved state has shuffle=.*'window': 2.*this loader"),
+    ):
+        other.load_state_dict(loader.state_dict())
+
+
+def test_a_state_of_another_version_is_refused_by_name(stores: dict[str, BuiltStore]) -> None:
+    with precache.Loader(stores["raw"].path, 4) as loader:
+        state = loader.state_dict()
+    with (
+        precache.Loader(stores["image"].path, 4) as other,
+        pytest.raises(UsageError, match="the saved state has version="),
+    ):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"epoch": None},
+        {"epoch": "x"},
+        {"batch": -1},
+        {"batch": 7},
+        {"batch": 1.5},
+    ],
+    ids=str,
+)
+def test_a_spoilt_state_is_refused(image_store: BuiltStore, change: dict[str, Any]) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        [name] = change
+        with pytest.raises(UsageError, match=name):
+            loader.load_state_dict({**loader.state_dict(), **change})
+
+
+def test_a_state_that_lacks_something_is_refused_by_name(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        whole = loader.state_dict()
+        for name in whole:
+            with pytest.raises(UsageError, match=name):
+                loader.load_state_dict({k: v for k, v in whole.items() if k != name})
+        assert loader.state_dict() == whole
+
+
+# --- nothing is left over -----------------------------------------------------------------------
+
+
+def _ours() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("precache")]
+
+
+@pytest.fixture
+def no_threads_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert _ours() == []
+    assert threading.active_count() <= before  # those of a server may end meanwhile
+
+
+def test_an_early_break_leaves_no_thread(image_store: BuiltStore, no_threads_left: None) -> None:
+    loader = precache.Loader(image_store.path, 2)
+    for _ in loader:
+        break
+    assert _ours() == []
+    assert sorted(_flat(_rows(loader))) == _valid(image_store)
+
+
+def test_an_error_in_the_loop_leaves_no_thread(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    loader = precache.Loader(image_store.path, 2)
+
+    def train() -> None:
+        for _ in loader:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert _ours() == []
+
+
+def test_the_end_of_an_epoch_leaves_no_thread(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    loader = precache.Loader(image_store.path, 2)
+    batches = iter(loader)
+    assert _ours() == []
+    next(batches)
+    assert _ours()
+    _rows(batches)
+    assert _ours() == []
+
+
+def test_close_ends_what_runs(image_store: BuiltStore, no_threads_left: None) -> None:
+    loader = precache.Loader(image_store.path, 2)
+    running, begun, fresh = iter(loader), iter(loader), iter(loader)
+    next(running)
+    next(begun)
+    loader.close()
+    assert _ours() == []
+    for iterator in (running, begun, fresh):
+        with pytest.raises(StopIteration):
+            next(iterator)
+    with pytest.raises(UsageError, match="this loader is closed; make a new one"):
+        iter(loader)
+    loader.close()
+
+
+def test_close_within_the_loop_ends_it(image_store: BuiltStore, no_threads_left: None) -> None:
+    loader = precache.Loader(image_store.path, 2)
+    count = 0
+    for _ in loader:
+        count += 1
+        loader.close()
+    assert count == 1
+
+
+def test_leaving_the_context_closes(image_store: BuiltStore, no_threads_left: None) -> None:
+    with precache.Loader(image_store.path, 2) as loader:
+        batches = iter(loader)
+        next(batches)
+    assert _ours() == []
+    with pytest.raises(UsageError, match="closed"):
+        iter(loader)
+
+
+def test_two_iterators_of_a_loader_are_two_epochs(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        pairs = [
+            (a["row"].tolist(), b["row"].tolist()) for a, b in zip(loader, loader, strict=True)
+        ]
+    assert [a for a, _ in pairs] == _epoch(image_store, 0)
+    assert [b for _, b in pairs] == _epoch(image_store, 1)
+
+
+def test_an_iterator_that_is_never_used_costs_no_epoch(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        _ = iter(loader), iter(loader)
+        assert loader.state_dict()["epoch"] == 0
+        assert _rows(loader) == _epoch(image_store, 0)
+
+
+def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltStore) -> None:
+    def held() -> tuple[int, int]:
+        # All at once: what counts descriptors keeps none open.
+        return len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+
+    with precache.Loader(tile_store.path, 8, threads=2) as loader:
+        before = held()
+        for _ in range(6):
+            batches = iter(loader)
+            next(batches)
+            assert threading.active_count() <= before[1] + 3  # two that decode, one that advises
+            _rows(batches)
+            assert held() == before
+
+
+EXIT = """
+import sys
+import precache
+loader = precache.Loader(sys.argv[1], 2, threads=2, ahead=4)
+batches = iter(loader)
+batch = next(batches)
+view = batch["image"][0].numpy()
+if sys.argv[2] == "at once":
+    raise SystemExit(3)
+if sys.argv[2] == "cycle":
+    loader.me = [loader, batches]
+    del loader, batches
+print("end")
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("at once", 3), ("cycle", 0)])
+def test_an_interpreter_ends_without_a_close(
+    how: str, status: int, image_store: BuiltStore, run_python: RunPython
+) -> None:
+    done = run_python(EXIT, image_store.path, how, check=False)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+FORK = """
+import os, sys
+import precache
+
+loader = precache.Loader(sys.argv[1], 4, threads=2)
+expected = sorted(int(s["row"]) for s in precache.CachedDataset(sys.argv[1]))
+
+def child():
+    rows = sorted(r for batch in loader for r in batch["row"].tolist())
+    return rows == expected
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if child() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+before = fork()
+batches = iter(loader)
+next(batches)
+during = fork()
+rest = sum(1 for _ in batches)
+after = fork()
+print(before, during, after, rest)
+"""
+
+
+def test_a_fork_before_within_and_after_an_epoch_reads_on(
+    image_store: BuiltStore, run_python: RunPython
+) -> None:
+    # A fork beside threads is deprecated from Python 3.12 on, and yet what DataLoader does.
+    code = "import warnings\nwarnings.simplefilter('ignore', DeprecationWarning)\n" + FORK
+    assert run_python(code, image_store.path).stdout == "0 0 0 5\n"
+
+
+# --- many shards, few files ---------------------------------------------------------------------
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+import precache
+for store in sys.argv[1:]:
+    with precache.Loader(store, 64) as loader:
+        rows = {row for batch in loader for row in batch["row"].tolist()}
+    dataset = precache.CachedDataset(store)
+    sums = {int(s["image"].sum()) for s in dataset.__getitems__(range(0, 3000, 7))}
+    print(len(rows), len(sums), precache.open(store).rows, dataset.keys[2999])
+"""
+
+
+def _widen(store: BuiltStore, rows: int) -> None:
+    """Make a store of a few one-row shards one of many, by links to the same few objects."""
+    folder = store.version_folder
+    few = store.open().rows
+    for row in range(few, rows):
+        (folder / "image" / "c" / str(row)).symlink_to(str(row % few))
+    table = store.open().shard_table("image")
+    assert table is not None
+    arrays = {
+        "shards/image": small_array(np.resize(table, (rows, 2)), ["shard", "size_xxh3"]),
+        "label": small_array(np.zeros(rows, np.int8), ["row"], fill_value=-1),
+        "valid": small_array(np.ones(rows, np.bool_), ["row"], fill_value=False),
+        "key": string_array([f"{row}.png" for row in range(rows)], "row"),
+    }
+    for name, files in arrays.items():
+        shutil.rmtree(folder / name)
+        for file, data in files.items():
+            path = folder / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    image, root = (json.loads((folder / n).read_bytes()) for n in ("image/zarr.json", "zarr.json"))
+    image["shape"][0] = root["attributes"]["precache"]["rows"] = rows
+    (folder / "image" / "zarr.json").write_text(json.dumps(image))
+    (folder / "zarr.json").write_text(json.dumps(root))
+
+
+def test_three_thousand_shards_are_read_with_few_files_open(
+    image_folder: Callable[..., Path],
+    make_store: Callable[..., BuiltStore],
+    run_python: RunPython,
+) -> None:
+    photos = image_folder(3)
+    stores = [
+        make_store(photos, precache.Pipeline.image(codec=codec), shard_samples=1)
+        for codec in ("raw", "image")
+    ]
+    for store in stores:
+        _widen(store, 3000)
+    done = run_python(FEW_FILES, *(store.path for store in stores))
+    assert done.stdout == 2 * "3000 3 3000 2999.png\n"
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "batch over the rows": (
+        {"batch_size": 22},
+        r"batch_size is 22, and .* has 21 valid rows; give at most 21",
+    ),
+    "no batch": ({"batch_size": 0}, "batch_size is 0; give a whole number from 1 up"),
+    "negative batch": ({"batch_size": -4}, "batch_size is -4"),
+    "half a batch": ({"batch_size": 2.5}, r"batch_size is 2\.5"),
+    "batch of words": ({"batch_size": "4"}, "batch_size is '4'"),
+    "output": ({"output": "list"}, "output is 'list'; choose one of dict, tuple"),
+    "order": ({"order": "name", "shuffle": False}, "order is 'name'; choose one of row, key"),
+    "shuffle": ({"shuffle": "some"}, "shuffle is 'some'; choose one of True, False, full, block"),
+    "window": ({"shuffle": "block", "window": 0}, "window is 0"),
+    "verify": ({"verify": "maybe"}, "verify is 'maybe'; choose one of first, always, off"),
+    "resident": ({"resident": "disk"}, "resident is 'disk'"),
+    "threads": ({"threads": -1}, "threads is -1"),
+    "ahead": ({"ahead": -1}, "ahead is -1"),
+    "unknown device": ({"device": "cdua"}, "device 'cdua' is not one torch knows"),
+    "device without memory": ({"device": "meta"}, "meta"),
+    "number of a device": ({"device": "cpu:x"}, "cpu:x"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_option_is_refused_with_its_value(case: str, image_store: BuiltStore) -> None:
+    options, words = REFUSED[case]
+    with pytest.raises(UsageError, match=words):
+        precache.Loader(image_store.path, **{"batch_size": 4, **options})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_refused(image_store: BuiltStore) -> None:
+    for device in ("cuda", "cuda:1", torch.device("cuda", 0)):
+        with pytest.raises(UsageError, match=r"cuda.*torch sees no CUDA device"):
+            precache.Loader(image_store.path, 4, device=device)
+
+
+def test_a_resident_version_that_does_not_fit_is_refused(
+    image_store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.loading.gpu.resident._free_bytes", lambda device: 10_000)
+    with pytest.raises(UsageError, match=r"takes 866 KB decoded, and the host has 10 KB free"):
+        precache.Loader(image_store.path, 4, resident="host")
+
+
+def test_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store"):
+        precache.Loader(tmp_path / "nowhere", 4)
+
+
+def test_a_store_without_a_valid_row_is_refused(
+    image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore], tmp_path: Path
+) -> None:
+    """All rows became holes: forged here, since a build stops long before."""
+    store = make_store(image_folder(3, (16, 16)))
+    for name, data in small_array(np.zeros(3, np.bool_), ["row"], fill_value=False).items():
+        (store.version_folder / "valid" / name).write_bytes(data)
+    with pytest.raises(UsageError, match="has 0 valid rows"):
+        precache.Loader(store.path, 1)
+    assert len(precache.CachedDataset(store.path)) == 0
+    with pytest.raises(IndexError):
+        precache.CachedDataset(store.path)[0]
+
+
+def test_a_version_that_is_removed_while_it_is_read_ends_the_epoch_in_words(
+    image_store: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore], no_threads_left: None
+) -> None:
+    store = copy_store(image_store)
+    with precache.Loader(store.path, 2, shuffle=False, threads=1, ahead=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        shutil.rmtree(store.version_folder)
+        with pytest.raises(PrecacheError, match="removed while it was read"):
+            _rows(batches)
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+
+def test_statistics_count_what_was_handed_out(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        handed = [sum(t.nbytes for t in batch.values()) for batch in loader]
+        stats = loader.stats()
+        assert (stats.batches, stats.samples, stats.bytes) == (6, 21, sum(handed))
+        assert 0 <= stats.stall_ratio <= 1
+        assert stats.data.max >= stats.data.median > 0
+        assert stats.cpu_seconds > 0
+        assert 0 <= stats.ready <= 6
+        assert loader.stats().batches == 0
+
+
+# --- closing ------------------------------------------------------------------------------------
+
+
+def test_a_loader_may_be_closed_by_what_runs_inside_it(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    def close(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        loader.close()
+        return batch
+
+    loader = precache.Loader(image_store.path, 4, transform=close)
+    assert len(list(loader)) == 1
+
+
+def test_a_loader_may_be_closed_by_another_thread(
+    image_store: BuiltStore, no_threads_left: None
+) -> None:
+    loader = precache.Loader(image_store.path, 4)
+    inside, closed = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def train() -> None:
+        for batch in loader:
+            seen.append(len(batch["row"]))
+            inside.set()
+            closed.wait()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    inside.wait()
+    loader.close()
+    closed.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert seen == [4]
+
+
+def test_memory_of_batches_held_at_once_is_let_go(image_store: BuiltStore) -> None:
+    with precache.Loader(image_store.path, 4) as loader:
+        held = [batch for _ in range(5) for batch in loader]
+        assert len(held) == 30
+        del held
+        for batch in loader:
+            del batch
+        pool = loader._stream._pool  # type: ignore[union-attr]  # never None here
+        assert len(pool._free) <= pool._keep
+        loader.close()
+        assert not pool._free

@@ -1,0 +1,341 @@
+"""`mix`: several loaders as one, the same on every rank, resumable from every step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+import precache
+import precache.loading.mixing as mixture_module
+from precache.errors import UsageError
+from tests.conftest import BuiltStore
+
+AFTER = 5
+"""Steps looked at after each resume."""
+
+Steps = list[tuple[Any, list[int]]]
+"""Source and rows of each batch."""
+
+
+@pytest.fixture
+def pair(stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]) -> list[BuiltStore]:
+    """Two stores whose rows differ in shape: 21 and 73 valid ones."""
+    return [stores["raw"], tile_stores["raw"]]
+
+
+@pytest.fixture
+def alike(stores: dict[str, BuiltStore]) -> list[BuiltStore]:
+    """Two stores whose rows have one shape."""
+    return [stores["raw"], stores["image"]]
+
+
+def _mix(
+    pair: Iterable[BuiltStore],
+    weights: list[float] | None = None,
+    sizes: tuple[int, ...] = (4, 8),
+    world: tuple[int, int] = (0, 1),
+    options: dict[str, Any] | None = None,
+    **how: Any,
+) -> precache.Mixture:
+    loaders = [
+        precache.Loader(
+            store.path, size // world[1], device="cpu", rank=world[0], world_size=world[1],
+            **(options or {}),
+        )
+        for store, size in zip(pair, sizes, strict=False)
+    ]  # fmt: skip
+    return precache.mix(loaders, weights, **how)
+
+
+def _source(batch: dict[str, Any]) -> Any:
+    return batch["source"].tolist() if torch.is_tensor(batch["source"]) else batch["source"]
+
+
+def _steps(batches: Iterable[dict[str, Any]]) -> Steps:
+    return [(_source(batch), batch["row"].tolist()) for batch in batches]
+
+
+def _valid(store: BuiltStore) -> list[int]:
+    return store.open().valid.nonzero()[0].tolist()
+
+
+def test_by_default_every_row_of_every_store_comes_once(pair: list[BuiltStore]) -> None:
+    with _mix(pair) as mixture:
+        assert len(mixture) == 6 + 10
+        for _ in range(3):
+            steps = _steps(mixture)
+            for source, store in enumerate(pair):
+                rows = [row for s, rows in steps if s == source for row in rows]
+                assert sorted(rows) == _valid(store)
+        order = [source for source, _ in steps]
+        assert order != sorted(order)
+
+
+def test_batches_are_those_of_the_loader_they_name(pair: list[BuiltStore]) -> None:
+    rows = [store.rows() for store in pair]
+    with _mix(pair) as mixture:
+        for batch in mixture:
+            expected = rows[batch["source"]][batch["row"].numpy()]
+            assert (batch["image"].numpy() == expected).all()
+            assert mixture.loaders[batch["source"]].keys(batch["row"])
+
+
+def test_a_small_source_is_gone_through_again_in_new_orders(pair: list[BuiltStore]) -> None:
+    with _mix(pair, [1, 1], seed=3) as mixture:
+        assert mixture.counts == (10, 10)
+        for _ in range(2):
+            steps = _steps(mixture)
+            small = [rows for source, rows in steps if source == 0]
+            first, again = ([r for rows in part for r in rows] for part in (small[:6], small[6:]))
+            assert sorted(first) == _valid(pair[0])
+            assert set(again) < set(first)
+            assert again != first[: len(again)]
+            assert sorted(r for s, rows in steps if s == 1 for r in rows) == _valid(pair[1])
+
+
+def test_a_large_source_goes_on_in_the_next_epoch(pair: list[BuiltStore]) -> None:
+    with _mix(pair, [3, 1], until="first") as mixture:
+        assert mixture.counts == (6, 2)
+        rows = [_steps(mixture) for _ in range(5)]
+    large = [r for steps in rows for source, rows in steps if source == 1 for r in rows]
+    assert sorted(large) == _valid(pair[1])
+    assert all(
+        sorted(r for s, rows in steps if s == 0 for r in rows) == _valid(pair[0]) for steps in rows
+    )
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "one after another": {},
+    "weighted": {"weights": [1, 1], "seed": 2},
+    "to the first end": {"weights": [0.4, 0.6], "until": "first"},
+    "so many steps": {"weights": [0.5, 0.5], "until": 7},
+    "together": {"by": "sample", "sizes": (4, 12)},
+    "together to the first end": {"by": "sample", "until": "first", "sizes": (4, 12)},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_loop_resumes_from_every_step(
+    how: str, pair: list[BuiltStore], alike: list[BuiltStore]
+) -> None:
+    stores = alike if "together" in how else pair
+    options: dict[str, Any] = {**HOW[how], "options": {"fields": ["label"]}}
+    with _mix(stores, **options) as mixture:
+        states, steps = [mixture.state_dict()], []
+        for _ in range(3):
+            for batch in mixture:
+                steps += _steps([batch])
+                states.append(mixture.state_dict())
+        assert len(steps) == 3 * len(mixture)
+    with _mix(stores, **options) as resumed:
+        for step, state in enumerate(states[:-AFTER]):
+            resumed.load_state_dict(json.loads(json.dumps(state)))
+            assert resumed.state_dict() == state
+            rest = itertools.chain.from_iterable(itertools.repeat(resumed))
+            assert _steps(itertools.islice(rest, AFTER)) == steps[step : step + AFTER]
+            assert resumed.state_dict() == states[step + AFTER]
+
+
+def _gathered(ranks: list[Steps]) -> Steps:
+    """Rows of all ranks by step; by source where a batch has several."""
+    found: Steps = []
+    for parts in zip(*ranks, strict=True):
+        told = [source for source, _ in parts]
+        assert all(source == told[0] for source in told)
+        rows = [row for _, rows in parts for row in rows]
+        if isinstance(told[0], list):
+            rows = [r for s, r in sorted(zip(told[0] * len(parts), rows, strict=True))]
+            found.append((sorted(told[0] * len(parts)), rows))
+        else:
+            found.append((told[0], sorted(rows)))
+    return found
+
+
+@pytest.mark.parametrize("by", ["batch", "sample"])
+@pytest.mark.parametrize("worlds", [(1, 4), (4, 2)])
+def test_a_state_goes_on_with_another_number_of_ranks(
+    by: str, worlds: tuple[int, int], alike: list[BuiltStore]
+) -> None:
+    how: dict[str, Any] = {
+        "by": by, "sizes": (4, 8), "options": {"drop_last": True}, "weights":
+        None if by == "sample" else [0.5, 0.5],
+    }  # fmt: skip
+    with _mix(alike, **how) as mixture:
+        whole = _gathered([_steps(mixture)])
+    before, after = worlds
+    taken, states = [], []
+    for rank in range(before):
+        with _mix(alike, world=(rank, before), **how) as mixture:
+            assert len(mixture) == len(whole)
+            taken.append(_steps(itertools.islice(mixture, 2)))
+            states.append(mixture.state_dict())
+    assert _gathered(taken) == whole[:2]
+    assert all(state == states[0] for state in states)
+    rest = []
+    for rank in range(after):
+        with _mix(alike, world=(rank, after), **how) as mixture:
+            mixture.load_state_dict(states[0])
+            rest.append(_steps(mixture))
+    assert _gathered(rest) == whole[2:]
+
+
+def test_every_batch_has_rows_of_all_sources_where_they_are_mixed_by_sample(
+    alike: list[BuiltStore],
+) -> None:
+    pixels = [store.rows() for store in alike]
+    with _mix(alike, sizes=(6, 3), by="sample", options={"drop_last": True}) as mixture:
+        assert (len(mixture), mixture.counts) == (7, (7, 7))
+        for batch in mixture:
+            assert batch["source"].tolist() == [0] * 6 + [1] * 3
+            for image, source, row in zip(
+                batch["image"], batch["source"], batch["row"], strict=True
+            ):
+                assert (image.numpy() == pixels[source][row]).all()
+
+
+def test_memory_of_mixed_batches_is_used_again_once_nobody_holds_it(
+    alike: list[BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture_module, "POOLED_NBYTES", 1)
+    pixels = [store.rows() for store in alike]
+    with _mix(alike, sizes=(4, 3), by="sample") as mixture:
+        held = list(mixture)
+        for batch in held:
+            for image, source, row in zip(
+                batch["image"], batch["source"], batch["row"], strict=True
+            ):
+                assert (image.numpy() == pixels[source][row]).all()
+        assert len({batch["image"].data_ptr() for batch in held}) == len(held)
+        assert len({batch["image"].data_ptr() for batch in mixture}) <= mixture_module.SLOTS
+
+
+def test_tuples_tell_their_source_at_the_end(
+    pair: list[BuiltStore], alike: list[BuiltStore]
+) -> None:
+    with _mix(pair, options={"output": "tuple"}) as mixture:
+        assert {(image.shape[-1], source) for image, _, source in mixture} == {(112, 0), (32, 1)}
+    with _mix(alike, by="sample", options={"output": "tuple"}) as mixture:
+        for image, label, source in mixture:
+            assert len(image) == len(label) == len(source)
+            assert source.dtype == torch.int64
+
+
+def test_an_epoch_can_be_chosen(pair: list[BuiltStore]) -> None:
+    with _mix(pair, [1, 2]) as mixture:
+        epochs = [_steps(mixture) for _ in range(3)]
+        mixture.set_epoch(1)
+        assert _steps(mixture) == epochs[1]
+        assert epochs[0] != epochs[1]
+        mixture.set_epoch(2)
+        iter(mixture)  # and never used
+        assert _steps(mixture) == epochs[2]
+
+
+def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltStore]) -> None:
+    with _mix(pair, options={"threads": 2, "ahead": 4}) as mixture:
+        for _ in mixture:
+            assert mixture.state_dict()["batch"] == 1
+            break
+        assert not [t for t in threading.enumerate() if t.name.startswith("precache")]
+        for number, _ in enumerate(mixture, 1):
+            if number == 3:
+                mixture.close()
+        assert number == 3
+    with pytest.raises(UsageError, match="this loader is closed"):
+        next(iter(mixture))
+
+
+def test_figures_are_those_of_all_sources(pair: list[BuiltStore]) -> None:
+    with _mix(pair) as mixture:
+        for _ in mixture:
+            pass
+        stats = mixture.stats()
+        assert (stats.batches, stats.samples) == (16, 21 + 73)
+        assert 0 <= stats.stall_ratio <= 1
+        assert stats.bytes > 21 * 112 * 112 * 3
+        assert mixture.stats().batches == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("weights", {"weights": [0.5, 0.5]}),
+        ("until", {"until": "first"}),
+        ("seed", {"seed": 1}),
+        ("by", {"by": "sample", "weights": None}),
+        ("global_batch", {"sizes": (4, 6)}),
+        ("shuffle", {"options": {"shuffle": "block"}}),
+        ("rows", {"options": {"rows": range(20)}}),
+    ],
+)
+def test_a_state_of_another_mixture_is_refused_by_name(
+    name: str, other: dict[str, Any], pair: list[BuiltStore]
+) -> None:
+    how: dict[str, Any] = {"weights": [0.4, 0.6]}
+    with _mix(pair, **how) as mixture:
+        state = mixture.state_dict()
+    with (
+        _mix(pair, **{**how, **other}) as changed,
+        pytest.raises(UsageError, match=f"the saved state has {name}=.* mixture has "),
+    ):
+        changed.load_state_dict(state)
+
+
+def test_a_state_of_other_sources_is_refused(pair: list[BuiltStore]) -> None:
+    with _mix(pair) as mixture, _mix(pair[::-1], sizes=(8, 4)) as swapped, _mix(pair[:1]) as one:
+        state = mixture.state_dict()
+        with pytest.raises(UsageError, match=r"has version=.* and source 0 of this mixture has"):
+            swapped.load_state_dict(state)
+        with pytest.raises(UsageError, match="has sources=2 and this mixture has 1"):
+            one.load_state_dict(state)
+        with pytest.raises(UsageError, match="the saved state has by=None and this mixture has"):
+            mixture.load_state_dict(mixture.loaders[0].state_dict())
+        with pytest.raises(UsageError, match="at epoch 0, batch 99; an epoch has 16"):
+            mixture.load_state_dict({**state, "batch": 99})
+
+
+def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[BuiltStore]) -> None:
+    one, other = (precache.Loader(store.path, 4, device="cpu") for store in pair)
+    far = precache.Loader(pair[1].path, 4, device="cpu", rank=1, world_size=2)
+    follows = precache.Loader(pair[1].path, 4, device="cpu", refresh="epoch")
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("there is no loader to mix", {"loaders": []}),
+        ("a loader comes twice", {"loaders": [one, one]}),
+        ("mix takes a list of Loaders, not <precache", {"loaders": one}),
+        (r"mix takes a list of Loaders, not \['a.store', 'b.store'\]", {
+            "loaders": ["a.store", "b.store"]}),
+        ("source 0 is for rank 0 of 1 on cpu, and source 1 for rank 1 of 2", {
+            "loaders": [one, far]}),
+        ("source 1 has refresh='epoch'", {"loaders": [one, follows]}),
+        ("by is 'row'; choose one of batch, sample", {"by": "row"}),
+        ("until is 'end'; give all, first, or a number", {"until": "end"}),
+        ("until is 0", {"until": 0}),
+        ("choose the batch_size of each loader instead", {"by": "sample", "weights": [1, 1]}),
+        ("there are 3 weights for 2 loaders", {"weights": [1, 1, 1]}),
+    ]  # fmt: skip
+    for said, how in cases:
+        with pytest.raises(UsageError, match=said):
+            precache.mix(**{"loaders": [one, other], **how})
+    with (
+        precache.mix([one, other], by="sample") as mixture,
+        pytest.raises(UsageError, match=r"image is uint8 \(3, 112, 112\) in source 0 and uint8 "),
+    ):
+        next(iter(mixture))
+    with (
+        _mix(alike, options={"transform": lambda batch: [batch["image"]]}) as mixture,
+        pytest.raises(UsageError, match=r"the transform of source . gives a list; give a dict or"),
+    ):
+        next(iter(mixture))
+    with (
+        _mix(alike, by="sample", options={"transform": lambda batch: {"n": 1}}) as mixture,
+        pytest.raises(UsageError, match="the transform of source 0 gives something else"),
+    ):
+        next(iter(mixture))
+    far.close()
+    follows.close()

@@ -1,0 +1,280 @@
+"""Which rank a process is, whoever started it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import precache
+from precache.errors import UsageError
+from precache.loading.options import find_device
+from precache.loading.ranks import LOCAL_VARIABLES, find_local_rank, find_local_size, find_rank
+from tests.conftest import BuiltStore
+from tests.support.building import environment
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script, not a step of it
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, (5, 6)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0"}, (1, 2)),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, (0, 1)),
+    ],
+)
+def test_launchers_say_it_in_the_environment(
+    variables: dict[str, str], expected: tuple[int, int]
+) -> None:
+    assert find_rank(environment=variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"LOCAL_RANK": "2", "SLURM_LOCALID": "1"}, 2),
+        ({"SLURM_LOCALID": "1"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 3),
+        ({"LOCAL_RANK": ""}, None),
+    ],
+)
+def test_launchers_number_the_ranks_of_a_node(
+    variables: dict[str, str], expected: int | None
+) -> None:
+    assert find_local_rank(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8", "SLURM_STEP_TASKS_PER_NODE": "4"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),6,1"}, 6),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3),
+        ({"LOCAL_WORLD_SIZE": "many", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+    ],
+)
+def test_the_ranks_of_a_node_are_counted_as_its_launcher_says(
+    variables: dict[str, str], expected: int
+) -> None:
+    assert find_local_size(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "local_rank", "expected"),
+    [
+        (None, None, "cuda:1"),
+        (None, "3", "cuda:3"),
+        (None, "5", "cuda:1"),
+        ("cuda", "3", "cuda:1"),
+        ("cuda:2", None, "cuda:2"),
+        ("cpu", "3", "cpu"),
+    ],
+)
+def test_a_device_is_named_with_its_number(
+    asked: str | None, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with four devices, the second of which is the current one."""
+    _pretend_four_devices(monkeypatch)
+    for name in LOCAL_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert str(find_device(asked)) == expected
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_four_devices(monkeypatch)
+    with pytest.raises(UsageError, match=r"'cuda:4' was asked for, and torch sees 4 CUDA devices"):
+        find_device("cuda:4")
+
+
+def _pretend_four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+
+def test_what_is_given_wins() -> None:
+    assert find_rank(1, 3, {"RANK": "3", "WORLD_SIZE": "4"}) == (1, 3)
+
+
+@pytest.mark.parametrize(("rank", "world"), [(1, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
+def test_what_is_no_rank_is_refused(rank: int | None, world: int | None) -> None:
+    with pytest.raises(UsageError, match="rank is"):
+        find_rank(rank, world, {})
+
+
+def test_a_loader_made_before_its_rank_was_known_is_refused(
+    stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lightning's own launcher does it; otherwise every rank would read everything."""
+    store = stores["raw"].path
+    with (
+        precache.Loader(store, 4, device="cpu") as early,
+        precache.Loader(store, 4, device="cpu", rank=0, world_size=1) as told,
+    ):
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(UsageError, match=r"made for rank 0 of 1, and .* became rank 1 of 2"):
+            iter(early)
+        assert len(list(told)) == 6
+        with precache.Loader(store, 4, device="cpu") as late:
+            assert (late.rank, late.world_size, len(list(late))) == (1, 2, 3)
+
+
+_TRAIN = """
+import json, sys
+from pathlib import Path
+import torch.distributed as dist
+import precache
+store, folder, global_batch, saved = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+with precache.Loader(store, global_batch // world, device="cpu", seed=2) as loader:
+    if saved:
+        loader.load_state_dict(json.loads(Path(saved[0]).read_text()))
+    steps, states = [], []
+    for batch in loader:
+        steps.append(batch["row"].tolist())
+        states.append(loader.state_dict())
+(folder / f"{rank}.json").write_text(json.dumps([steps, states]))
+dist.destroy_process_group()
+"""
+
+Ranks = list[list[list[int]]]
+"""Rows by rank and step."""
+
+
+def _torchrun(
+    processes: int, store: BuiltStore, folder: Path, global_batch: int, *state: Path
+) -> tuple[Ranks, list[dict[str, Any]]]:
+    """What each rank received, and the state after each step, which is the same on all."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(_TRAIN)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={processes}", script, store.path, folder, str(global_batch)),
+            *state,
+        ],
+        env=environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    assert all(states == said[0][1] for _, states in said)
+    return [steps for steps, _ in said], said[0][1]
+
+
+def _alone(store: BuiltStore, global_batch: int) -> list[list[int]]:
+    with precache.Loader(store.path, global_batch, device="cpu", seed=2) as loader:
+        return [sorted(batch["row"].tolist()) for batch in loader]
+
+
+def _together(ranks: Ranks) -> list[list[int]]:
+    """Rows of each step; every rank has as many steps, and as many rows in each."""
+    assert all(len({len(batch) for batch in step}) == 1 for step in zip(*ranks, strict=True))
+    return [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
+
+
+def test_ranks_of_torchrun_share_an_epoch(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
+    ranks, _ = _torchrun(2, stores["raw"], tmp_path / "two", 8)
+    assert _together(ranks)[:-1] == _alone(stores["raw"], 8)[:-1]
+
+
+@pytest.mark.heavy
+def test_eight_processes_read_as_one_does_and_two_go_on_where_they_stopped(
+    tile_stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
+    store = tile_stores["raw"]
+    whole, last = _alone(store, 16)[:-1], _alone(store, 16)[-1]
+    eight, states = _torchrun(8, store, tmp_path / "eight", 16)
+    assert _together(eight)[:-1] == whole
+    assert all(len(set(step)) == 16 for step in _together(eight)[:-1])
+    assert {row for step in _together(eight) for row in step} == {
+        row for step in [*whole, last] for row in step
+    }
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(states[1]))
+    for processes in (2, 4):
+        rest, _ = _torchrun(processes, store, tmp_path / str(processes), 16, state)
+        assert _together(rest)[:-1] == whole[2:]
+        assert set(_together(rest)[-1]) >= set(last)
+
+
+def _rows(store: BuiltStore, state: dict[str, Any] | None, take: int | None, **how: Any) -> Any:
+    """Rows by step of one rank from a state on, and the state after `take` steps."""
+    with precache.Loader(store.path, device="cpu", seed=1, **how) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for batch in loader:
+            found.append(batch["row"].tolist())
+            if take is not None and len(found) == take:
+                break
+        return found, loader.state_dict()
+
+
+def test_a_state_goes_on_with_another_number_of_ranks(stores: dict[str, BuiltStore]) -> None:
+    store = stores["zstd"]
+    whole, _ = _rows(store, None, None, batch_size=4, rank=0, world_size=1)
+    first, state = _rows(store, None, 2, batch_size=2, rank=0, world_size=2)
+    other, same = _rows(store, None, 2, batch_size=2, rank=1, world_size=2)
+    assert state == same
+    assert [sorted(a + b) for a, b in zip(first, other, strict=True)] == [
+        sorted(step) for step in whole[:2]
+    ]
+    for world in (1, 4):
+        ranks = [
+            _rows(store, state, None, batch_size=4 // world, rank=rank, world_size=world)[0]
+            for rank in range(world)
+        ]
+        steps = [sorted(r for batch in step for r in batch) for step in zip(*ranks, strict=True)]
+        assert steps[:-1] == [sorted(step) for step in whole[2:-1]]
+
+
+def test_a_batch_of_all_ranks_must_fit_and_deal_out_evenly(stores: dict[str, BuiltStore]) -> None:
+    store = stores["raw"].path
+    with pytest.raises(UsageError, match="21 valid rows for 4 ranks; give at most 5"):
+        precache.Loader(store, 6, rank=0, world_size=4, device="cpu")
+    with pytest.raises(UsageError, match="num_canonical_nodes is 4, and 2 ranks read 3 rows each"):
+        precache.Loader(
+            store, 3, shuffle="block", num_canonical_nodes=4, rank=0, world_size=2, device="cpu"
+        )
+    with pytest.raises(UsageError, match="num_canonical_nodes is 2; give shuffle='block' with it"):
+        precache.Loader(store, 2, num_canonical_nodes=2, device="cpu")
+
+
+def test_nodes_need_only_their_own_share_in_their_caches(
+    stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
+    """Two nodes, each with a cache of its own."""
+    store = stores["image"]
+    precache.pull(store.path, "memory://nodes")
+    seen = []
+    for rank in range(2):
+        cache = tmp_path / str(rank)
+        with precache.Loader(
+            "memory://nodes", 2, device="cpu", cache_dir=cache, rank=rank, world_size=2,
+            num_canonical_nodes=2, window=1, drop_last=True,
+        ) as loader:  # fmt: skip
+            for _ in range(3):
+                seen += [row for batch in loader for row in batch["row"].tolist()]
+            assert loader.state_dict()["shuffle"]["nodes"] == 2
+        assert len(list((cache / "objects").iterdir())) == 2  # of three shards, the middle is cut
+    assert set(seen) == set(np.flatnonzero(store.open().valid).tolist())

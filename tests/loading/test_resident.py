@@ -1,0 +1,100 @@
+"""Resident versions: the same batches, from memory; refused where they do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import torch
+
+import precache
+from precache.errors import UsageError
+from precache.loading.gpu import resident
+from precache.loading.slots import as_array
+from precache.loading.stream import ResidentStream
+from precache.reading.version_reader import Columns
+from precache.recipe.ops import DTYPES
+from precache.sampling.order import Order
+from tests.conftest import BuiltStore
+
+
+def _epoch(loader: precache.Loader) -> list[dict[str, np.ndarray]]:
+    return [{name: value.numpy().copy() for name, value in batch.items()} for batch in loader]
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_batches_are_those_of_the_disk(store: BuiltStore, where: str) -> None:
+    with (
+        precache.Loader(store.path, 4, seed=1) as disk,
+        precache.Loader(store.path, 4, seed=1, resident=where) as memory,
+    ):
+        for _ in range(2):
+            for wanted, found in zip(_epoch(disk), _epoch(memory), strict=True):
+                assert wanted.keys() == found.keys()
+                assert all(np.array_equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_nothing_is_read_from_the_disk_any_more(
+    stores: dict[str, BuiltStore], copy_store: object
+) -> None:
+    store = copy_store(stores["image"])  # type: ignore[operator]  # a path
+    with precache.Loader(store.path, 4, resident="host") as loader:
+        for path in Path(store.version_folder).rglob("c/*/0/0/0"):
+            path.unlink()
+        assert sum(len(batch["row"]) for batch in loader) == 21
+
+
+def test_batches_gathered_on_a_device_are_the_same(store: BuiltStore) -> None:
+    """The way of CUDA devices, on the one that is always there."""
+    columns, cpu = Columns(str(store.path)), torch.device("cpu")
+    stream = ResidentStream(resident.load(columns, cpu), cpu)
+    rows = store.rows()
+    for batch in stream.batches(Order(columns.valid, 5).epoch(0)):
+        np.testing.assert_array_equal(batch["image"], rows[batch["row"].numpy()])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
+def test_every_dtype_can_be_resident(dtype: str, tmp_path: Path) -> None:
+    """Also those that torch cannot index, and of fields that are held in memory anyway."""
+    values = {}
+    for name, shape in (("large", (9, 5, 20)), ("small", (9, 2)), ("number", (9,))):
+        numbers = np.random.default_rng(0).integers(0, 2**64, shape, np.uint64)
+        values[name] = (numbers >> np.uint64(48) if "float" in dtype else numbers).astype(dtype)
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": str(tmp_path / name)},
+            "metadata": {"shape": shape, "data_type": dtype},
+        }
+        tensorstore.open(spec, create=True).result().write(values[name]).result()
+    fields, cpu = {name: name for name in values}, torch.device("cpu")
+    columns = Columns(str(tmp_path), fields)
+    stream = ResidentStream(resident.load(columns, cpu), cpu)
+    how: dict[str, Any] = {"fields": fields, "seed": 1, "device": "cpu"}
+    with (
+        precache.Loader(tmp_path, 3, **how) as disk,
+        precache.Loader(tmp_path, 3, resident="host", **how) as host,
+    ):
+        on_a_device = stream.batches(Order(columns.valid, 3, seed=1).epoch(0))
+        batches = [*disk, *host, *on_a_device]
+    assert len(batches) == 9
+    for batch in batches:
+        for name, field in values.items():
+            assert str(batch[name].dtype) == f"torch.{dtype}"
+            np.testing.assert_array_equal(as_array(batch[name]), field[batch["row"].numpy()])
+
+
+def test_what_does_not_fit_is_refused_before_loading(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resident, "_free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(resident, "BatchStream", None)
+    with pytest.raises(UsageError, match=r"takes .* decoded, and the host has 100 KB free"):
+        precache.Loader(store.path, 4, resident="host")
+
+
+def test_another_place_is_refused(store: BuiltStore) -> None:
+    with pytest.raises(UsageError, match="resident is 'disk'; choose one of None, host, device"):
+        precache.Loader(store.path, 4, resident="disk")

@@ -1,0 +1,195 @@
+"""Subsets and weights: what is asked for is what comes, in every epoch and after every resume."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import UsageError
+from precache.sampling.order import ChosenRows, Order, Shuffle, WeightedDraws
+from tests.conftest import BuiltStore
+
+# --- the arithmetic -----------------------------------------------------------------------------
+
+
+@given(st.sets(st.integers(0, 90), min_size=1), st.integers(1, 20))
+@settings(max_examples=30)
+def test_edges_of_chosen_rows_are_those_of_their_blocks(chosen: set[int], block: int) -> None:
+    rows = np.array(sorted(chosen))
+    edges = ChosenRows(rows).edges(block)
+    runs = [rows[a:b] // block for a, b in itertools.pairwise(edges)]
+    assert all(len(set(run.tolist())) == 1 for run in runs)
+    assert [int(run[0]) for run in runs] == sorted({row // block for row in chosen})
+
+
+@given(st.sets(st.integers(0, 200), min_size=20), st.sampled_from(["full", "block"]))
+@settings(max_examples=20)
+def test_an_epoch_of_a_subset_has_each_of_its_rows_once(chosen: set[int], kind: str) -> None:
+    order = Order(ChosenRows(np.array(sorted(chosen))), 5, Shuffle(kind, 8, 2))
+    found = [row for batch in order.epoch(3) for row in batch.tolist()]
+    assert sorted(found) == sorted(chosen)
+
+
+def test_draws_follow_the_weights() -> None:
+    weights = np.array([0.0, 1.0, 3.0, 0.0, 6.0, 0.0])
+    drawn = WeightedDraws(weights, 1)(np.arange(100_000))
+    counts = np.bincount(drawn, minlength=6)
+    assert counts[weights == 0].tolist() == [0, 0, 0]
+    expected = weights[weights > 0] / weights.sum() * 100_000
+    np.testing.assert_allclose(counts[weights > 0], expected, rtol=0.05)
+
+
+def test_draws_can_be_asked_for_from_any_position_and_differ_by_key() -> None:
+    draws = WeightedDraws(np.ones(1000), "a")
+    whole = draws(np.arange(500))
+    np.testing.assert_array_equal(draws(np.arange(200, 300)), whole[200:300])
+    assert (WeightedDraws(np.ones(1000), "b")(np.arange(500)) != whole).mean() > 0.9
+
+
+def test_draws_are_those_of_earlier_releases() -> None:
+    drawn = WeightedDraws(np.arange(10), "weighted", 0, 0)(np.arange(12))
+    assert drawn.tolist() == [5, 9, 5, 9, 2, 7, 6, 9, 6, 7, 7, 2]
+
+
+# --- loaders ------------------------------------------------------------------------------------
+
+
+def _epochs(store: BuiltStore, count: int = 1, **options: Any) -> list[list[int]]:
+    with precache.Loader(store.path, 4, device="cpu", **options) as loader:
+        return [[r for batch in loader for r in batch["row"].tolist()] for _ in range(count)]
+
+
+@pytest.fixture
+def raw(stores: dict[str, BuiltStore]) -> BuiltStore:
+    return stores["raw"]
+
+
+def test_rows_of_classes(raw: BuiltStore) -> None:
+    version = raw.open()
+    rows = version.rows_of_classes("cat", "eel")
+    assert {version.keys[row].split("/")[0] for row in rows.tolist()} == {"cat", "eel"}
+    assert rows.tolist() == version.rows_of_classes(0, 2).tolist()
+    [found] = _epochs(raw, rows=rows)
+    assert sorted(found) == [row for row in rows.tolist() if version.valid[row]]
+    with pytest.raises(UsageError, match="has no class 'cut'; did you mean cat"):
+        version.rows_of_classes("cut")
+
+
+def test_rows_of_keys(raw: BuiltStore) -> None:
+    version = raw.open()
+    keys = [key for key in version.keys if key.startswith("dog/00")][:5]
+    rows = version.rows_of_keys(keys)
+    assert [version.keys[row] for row in rows.tolist()] == keys
+    [found] = _epochs(raw, rows=rows, shuffle=False)
+    assert {version.keys[row] for row in found} == {
+        key for key in keys if version.valid[version.keys.index(key)]
+    }
+    with pytest.raises(UsageError, match="has no key 'dog/nowhere'"):
+        version.rows_of_keys(["dog/nowhere"])
+
+
+def brightness(image: np.ndarray) -> np.ndarray:
+    return np.float32(image.mean())
+
+
+def test_rows_where_a_function_of_small_fields_is_true(
+    image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore]
+) -> None:
+    ops = (precache.Decode(), precache.Function(
+        function="tests.loading.test_selection:brightness", dtype="float32", shape=()))  # fmt: skip
+    fields = {"image": precache.Field(ops=(precache.Decode(),)), "light": precache.Field(ops=ops)}
+    built = make_store(image_folder(9, broken=1), precache.Pipeline(fields=fields))
+    version = built.open()
+    means = built.rows().mean(axis=(1, 2, 3)).astype(np.float32)
+    middle = float(np.median(means))
+    found = version.rows_where(lambda light, label: (light > middle) & (label + 1000 != 1001))
+    expected = [r for r in range(10) if means[r] > middle and version.labels[r] != 1]
+    assert found.tolist() == expected != []
+    with precache.Loader(built.path, 2, device="cpu", rows=found) as loader:
+        assert sorted(r for batch in loader for r in batch["row"].tolist()) == expected
+
+
+def test_rows_where_takes_keys_and_says_what_it_can_take(raw: BuiltStore) -> None:
+    version = raw.open()
+    dogs = version.rows_where(lambda key: np.char.startswith(key, "dog/"))
+    assert dogs.tolist() == version.rows_of_classes("dog").tolist()
+    assert version.rows_where(lambda label: label > 99).tolist() == []
+    with pytest.raises(UsageError, match=r"'image', and it is too large a field; .* label, key of"):
+        version.rows_where(lambda image: image > 0)
+    with pytest.raises(UsageError, match="'size', and there is no such field"):
+        version.rows_where(lambda label, size: label < size)
+    with pytest.raises(UsageError, match=r"gives int64 \(23,\); .* must give bool \(23,\)"):
+        version.rows_where(lambda label: label)
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "block"])
+def test_rows_by_number_and_by_mask_are_the_same(shuffle: bool | str, raw: BuiltStore) -> None:
+    valid = raw.open().valid
+    chosen = np.flatnonzero(valid)[[1, 5, 6, 9, 14, 20]]
+    mask = np.zeros(len(valid), np.bool_)
+    mask[chosen] = True
+    by_number = _epochs(raw, 2, rows=chosen[::-1], shuffle=shuffle)
+    assert by_number == _epochs(raw, 2, rows=mask, shuffle=shuffle)
+    assert by_number == _epochs(raw, 2, rows=mask.nonzero()[0].tolist(), shuffle=shuffle)
+    assert all(sorted(epoch) == sorted(chosen.tolist()) for epoch in by_number)
+
+
+def test_weights_draw_valid_rows_with_replacement(raw: BuiltStore) -> None:
+    version = raw.open()
+    weights = np.where(version.labels == 0, 8.0, 1.0)
+    epochs = _epochs(raw, 40, weights=weights)
+    counts = Counter(row for epoch in epochs for row in epoch)
+    assert set(counts) == set(np.flatnonzero(version.valid).tolist())
+    heavy = [counts[row] for row in counts if version.labels[row] == 0]
+    light = [counts[row] for row in counts if version.labels[row] != 0]
+    assert 5 < np.mean(heavy) / np.mean(light) < 11
+    assert epochs == _epochs(raw, 40, weights=weights)
+    some = np.flatnonzero(version.valid)[:6]
+    assert set(_epochs(raw, 5, rows=some, weights=weights)[4]) <= set(some.tolist())
+
+
+@pytest.mark.parametrize("options", [{"rows": [2, 3, 4, 5, 6, 7, 9]}, {"weights": np.arange(23.0)}])
+def test_a_state_goes_on_in_the_middle(options: dict[str, Any], raw: BuiltStore) -> None:
+    with precache.Loader(raw.path, 2, device="cpu", **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        rest = [batch["row"].tolist() for batch in batches]
+    with precache.Loader(raw.path, 2, device="cpu", **options) as loader:
+        loader.load_state_dict(state)
+        assert [batch["row"].tolist() for batch in loader] == rest
+    with (
+        precache.Loader(raw.path, 2, device="cpu") as loader,
+        pytest.raises(UsageError, match=f"the saved state has rows='{state['rows']}' and this"),
+    ):
+        loader.load_state_dict({**loader.state_dict(), "rows": state["rows"]})
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a mask of another length": ({"rows": np.ones(7, np.bool_)}, r"rows has shape \(7,\), and"),
+    "rows of floats": ({"rows": [1.5]}, r"rows is float64 \(1,\); give row numbers"),
+    "a row too far": ({"rows": [3, 99]}, "rows has 99, and .* has 23 rows"),
+    "a negative row": ({"rows": [-1]}, "rows has -1"),
+    "no row": ({"rows": []}, "rows names no row of"),
+    "too few weights": ({"weights": [1.0, 2.0]}, r"weights is float64 \(2,\); give a number for"),
+    "a negative weight": ({"weights": np.arange(23.0) - 1}, r"the weight of row 0 is -1\.0"),
+    "no number": ({"weights": np.full(23, np.nan)}, "the weight of row 0 is nan"),
+    "no weight at all": ({"weights": np.zeros(23)}, "all weights are zero"),
+    "in order": ({"weights": np.ones(23), "shuffle": False}, "weights draw rows at random"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_makes_no_sense_is_refused(case: str, raw: BuiltStore) -> None:
+    options, said = REFUSED[case]
+    with pytest.raises(UsageError, match=said):
+        precache.Loader(raw.path, 1, device="cpu", **options)

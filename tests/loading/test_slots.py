@@ -1,0 +1,522 @@
+"""Slots are aligned, come back when nobody reads them any more, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import re
+import threading
+import tracemalloc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import precache
+from precache.codecs.image import filter_image, undo_image
+from precache.errors import DamageError
+from precache.loading import stream
+from precache.loading.slots import (
+    STEPS_AHEAD,
+    DeviceCopier,
+    SlotLayout,
+    SlotPool,
+    slots_of_a_block,
+    undo_image_tensor,
+)
+from precache.reading.version_reader import Columns
+from precache.recipe.ops import DTYPES
+from tests.conftest import BuiltStore
+
+FIELDS = st.dictionaries(
+    st.sampled_from(["image", "label", "mask", "row"]),
+    st.tuples(st.lists(st.integers(1, 9), max_size=3).map(tuple), st.sampled_from(DTYPES)),
+    min_size=1,
+)
+
+
+def _address(slot: np.ndarray) -> int:
+    return slot.__array_interface__["data"][0]
+
+
+# --- layout -------------------------------------------------------------------------------------
+
+
+@given(FIELDS, st.integers(1, 20), st.data())
+def test_fields_lie_apart_at_multiples_of_64_bytes(
+    fields: dict[str, tuple[tuple[int, ...], str]], batch_size: int, data: st.DataObject
+) -> None:
+    layout = SlotLayout.of(fields, batch_size)
+    slot = SlotPool(layout.nbytes, 1).acquire()
+    rows = data.draw(st.integers(1, batch_size))
+    arrays = layout.arrays(slot, rows)
+    assert _address(slot) % 64 == 0
+    for number, (name, array) in enumerate(arrays.items()):
+        shape, dtype = fields[name]
+        assert (array.shape, array.dtype.name) == ((rows, *shape), dtype)
+        assert _address(array) % 64 == 0
+        assert array.flags.c_contiguous
+        array.view(np.uint8).fill(number)
+    for number, array in enumerate(arrays.values()):
+        assert (array.view(np.uint8) == number).all()
+
+
+@given(FIELDS, st.integers(1, 20))
+def test_tensors_and_arrays_are_the_same_memory(
+    fields: dict[str, tuple[tuple[int, ...], str]], rows: int
+) -> None:
+    layout = SlotLayout.of(fields, rows)
+    slot = SlotPool(layout.nbytes, 1).acquire()
+    slot[:] = 1
+    arrays, tensors = layout.arrays(slot, rows), layout.tensors(torch.from_numpy(slot), rows)
+    assert list(arrays) == list(tensors) == list(fields)
+    for name, array in arrays.items():
+        assert tensors[name].shape == array.shape
+        assert tensors[name].numpy().dtype == array.dtype
+        assert tensors[name].data_ptr() == _address(array)
+
+
+# --- the pool -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> SlotPool:
+    return SlotPool(1000, keep=2)
+
+
+@given(st.integers(1, 1 << 28), st.integers(1, 40))
+def test_slots_share_page_locked_blocks_that_torch_rounds_up_by_little(
+    nbytes: int, slots: int
+) -> None:
+    def taken(each: int) -> int:
+        return -(-slots // each) * (1 << (each * nbytes - 1).bit_length())
+
+    chosen = slots_of_a_block(nbytes, slots)
+    assert taken(chosen) == min(map(taken, range(1, slots + 1)))
+    assert taken(chosen) <= taken(1)
+    if slots >= 3:
+        assert taken(chosen) <= 2 * slots * nbytes
+
+
+def test_slots_of_the_usual_size_take_a_third_less() -> None:
+    pitch = 256 * 224 * 224 * 3
+    assert slots_of_a_block(pitch, 11) == slots_of_a_block(pitch, 6) == 3
+    assert slots_of_a_block(1 << 25, 11) == 1
+
+
+def test_a_slot_is_used_again_once_nobody_holds_it(pool: SlotPool) -> None:
+    first = pool.acquire()
+    other = pool.acquire()
+    address = _address(first)
+    assert address != _address(other)
+    del first
+    assert _address(pool.acquire()) == address
+
+
+def _leaving(slot: np.ndarray) -> torch.Tensor:
+    """As a batch leaves: a tensor of a view of a view."""
+    return torch.from_numpy(slot[:].view(np.uint8).reshape(2, -1)).view(-1)
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], object]] = {
+    "the tensor": lambda tensor: tensor,
+    "a slice": lambda tensor: tensor[3:5],
+    "a reshaped view": lambda tensor: tensor.view(10, 100),
+    "another dtype": lambda tensor: tensor.view(torch.int64),
+    "an array": lambda tensor: tensor.numpy(),
+    "a slice of an array": lambda tensor: tensor.numpy()[7:],
+    "an array of a slice": lambda tensor: tensor[7:].numpy(),
+    "a transposed view": lambda tensor: tensor.view(10, 100).T,
+    "the storage": lambda tensor: tensor.untyped_storage(),
+    "detached": lambda tensor: tensor.detach(),
+    "through DLPack": np.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_slot_comes_back_when_its_last_reader_is_gone(pool: SlotPool, holder: str) -> None:
+    slot = pool.acquire()
+    address = _address(slot)
+    held = HOLDERS[holder](_leaving(slot))
+    del slot
+    fresh = pool.acquire()
+    assert _address(fresh) != address
+    del held
+    assert _address(pool.acquire()) == address
+
+
+def test_a_reader_in_a_cycle_gives_its_slot_back_when_it_is_collected(pool: SlotPool) -> None:
+    slot = pool.acquire()
+    address = _address(slot)
+    cycle: list[object] = [_leaving(slot)]
+    cycle.append(cycle)
+    del slot, cycle
+    gc.collect()
+    assert _address(pool.acquire()) == address
+
+
+def test_a_copy_of_a_batch_holds_no_slot(pool: SlotPool) -> None:
+    slot = pool.acquire()
+    address = _address(slot)
+    copy = _leaving(slot).clone()
+    del slot
+    assert _address(pool.acquire()) == address
+    assert len(copy) == 1000
+
+
+def test_an_empty_pool_makes_fresh_slots_and_says_so_once(
+    pool: SlotPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="precache"):
+        held = [pool.acquire() for _ in range(2)]
+        assert not caplog.records
+        held += [pool.acquire() for _ in range(5)]
+    assert len({_address(slot) for slot in held}) == 7
+    assert len(caplog.records) == 1
+    assert "more than 2 batches" in caplog.text
+
+
+def test_a_reader_may_outlive_its_pool() -> None:
+    pool = SlotPool(100, 1)
+    slot = pool.acquire()
+    slot[:] = 7
+    tensor = _leaving(slot)
+    del pool, slot
+    assert (tensor == 7).all()
+
+
+def test_no_slot_is_with_two_threads_at_once() -> None:
+    pool = SlotPool(64, keep=100)
+    clashes: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            slot = pool.acquire()
+            slot[:] = number
+            tensor = _leaving(slot)
+            if not (tensor == number).all():
+                clashes.append(number)
+            del slot, tensor
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clashes == []
+
+
+# --- through the loader -------------------------------------------------------------------------
+
+
+def test_what_is_kept_of_a_batch_stays_what_it_was(store: BuiltStore) -> None:
+    expected = store.rows()
+    kept: list[tuple[int, np.ndarray]] = []
+    with precache.Loader(store.path, batch_size=3, threads=2) as loader:
+        for _ in range(3):
+            for batch in loader:
+                kept.append((int(batch["row"][1]), batch["image"][1, :, 5:9].numpy()))
+                del batch
+    assert len(kept) == 21
+    for row, lines in kept:
+        np.testing.assert_array_equal(lines, expected[row, :, 5:9])
+
+
+def test_a_list_of_all_batches_is_an_epoch(
+    store: BuiltStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1, ahead=2) as loader:
+        batches = list(loader)
+    expected = store.rows()
+    assert len({batch["image"].data_ptr() for batch in batches}) == 21
+    for batch in batches:
+        np.testing.assert_array_equal(batch["image"][0], expected[int(batch["row"])])
+    assert len([r for r in caplog.records if "batches" in r.message]) == 1
+
+
+def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) -> None:
+    with precache.Loader(store.path, batch_size=2, threads=1, ahead=2) as loader:
+        addresses = [batch["image"].data_ptr() for _ in range(4) for batch in loader]
+    assert len(addresses) == 44
+    assert len(set(addresses)) <= 5
+    assert all(address % 64 == 0 for address in addresses)
+
+
+def test_memory_of_batches_that_are_dropped_after_their_epoch_is_free_at_once(
+    store: BuiltStore,
+) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+        tracemalloc.start()
+        try:
+            batches = list(loader)
+            nbytes = batches[0]["image"].nbytes
+            held = tracemalloc.get_traced_memory()[0]
+            assert held > 21 * nbytes
+            batches.clear()
+            assert tracemalloc.get_traced_memory()[0] < held - 16 * nbytes
+            assert len(list(loader)) == 21
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_closed_loader_holds_no_memory_of_batches(store: BuiltStore) -> None:
+    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+        tracemalloc.start()
+        try:
+            batches = list(loader)
+            last = batches[20]["image"]
+            values = last.clone()
+            nbytes = last.nbytes
+            del batches
+            loader.close()
+            assert torch.equal(last, values)
+            held = tracemalloc.get_traced_memory()[0]
+            del last
+            assert tracemalloc.get_traced_memory()[0] < held - nbytes / 2
+        finally:
+            tracemalloc.stop()
+
+
+ITERABLES: dict[str, Callable[..., Any]] = {
+    "a loader": lambda first, second: first,
+    "a mixture by batch": lambda first, second: precache.mix([first, second]),
+    "a mixture by sample": lambda first, second: precache.mix([first, second], by="sample"),
+    "a meter": lambda first, second: precache.meter(first, to=[]),
+}
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("name", ITERABLES)
+def test_a_batch_that_is_dropped_within_its_step_is_gone(name: str, store: BuiltStore) -> None:
+    raw: list[weakref.ref[torch.Tensor]] = []
+
+    def transform(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        raw.append(weakref.ref(batch["image"]))
+        return {**batch, "image": batch["image"].float()}
+
+    with contextlib.ExitStack() as ends:
+        loaders = [
+            ends.enter_context(precache.Loader(store.path, 3, transform=transform))
+            for _ in range(2)
+        ]
+        batches = iter(ITERABLES[name](*loaders))
+        for _ in range(4):
+            batch = next(batches)
+            assert [each() for each in raw] == [None] * len(raw)
+            image = weakref.ref(batch["image"])
+            del batch
+            assert image() is None
+        batches.close()
+
+
+def test_rows_of_a_batch_are_aligned(tile_stores: dict[str, BuiltStore]) -> None:
+    with precache.Loader(tile_stores["raw"].path, batch_size=7) as loader:
+        batch = next(iter(loader))
+    assert batch["image"].data_ptr() % 64 == 0
+
+
+def test_all_threads_decode_the_same_batch(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits until three have begun, of an epoch of one batch."""
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    together, read = threading.Barrier(3), Columns.read
+
+    def read_together(self: Columns, *args: Any, **kwargs: Any) -> None:
+        together.wait(30)
+        read(self, *args, **kwargs)
+
+    monkeypatch.setattr(Columns, "read", read_together)
+    with precache.Loader(store.path, batch_size=21, threads=3) as loader:
+        [batch] = loader
+    np.testing.assert_array_equal(batch["image"], store.rows()[batch["row"]])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 21])
+def test_parts_of_a_batch_make_no_difference(
+    threads: int, batch_size: int, store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with precache.Loader(store.path, batch_size, threads=1) as loader:
+        expected = [{name: each.numpy() for name, each in batch.items()} for batch in loader]
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    with precache.Loader(store.path, batch_size, threads=threads) as loader:
+        for batch, whole in zip(loader, expected, strict=True):
+            for name, values in whole.items():
+                np.testing.assert_array_equal(batch[name], values)
+
+
+def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
+    stores: dict[str, BuiltStore],
+    copy_store: Callable[[BuiltStore], BuiltStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    store = copy_store(stores["zstd"])
+    row = int(store.open().valid.nonzero()[0][13])
+    [reader] = Columns(str(store.path)).readers.values()
+    [(path, [(offset, length)])] = reader.extents(np.array([row])).items()
+    with Path(path).open("r+b") as file:
+        file.seek(offset + length // 2)
+        file.write(bytes(9))
+    with precache.Loader(store.path, 4, shuffle=False, threads=3) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(DamageError, match=re.escape(store.open().keys[row])):
+            next(batches)
+        gc.collect()
+        assert loader._stream._pool._made == len(loader._stream._pool._free)  # type: ignore[union-attr]
+
+
+def test_slots_come_back_from_an_epoch_that_is_left(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PART_NBYTES", 1)
+    with precache.Loader(store.path, 2, threads=3) as loader:
+        for epoch in range(20):
+            for number, batch in enumerate(loader):
+                del batch
+                if number == epoch % 5:
+                    break
+            pool = loader._stream._pool  # type: ignore[union-attr]  # never None here
+            assert len(pool._free) == pool._made <= pool._keep
+
+
+# --- to a device --------------------------------------------------------------------------------
+
+
+class Event:
+    """Stands in for one of CUDA's: passed when it is told so."""
+
+    def __init__(self, blocking: bool = False) -> None:
+        self.blocking, self.passed, self.waited = blocking, False, False
+        self.on: object = None
+
+    def record(self, stream: object) -> None:
+        self.on = stream
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+class Stream:
+    """Stands in for one of CUDA's."""
+
+    def __init__(self, device: object = None) -> None:
+        self.waits: list[Event] = []
+
+    def wait_event(self, event: Event) -> None:
+        self.waits.append(event)
+
+
+class Tensor:
+    """Stands in for one on a device."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+
+    def record_stream(self, stream: Stream) -> None:
+        self.streams.append(stream)
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """The caller's stream, where CUDA is stood in for."""
+    stream = Stream()
+    stand_ins = {"Stream": Stream, "Event": Event, "current_stream": lambda device: stream}
+    contexts = {name: lambda each: contextlib.nullcontext() for name in ("device", "stream")}
+    for name, stand_in in {**stand_ins, **contexts}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return stream
+
+
+def _send(copier: DeviceCopier, slot: np.ndarray) -> tuple[Event, dict[str, Tensor]]:
+    sent: Any = copier.send(slot, len(slot), lambda memory: {"image": Tensor()})  # type: ignore[dict-item]
+    return sent.there, copier.hand_out(sent)  # type: ignore[return-value]  # stand-ins
+
+
+def test_the_callers_stream_waits_for_the_batch_and_keeps_its_memory(
+    pool: SlotPool, users: Stream
+) -> None:
+    copier = DeviceCopier(pool, torch.device("cpu"))
+    there, batch = _send(copier, pool.acquire())
+    assert users.waits == [there]
+    assert there.on is copier._stream
+    assert batch["image"].streams == [users]
+
+
+def test_a_slot_comes_back_once_it_is_copied(pool: SlotPool, users: Stream) -> None:
+    copier, slot = DeviceCopier(pool, torch.device("cpu")), pool.acquire()
+    address = _address(slot)
+    _send(copier, slot)
+    del slot
+    copied = pool._copies[0][0]
+    pool._collect_copies()
+    other = pool.acquire()
+    assert _address(other) != address
+    copied.passed = True  # type: ignore[attr-defined]  # a stand-in
+    pool._collect_copies()
+    assert _address(pool.acquire()) == address
+
+
+def test_a_closed_pool_has_waited_for_its_copies(pool: SlotPool, users: Stream) -> None:
+    copier = DeviceCopier(pool, torch.device("cpu"))
+    _send(copier, pool.acquire())
+    [(copied, slot)] = pool._copies
+    gone = weakref.ref(slot)
+    del slot
+    pool.close()
+    assert copied.waited  # type: ignore[attr-defined]  # a stand-in
+    assert gone() is None
+
+
+def test_a_slot_comes_back_when_unpacking_fails(pool: SlotPool, users: Stream) -> None:
+    copier, slot = DeviceCopier(pool, torch.device("cpu")), pool.acquire()
+
+    def fail(memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        copier.send(slot, len(slot), fail)
+    assert pool._copies[0][1] is slot
+
+
+def test_the_host_waits_for_the_device_once_it_is_too_far_ahead(
+    pool: SlotPool, users: Stream
+) -> None:
+    copier = DeviceCopier(pool, torch.device("cpu"))
+    asked: list[Event] = []
+    for number in range(3 * STEPS_AHEAD):
+        _send(copier, pool.acquire())
+        asked.append(copier._handed_out[-1])  # type: ignore[arg-type]  # a stand-in
+        expected = max(0, number + 1 - STEPS_AHEAD)
+        assert [each.waited for each in asked] == [n < expected for n in range(number + 1)]
+    assert all(each.blocking and each.on is users for each in asked)
+
+
+# --- the filter on a device ---------------------------------------------------------------------
+
+
+@given(
+    hnp.array_shapes(min_dims=4, max_dims=5, max_side=6).flatmap(
+        lambda shape: hnp.arrays(np.uint8, shape)
+    )
+)
+def test_the_filter_undone_by_tensors_is_that_undone_by_arrays(rows: np.ndarray) -> None:
+    filtered = filter_image(rows)
+    tensor = undo_image_tensor(torch.from_numpy(filtered.copy()))
+    undo_image(filtered)
+    np.testing.assert_array_equal(tensor.numpy(), filtered)
+    np.testing.assert_array_equal(tensor.numpy(), rows)

@@ -1,0 +1,221 @@
+"""A loader and the commits of its store: it stays, or it follows from epoch to epoch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed
+
+import precache
+from precache.errors import StoreError, UsageError
+from tests.support.building import (
+    build_here,
+    cut,
+    encoded,
+    end,
+    pixels,
+    poll,
+    start,
+    write,
+    write_jpegs,
+)
+
+RECIPES = [precache.Pipeline.image(resize=side, crop=40) for side in (40, 48, 44)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jpegs(tmp_path / "in", 10)
+
+
+@pytest.fixture
+def store(source: Path, tmp_path: Path) -> Path:
+    build_here(source, tmp_path / "store", RECIPES[0])
+    return tmp_path / "store"
+
+
+def check(loader: precache.Loader, batches: Any, right: dict[str, np.ndarray]) -> int:
+    """That each row is the one that its key has; how many there are."""
+    rows = 0
+    for batch in batches:
+        for key, image in zip(loader.keys(batch["row"]), batch["image"], strict=True):
+            assert np.array_equal(image.numpy(), right[key])
+            rows += 1
+    return rows
+
+
+def test_by_default_a_commit_changes_nothing(source: Path, store: Path) -> None:
+    right = pixels(store)
+    with precache.Loader(store, batch_size=3) as loader:
+        version = loader.version.id
+        batches = iter(loader)
+        rows = check(loader, [next(batches)], right)
+        build_here(source, store, RECIPES[1])
+        assert rows + check(loader, batches, right) == 10
+        assert check(loader, loader, right) == 10
+        assert loader.version.id == loader.state_dict()["version"] == version
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "block"}, {"access": "pread"}])
+def test_it_follows_at_the_beginning_of_an_epoch(
+    source: Path, store: Path, options: dict[str, Any]
+) -> None:
+    old = pixels(store)
+    with precache.Loader(store, batch_size=3, refresh="epoch", **options) as loader:
+        first = loader.version.id
+        batches = iter(loader)
+        rows = check(loader, [next(batches)], old)
+        write(source / "fox/0099.jpg", encoded(cut(99)))
+        second = build_here(source, store, RECIPES[1]).version
+        assert rows + check(loader, batches, old) == 10
+        assert loader.version.id == first
+        new = pixels(store)
+        assert check(loader, loader, new) == 11
+        assert loader.version.id == loader.state_dict()["version"] == second
+        precache.gc(store, keep=1, older_than=0)
+        assert check(loader, loader, new) == 11
+        assert loader.state_dict()["epoch"] == 3
+
+
+def test_from_a_bucket_by_way_of_a_disk_cache(source: Path, tmp_path: Path) -> None:
+    url = "memory://refresh/store"
+    options: dict[str, Any] = {"address": "serial"}
+    precache.build(source, url, RECIPES[0], **options)
+    old = pixels(url)
+    limit = 2_000_000
+    with precache.Loader(
+        url, batch_size=3, refresh="epoch", cache_dir=tmp_path / "cache", cache_limit=limit
+    ) as loader:
+        assert check(loader, loader, old) == 10
+        batches = iter(loader)
+        assert check(loader, [next(batches)], old) == 3
+        precache.build(source, url, RECIPES[1], **options)
+        assert check(loader, loader, pixels(url)) == 10
+        assert list(batches) == []  # that of the epoch before has ended
+
+
+@pytest.mark.parametrize("kind", ["shape", "dtype", "field", "rows"])
+def test_one_that_does_not_fit_is_not_taken(
+    source: Path, store: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    field: dict[str, Any] = RECIPES[0].to_dict()["fields"]["image"]
+    recipes = {
+        "shape": precache.Pipeline.image(resize=40, crop=36),
+        "dtype": precache.Pipeline.from_dict(
+            {"fields": {"image": {"ops": [*field["ops"], {"op": "to_dtype", "dtype": "float16"}]}}}
+        ),
+        "field": precache.Pipeline.from_dict({"fields": {"picture": field}}),
+        "rows": RECIPES[1],
+    }
+    right = pixels(store)
+    with precache.Loader(store, batch_size=9, refresh="epoch") as loader:
+        version = loader.version.id
+        assert check(loader, loader, right) == 10
+        if kind == "rows":
+            for path in [*source.glob("cat/*"), *source.glob("dog/*")]:
+                path.unlink()
+        build_here(source, store, recipes[kind])
+        assert check(loader, loader, right) == 10
+        assert loader.version.id == version
+    assert f"version {version[:12]} is read on: " in caplog.text
+
+
+def test_a_state_names_the_version_that_it_goes_on_with(source: Path, store: Path) -> None:
+    old = pixels(store)
+    with precache.Loader(store, batch_size=3, refresh="epoch") as loader:
+        first = loader.version.id
+        batches = iter(loader)
+        check(loader, [next(batches)], old)
+        state = json.loads(json.dumps(loader.state_dict()))
+    second = build_here(source, store, RECIPES[1]).version
+    with precache.Loader(store, batch_size=3, refresh="epoch") as loader:
+        assert loader.version.id == second
+        loader.load_state_dict(state)
+        assert loader.version.id == first
+        assert check(loader, loader, old) == 7
+        assert check(loader, loader, pixels(store)) == 10
+        assert loader.version.id == second
+    precache.gc(store, keep=1, older_than=0)
+    with (
+        precache.Loader(store, batch_size=3, refresh="epoch") as loader,
+        pytest.raises(StoreError, match=f"{first} is gone"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_what_it_does_not_go_with(store: Path) -> None:
+    version = precache.open(store)
+    for uri in (f"{store}@{version.id[:6]}", version.path):
+        with pytest.raises(UsageError, match="refresh='epoch' follows a store"):
+            precache.Loader(uri, refresh="epoch")
+    one: list[dict[str, Any]] = [
+        {"rows": [1, 2]},
+        {"weights": np.ones(10)},
+        {"resident": "host"},
+    ]
+    for options in one:
+        with pytest.raises(UsageError, match="are of one version"):
+            precache.Loader(store, batch_size=1, refresh="epoch", **options)
+    with pytest.raises(UsageError, match="refresh is 'step'; choose one of None, epoch"):
+        precache.Loader(store, refresh="step")
+    with (
+        precache.Loader(store, batch_size=2, refresh="epoch", rank=0, world_size=2) as loader,
+        pytest.raises(UsageError, match=r"with 2 ranks needs torch\.distributed"),
+    ):
+        next(iter(loader))
+
+
+def rank_of_two(rank: int, store: Path, folder: Path) -> None:
+    """Three epochs; the versions read, and their rows, go into a file."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2
+    )
+    tell = logging.Handler()
+    # A handler of one method, for a log.
+    tell.emit = lambda record: (folder / "followed").touch()  # type: ignore[method-assign]
+    logging.getLogger("precache.loading.version_follower").addHandler(tell)
+    logging.getLogger("precache.loading.version_follower").setLevel(logging.INFO)
+    read = []
+    with precache.Loader(store, batch_size=2, device="cpu", refresh="epoch") as loader:
+        for epoch in range(3):
+            poll((folder / f"go-{rank}-{epoch}").exists, f"epoch {epoch}")
+            rows = [row for batch in loader for row in batch["row"].tolist()]
+            read.append([loader.version.id, rows])
+            (folder / f"done-{rank}-{epoch}").touch()
+    (folder / f"read-{rank}").write_text(json.dumps(read))
+    torch.distributed.destroy_process_group()
+
+
+def test_all_ranks_read_the_same_version(source: Path, store: Path, tmp_path: Path) -> None:
+    versions = [precache.open(store).id]
+    processes = [start(rank_of_two, rank, store, tmp_path) for rank in (0, 1)]
+
+    def go(rank: int, epoch: int) -> None:
+        (tmp_path / f"go-{rank}-{epoch}").touch()
+
+    def done(epoch: int) -> None:
+        for rank in (0, 1):
+            poll((tmp_path / f"done-{rank}-{epoch}").exists, f"rank {rank}, epoch {epoch}")
+
+    go(0, 0)
+    go(1, 0)
+    done(0)
+    versions.append(build_here(source, store, RECIPES[1]).version)
+    go(0, 1)
+    poll((tmp_path / "followed").exists, "the decision of rank 0")
+    versions.append(build_here(source, store, RECIPES[2]).version)  # rank 1 comes after it
+    go(1, 1)
+    done(1)
+    go(0, 2)
+    go(1, 2)
+    assert [end(process) for process in processes] == [0, 0]
+    told = [json.loads((tmp_path / f"read-{rank}").read_text()) for rank in (0, 1)]
+    for rank in (0, 1):
+        assert [version for version, _ in told[rank]] == versions
+    for epoch in range(3):
+        assert sorted(told[0][epoch][1] + told[1][epoch][1]) == list(range(10))

@@ -1,0 +1,211 @@
+"""What differs between two versions, told completely and alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.cli.main import main
+from precache.errors import StoreError
+from precache.maintenance.diff import Change, Difference, Origin, Samples, compare_samples
+from tests.support.building import build_here, cut, encoded, write, write_jpegs
+
+PLAIN = precache.Pipeline.image(resize=32, crop=28)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jpegs(tmp_path / "in", 12)
+
+
+def two(source: Path, one: precache.Pipeline, other: precache.Pipeline) -> Difference:
+    stores = [source.parent / "one", source.parent / "other"]
+    for store, pipeline in zip(stores, (one, other), strict=True):
+        build_here(source, store, pipeline)
+    return precache.diff(*stores)
+
+
+def pipeline(ops: list[dict[str, Any]], **field: Any) -> precache.Pipeline:
+    return precache.Pipeline.from_dict(
+        {"fields": {"image": {"ops": [{"op": "decode"}, *ops], **field}}}
+    )
+
+
+def test_of_a_version_to_itself_nothing_differs(source: Path) -> None:
+    found = two(source, PLAIN, PLAIN)
+    assert found.before == found.after
+    assert (found.recipe, found.layout, found.libraries) == ((), (), ())
+    counts = {getattr(found.samples, name).count for name in vars(found.samples)}
+    assert counts == {0}
+
+
+def test_the_recipe_op_by_op(source: Path) -> None:
+    flip = {"op": "horizontal_flip"}
+    found = two(
+        source,
+        pipeline([{"op": "resize", "size": 32}, {"op": "center_crop", "size": 24}]),
+        pipeline(
+            [flip, {"op": "resize", "size": 40}, {"op": "center_crop", "size": 24}], codec="raw"
+        ),
+    )
+    assert found.recipe == (
+        Change("image op 2", None, "horizontal_flip"),
+        Change("image op 3 resize size", 32, 40),
+        Change("image codec name", "image", "raw"),
+    )
+    [stored] = found.layout
+    assert stored.what == "image bytes stored"
+
+
+def test_fields_seed_and_shapes(source: Path) -> None:
+    second = {"ops": [{"op": "decode", "mode": "L"}, {"op": "resize", "size": [20, 20]}]}
+    data = PLAIN.to_dict()
+    found = two(
+        source,
+        PLAIN,
+        precache.Pipeline.from_dict({"fields": {**data["fields"], "small": second}, "seed": 3}),
+    )
+    assert found.recipe[0] == Change("field small", None, "decode(mode=L) → resize(size=(20, 20))")
+    assert found.recipe[1] == Change("seed", 0, 3)
+    assert Change("small shape", None, [1, 20, 20]) in found.layout
+    assert Change("small dtype", None, "uint8") in found.layout
+
+
+def test_samples_and_classes(source: Path) -> None:
+    store = source.parent / "store"
+    first = build_here(source, store, PLAIN, {"keep_order": True}).version
+    (source / "cat/0000.jpg").unlink()
+    write(source / "dog/0013.jpg", encoded(cut(50)))
+    write(source / "dog/0001.jpg", encoded(cut(51)))
+    write(source / "dog/0004.jpg", b"none")
+    (source / "eel").rename(source / "ant")
+    os.utime(source / "cat/0003.jpg", (1, 1))
+    build_here(source, store, PLAIN, {"keep_order": True})
+    found = precache.diff(f"{store}@{first}", store)
+    samples = found.samples
+    assert samples.added.examples == (
+        *(f"ant/{n:04d}.jpg" for n in (2, 5, 8, 11)),
+        "dog/0013.jpg",
+    )
+    assert samples.removed.count == 5
+    assert samples.removed.examples[0] == "cat/0000.jpg"
+    assert samples.changed.examples == ("dog/0001.jpg", "dog/0004.jpg")
+    assert samples.touched.examples == ("cat/0003.jpg",)
+    assert samples.failed.examples == ("dog/0004.jpg",)
+    assert samples.mended.count == samples.relabelled.count == 0
+    assert found.classes_added == ("ant",)
+    assert found.classes_removed == ("eel",)
+    assert found.classes_renumbered == ("cat", "dog")
+    assert found.recipe == ()
+    assert Change("holes", 0, 1) in found.layout
+
+
+def test_a_sample_whose_row_is_kept_as_a_hole_is_removed(source: Path) -> None:
+    store = source.parent / "store"
+    first = build_here(source, store, PLAIN).version
+    (source / "cat/0003.jpg").unlink()
+    build_here(source, store, PLAIN)
+    assert len(precache.open(store).holes) == 1
+    samples = precache.diff(f"{store}@{first}", store).samples
+    assert samples.removed.examples == ("cat/0003.jpg",)
+    assert samples.failed.count == samples.moved.count == samples.changed.count == 0
+    back = precache.diff(store, f"{store}@{first}").samples
+    assert back.added.examples == ("cat/0003.jpg",)
+    assert back.mended.count == 0
+
+
+def test_labels_are_compared_by_name(source: Path) -> None:
+    stores = [source.parent / "one", source.parent / "other"]
+    build_here(source, stores[0], PLAIN)
+    table = source.parent / "labels.csv"
+    lines = [f"{p.relative_to(source)},{p.parent.name}" for p in sorted(source.glob("*/*"))]
+    lines[0] = "cat/0000.jpg,zebra"
+    table.write_text("key,label\n" + "\n".join(lines))
+    build_here(source, stores[1], PLAIN, {"labels": table})
+    found = precache.diff(*stores)
+    assert found.samples.relabelled.count == 1
+    assert found.samples.relabelled.examples == ("cat/0000.jpg: cat → zebra",)
+    assert found.classes_added == ("zebra",)
+    assert found.classes_renumbered == ()
+
+
+def test_another_version_of_a_library(source: Path) -> None:
+    one, other = source.parent / "one", source.parent / "other"
+    version = build_here(source, one, PLAIN).version
+    shutil.copytree(one, other)
+    root = other / version / "zarr.json"
+    document = json.loads(root.read_text())
+    own = document["attributes"]["precache"]
+    own["libraries"]["pillow"] = "99"
+    own["fingerprint"] = "f" * 64
+    before = own["libraries"].pop("simplejpeg")
+    root.write_text(json.dumps(document))
+    found = precache.diff(one, other)
+    assert [change.what for change in found.recipe] == ["fingerprint"]
+    assert {c.what: c.after for c in found.libraries} == {"pillow": "99", "simplejpeg": None}
+    assert Change("simplejpeg", before, None) in found.libraries
+
+
+def test_what_cannot_be_compared(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store at"):
+        precache.diff(tmp_path / "none", tmp_path / "none")
+
+
+ORIGINS = st.builds(
+    Origin, st.sampled_from(["", "a", "b"]), st.integers(0, 1), st.integers(0, 1), st.just("")
+)
+SAMPLES = st.lists(
+    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y"]), st.booleans(), ORIGINS),
+    unique_by=lambda each: each[0],
+)
+
+
+def samples_of(rows: list[Any]) -> Samples:
+    keys, labels, valid, origins = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return Samples(keys, range(len(rows)), labels, valid, origins)
+
+
+@given(SAMPLES, SAMPLES)
+def test_every_sample_is_told_of_once_by_each_kind(one: list[Any], other: list[Any]) -> None:
+    found = compare_samples(samples_of(one), samples_of(other))
+    mine, theirs = {r[0]: r for r in one}, {r[0]: r for r in other}
+    both = mine.keys() & theirs.keys()
+    assert found.added.count == len(theirs.keys() - both)
+    assert found.removed.count == len(mine.keys() - both)
+    assert found.relabelled.count == sum(mine[k][1] != theirs[k][1] for k in both)
+    assert found.failed.count == sum(mine[k][2] and not theirs[k][2] for k in both)
+    assert found.mended.count == sum(theirs[k][2] and not mine[k][2] for k in both)
+    known = [k for k in both if mine[k][3].content and theirs[k][3].content]
+    other_bytes = {k for k in known if mine[k][3].content != theirs[k][3].content}
+    told_apart = {k for k in both - set(known) if mine[k][3][1:] != theirs[k][3][1:]}
+    assert found.changed.count == len(other_bytes | told_apart)
+    same = [k for k in known if k not in other_bytes]
+    assert found.touched.count == sum(mine[k][3] != theirs[k][3] for k in same)
+    back = compare_samples(samples_of(other), samples_of(one))
+    assert (back.added.count, back.removed.count) == (found.removed.count, found.added.count)
+    assert (back.failed.count, back.moved.count) == (found.mended.count, found.moved.count)
+
+
+def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = str(source.parent / "store")
+    first = build_here(source, Path(store), PLAIN).version
+    write(source / "fox/0099.jpg", encoded(cut(99)))
+    build_here(source, Path(store), precache.Pipeline.image(resize=40, crop=28))
+    assert main(["diff", f"{store}@{first}", store]) == 0
+    text = capsys.readouterr().out
+    assert "  image op 2 resize size: 32 → 40\n" in text
+    assert "  1 added: fox/0099.jpg\n" in text
+    assert "classes\n  added: fox\n" in text
+    assert main(["diff", f"{store}@{first}", store, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["samples"]["added"] == {"count": 1, "examples": ["fox/0099.jpg"]}
+    assert main(["diff", store, store]) == 0
+    assert "nothing differs" in capsys.readouterr().out

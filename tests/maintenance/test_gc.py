@@ -1,0 +1,881 @@
+"""gc: what goes and what stays, killed anywhere, beside readers, builds and committers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import precache
+from precache.cli.main import main
+from precache.errors import BuildError, StorageError, StoreError, UsageError
+from precache.maintenance import gc as garbage
+from precache.maintenance.gc import UNTOUCHED_SECONDS, Collected, plan_gc, seconds_of
+from precache.maintenance.scan import COPIES, TRASH, Place, StoredObject
+from precache.storage.base import Folder
+from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
+from precache.store import lease as claims
+from precache.store.build_status import DESCRIPTION, read_status
+from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
+from precache.store.shard_log import kept_name
+from precache_workers.driver.heartbeat import BuildLease
+from tests.support.building import (
+    build_here,
+    build_until,
+    collect_until,
+    contents,
+    cut,
+    encoded,
+    end,
+    pixels,
+    poll,
+    start,
+    write,
+    write_jpegs,
+)
+from tests.support.servers import S3Server
+
+SIDES = (152, 156, 160)
+"""Rows of 150 x 150 x 3 bytes are chunks of their own, so that shards have four rows."""
+NOW = 1_800_000_000.0
+DAY = 86400.0
+
+
+def recipe(side: int, **options: Any) -> precache.Pipeline:
+    return precache.Pipeline.image(resize=side, crop=150, **options)
+
+
+def build_all(source: Path, store: Path | str, options: dict[str, Any] | None = None) -> list[str]:
+    """Three versions, the last one current."""
+    given = {"address": "serial", "shard_samples": 4, "storage_options": options}
+    return [precache.build(source, store, recipe(side), **given).version for side in SIDES]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jpegs(tmp_path_factory.mktemp("photos"), 10)
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A store of three versions, not to be changed."""
+    store = tmp_path_factory.mktemp("built") / "store"
+    return store, build_all(source, store)
+
+
+@pytest.fixture
+def store(built: tuple[Path, list[str]], tmp_path: Path) -> tuple[Path, list[str]]:
+    """A copy of its own for a test."""
+    shutil.copytree(built[0], tmp_path / "store")
+    return tmp_path / "store", built[1]
+
+
+def removed(done: Collected) -> list[str]:
+    return [each.version for each in done.removed]
+
+
+def why(done: Collected) -> dict[str, str]:
+    return {each.version: each.why for each in (*done.removed, *done.kept)}
+
+
+# --- what goes ----------------------------------------------------------------------------------
+
+
+def place(name: str, complete: bool = True, build_idle: float | None = None) -> Place:
+    objects = [StoredObject(ROOT, 1, NOW - 900 * DAY)]
+    if build_idle is not None:
+        objects.append(StoredObject(DESCRIPTION, 1, NOW - build_idle))
+    return Place(name, complete, tuple(objects), None)
+
+
+@given(
+    st.lists(st.integers(0, 7), max_size=12),
+    st.sets(st.integers(0, 9)),
+    st.integers(0, 4),
+    st.floats(0, 40 * DAY),
+    st.lists(st.one_of(st.none(), st.floats(0, 40 * DAY)), min_size=10, max_size=10),
+)
+def test_the_current_the_newest_the_young_and_the_living_stay(
+    log: list[int], there: set[int], keep: int, least: float, idle: list[float | None]
+) -> None:
+    names = [f"{number:032x}" for number in range(10)]
+    commits = [
+        Commit(number, names[version], None, NOW - (len(log) - number) * 3 * DAY)
+        for number, version in enumerate(log)
+    ]
+    places = [place(names[v], complete=v % 3 > 0, build_idle=idle[v]) for v in sorted(there)]
+    plan = plan_gc(commits, places, keep, least, NOW)
+    going = plan.going
+    assert sorted([*going, *(each.version for each in plan.kept)]) == [p.name for p in places]
+    last = {commit.version: commit for commit in commits}
+    complete = {p.name for p in places if p.complete}
+    by_age = sorted(complete & set(last), key=lambda v: last[v].number)
+    for name in going:
+        assert not commits or name != commits[-1].version
+        assert name not in by_age[len(by_age) - keep :]
+        told = idle[int(name, 16)]
+        assert told is None or told >= UNTOUCHED_SECONDS
+        if name in by_age:
+            after = commits[last[name].number + 1].time
+            assert NOW - after >= least
+        else:
+            assert told is None or told >= least
+
+
+@pytest.mark.parametrize(
+    ("age", "seconds"),
+    [
+        ("7d", 7 * DAY),
+        ("12h", 43200),
+        (" 30 M ", 1800),
+        ("1.5h", 5400),
+        ("2w", 14 * DAY),
+        ("0s", 0),
+        (90, 90),
+        (0.5, 0.5),
+        (timedelta(days=1), DAY),
+    ],
+)
+def test_an_age_is_told_in_many_ways(age: Any, seconds: float) -> None:
+    assert seconds_of(age) == seconds
+
+
+@pytest.mark.parametrize("age", ["7", "d", "-1d", "7y", "", -1, float("nan"), float("inf")])
+def test_what_is_no_age_is_refused(age: Any) -> None:
+    with pytest.raises(UsageError, match="is no age"):
+        seconds_of(age)
+
+
+def test_no_version_goes_before_its_time(store: tuple[Path, list[str]]) -> None:
+    path, (first, second, third) = store
+    done = precache.gc(path, keep=1)
+    assert removed(done) == []
+    assert why(done)[third] == "current"
+    assert why(done)[first].startswith("replaced ")
+    done = precache.gc(path, keep=2, older_than=0, dry_run=True)
+    assert removed(done) == [first]
+    assert why(done)[second] == "among the newest 2"
+    assert sorted(p.name for p in path.iterdir()) == sorted([first, second, third, "commits"])
+
+
+def test_what_was_used_again_is_young_and_the_current_stays_whatever_its_age(
+    store: tuple[Path, list[str]],
+) -> None:
+    path, (first, second, third) = store
+    assert precache.use(f"{path}@{first}").previous == third
+    done = precache.gc(path, keep=0, older_than="0s")
+    assert removed(done) == [third, second]
+    assert precache.open(path).id == first
+    assert precache.verify(path).ok
+
+
+def test_bad_usage_and_no_store(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="keep is -1"):
+        precache.gc(tmp_path, keep=-1)
+    with pytest.raises(StoreError, match="there is no store at"):
+        precache.gc(tmp_path)
+
+
+# --- whose it is --------------------------------------------------------------------------------
+
+OTHERS: dict[str, dict[str, bytes]] = {
+    "files": {"photo.jpg": b"mine"},
+    "files among what looks like ours": {"valid/c/0": b"mine", "photo.jpg": b"mine"},
+    "arrays": {"label/zarr.json": b"{}", "label/c/0": b"mine"},
+    "a Zarr group": {"zarr.json": b'{"zarr_format": 3, "attributes": {}}', "label/c/0": b"mine"},
+    "a copy of a version": {"zarr.json": b'{"attributes": {"precache": {"version": "%s"}}}'},
+    "a build of something else": {"_build/build.json": b'{"version": "1.2"}', "_build/log": b""},
+    "a build's output": {"_build/html/index.html": b"mine", "conf.py": b"mine"},
+    "scratch": {"_build/tmp/data": b"mine"},
+    "a root that is a folder": {"zarr.json/photo.jpg": b"mine"},
+}
+"""Below a folder that is named by the MD5 of something."""
+
+BESIDE = ("_gc/{}/x", "_gc/notes", "_pull/{}/photo.jpg", "_pull/x.lock", "_claims/x", "_followed/x")
+SOME = "d41d8cd98f00b204e9800998ecf8427e"
+
+
+def put_others(folder: Folder, files: Iterable[tuple[str, bytes]]) -> set[str]:
+    names = set()
+    for name, data in files:
+        folder.put(name, [data])
+        names.add(name)
+    return names
+
+
+@pytest.mark.parametrize("files", OTHERS.values(), ids=OTHERS)
+def test_what_others_have_is_neither_touched_nor_counted(
+    store: tuple[Path, list[str]], files: dict[str, bytes]
+) -> None:
+    path, (_, second, third) = store
+    version = second.encode()
+    mine = {f"{SOME}/{name}": data.replace(b"%s", version) for name, data in files.items()}
+    mine |= {name.format(SOME): b"mine" for name in BESIDE}
+    nbytes = precache.versions(path).nbytes
+    put_others(open_folder(path), mine.items())
+    (path / "0123456789abcdef0123456789abcdef").write_bytes(b"mine")
+    (path / "00000000000000000000000000000000").mkdir()
+    age(path, 900 * DAY)
+    found = precache.versions(path)
+    assert (found.nbytes, found.unfinished) == (nbytes, ())
+    assert read_status(path).building == ()
+    done = precache.gc(path, keep=0, older_than=0)
+    assert SOME not in why(done)
+    left = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()}
+    assert left >= {*mine, "0123456789abcdef0123456789abcdef"}
+    assert (path / "00000000000000000000000000000000").is_dir()
+    assert precache.open(path).id == third
+
+
+def test_what_others_have_in_a_bucket_is_left_alone() -> None:
+    folder = open_folder("memory://garbage/others")
+    names = put_others(folder, [(name.format(SOME), b"mine") for name in BESIDE])
+    for number, files in enumerate(OTHERS.values()):
+        of_one = [(f"{number:032x}/{name}", data) for name, data in files.items()]
+        names |= put_others(folder, of_one)
+    with pytest.raises(StoreError, match="there is no store"):
+        precache.gc("memory://garbage/others", keep=0, older_than=0)
+    folder.put("commits/000001.json", [b'{"version": "%s", "time": 1.0}' % SOME.encode()])
+    precache.gc("memory://garbage/others", keep=0, older_than=0)
+    assert names <= set(folder.sizes())
+
+
+PARTS = st.sampled_from(
+    [
+        "zarr.json",
+        "c",
+        "0",
+        "image",
+        "_build",
+        "tmp",
+        "build.json",
+        "shards",
+        "_gc",
+        SOME,
+        "a b",
+        "é",
+    ]
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(st.lists(PARTS, min_size=1, max_size=4).map(tuple), min_size=1, max_size=6))
+def test_no_folder_without_metadata_of_ours_is_touched(
+    built: tuple[Path, list[str]], tmp_path: Path, names: set[tuple[str, ...]]
+) -> None:
+    store = tmp_path / uuid.uuid4().hex
+    shutil.copytree(built[0] / "commits", store / "commits")
+    mine = store / SOME
+    for parts in sorted(names, key=len, reverse=True):
+        path = mine.joinpath(*parts)
+        if not path.exists() and not any(p.is_file() for p in path.parents):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"mine")
+    (mine / "photo.jpg").write_bytes(b"mine")
+    before = sorted(mine.rglob("*"))
+    age(store, 900 * DAY)
+    precache.gc(store, keep=0, older_than=0)
+    assert sorted(mine.rglob("*")) == before
+
+
+def test_a_link_is_no_version(store: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, (first, second, third) = store
+    elsewhere = tmp_path / "elsewhere"
+    (path / first).rename(elsewhere)
+    (path / first).symlink_to(elsewhere)
+    (path / SOME).symlink_to(elsewhere)
+    left = path / TRASH / f"{SOME}.{uuid.uuid4().hex}"  # as earlier releases moved it there
+    left.parent.mkdir()
+    left.symlink_to(elsewhere)
+    before = contents(elsewhere)
+    listed = precache.versions(path)
+    assert [each.version for each in listed.versions] == [third, second, first]
+    assert "a link, which is not followed" in listed.versions[2].problem
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [second]
+    assert why(done)[first] == why(done)[SOME] == "a link, and no version: gc does not touch it"
+    assert contents(elsewhere) == before
+    assert (path / first).is_symlink()
+    assert not (path / TRASH).exists()
+
+
+@pytest.mark.parametrize("name", [TRASH, COPIES])
+def test_nothing_is_removed_through_a_folder_of_ours_that_is_a_link(
+    name: str, store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    path, _ = store
+    elsewhere = tmp_path / "elsewhere"
+    for each in (f"{SOME}.{SOME}/image/c/0", f"{SOME}/image/c/0"):
+        write(elsewhere / each, b"mine")
+    before = sorted(elsewhere.rglob("*"))
+    age(elsewhere, 900 * DAY)
+    (path / name).symlink_to(elsewhere)
+    with contextlib.suppress(StorageError):
+        precache.gc(path, keep=1, older_than=0)
+    assert sorted(elsewhere.rglob("*")) == before
+
+
+LEFT: dict[str, Sequence[str]] = {
+    "the first folders of a build": (f"{SOME}/_build/tmp/",),
+    "files that were being put": (
+        f"{SOME}/_build/tmp/.build.json.{SOME}.tmp",
+        f"{SOME}/_build/tmp/.{SOME}.tmp",
+        f"{SOME}/_build/tmp/{SOME}",
+    ),
+    "a claim": (f"{SOME}/_build/_claims/commit/000001.json", f"{SOME}/_build/rows.parquet"),
+    "a build without a description": (f"{SOME}/_build/leases/{SOME}.json", f"{SOME}/rows/c/0"),
+    "a copy of an earlier release": (f"{SOME}/image/c/0/0/0/0", f"{SOME}/_build/tmp/"),
+    "a copy": (f"{COPIES}/{SOME}/image/c/0/0/0/0",),
+    "what a removal had put out of reach": (f"{TRASH}/{SOME}.{SOME}/image/c/0/0/0/0",),
+    "an entry of the log that was being created": ("{first}/_build/tmp/",),
+    "an empty folder that the log names": ("{first}/",),
+    "a version without its document": ("{first}/image/c/0/0/0/0", "{first}/valid/c/0"),
+    "a version whose document is damaged": ("{first}/image/c/0/0/0/0", "{first}/zarr.json"),
+}
+
+
+@pytest.mark.parametrize("names", LEFT.values(), ids=LEFT)
+def test_whatever_a_killed_process_left_is_collected(
+    names: Sequence[str], store: tuple[Path, list[str]]
+) -> None:
+    path, (first, second, third) = store
+    shutil.rmtree(path / first)
+    for name in names:
+        left = path / name.format(first=first)
+        (left if name.endswith("/") else left.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            left.write_bytes(b"left")
+    age(path, 8 * DAY)
+    precache.gc(path)
+    assert {p.name for p in path.iterdir()} == {second, third, "commits"}
+    assert precache.verify(path).ok
+
+
+def test_whatever_a_killed_build_left_is_collected(
+    source: Path, store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Each name that a build uses is known for ours, with no description of it or before there is
+    one.
+    """
+    path, versions = store
+    for change in (0, 2, 5, 8, 11, 15, 20, 40, 60):
+        killed = tmp_path / str(change)
+        shutil.copytree(path, killed)
+        options = {"shard_samples": 4}
+        status = end(start(build_until, change, source, killed, recipe(170), options))
+        assert status == -signal.SIGKILL
+        for name in {p.name for p in killed.iterdir()} - {*versions, "commits"}:
+            (killed / name / DESCRIPTION).unlink(missing_ok=True)
+        age(killed, 8 * DAY)
+        precache.gc(killed, keep=3)
+        files = {p.relative_to(killed).parts[0] for p in killed.rglob("*") if p.is_file()}
+        assert files == {*versions, "commits"}
+
+
+def test_copies_to_a_bucket_that_were_left_are_collected(source: Path, tmp_path: Path) -> None:
+    """With the record that says whose they are, whatever is there of it."""
+    url = "memory://garbage/copies"
+    first, second, third = build_all(source, url)
+    folder = open_folder(url)
+    record = folder.read(f"{first}/{ROOT}")
+    folder.remove(f"{first}/{ROOT}")
+    folder.put(f"{COPIES}/{first}", [record])
+    folder.put(f"{COPIES}/{second}", [folder.read(f"{second}/{ROOT}")])  # it was whole already
+    folder.put(f"{COPIES}/{SOME}", [record.replace(first.encode(), SOME.encode())])
+    assert {each.version for each in precache.versions(url).unfinished} == {first, SOME}
+    forward(folder, 8 * DAY)
+    done = precache.gc(url, keep=2)
+    assert set(removed(done)) == {first, SOME}
+    assert done.swept == (second,)
+    assert folder.names() == sorted([second, third, "commits"])
+
+
+def forward(folder: Folder, seconds: float) -> None:
+    """As if all of a bucket in memory had been put so long ago."""
+    root = str(folder).removeprefix("memory:/")
+    for name, each in fsspec.filesystem("memory").store.items():
+        if name.startswith(root):
+            each.created -= timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("by", ["gc", "use", "pull"])
+def test_what_a_process_left_that_was_killed_after_its_commit_goes(
+    by: str, store: tuple[Path, list[str]]
+) -> None:
+    path, (_, second, third) = store
+    for version in (second, third):
+        write(path / version / BUILD / "receipts/00000000.json", b"{}")
+        write(path / version / DESCRIPTION, b"{}")
+    if by == "gc":
+        (path / third / BUILD / "heartbeat").write_text("now")  # somebody is at work
+        told = precache.gc(path, dry_run=True)
+        assert told.swept == (second,)
+        assert (path / second / BUILD).exists()
+        assert precache.gc(path).swept == (second,)
+        assert (path / third / BUILD).exists()
+    elif by == "use":
+        precache.use(f"{path}@{second}")
+    else:
+        precache.pull(f"{path}@{second}", path)
+    assert not (path / second / BUILD).exists()
+    assert precache.verify(f"{path}@{second}").ok
+
+
+# --- clocks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [-3650, 0, 3650])
+@pytest.mark.parametrize("builders", [-3650, 3650])
+def test_wrong_clocks_decide_nothing(
+    own: int,
+    builders: int,
+    source: Path,
+    store: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, (first, second, third) = store
+    left = leave_a_build(source, path).name
+    for entry in (path / "commits").iterdir():
+        told = json.loads(entry.read_text())
+        entry.write_text(json.dumps({**told, "time": told["time"] + builders * DAY}))
+    description = path / left / DESCRIPTION
+    told = json.loads(description.read_text())
+    description.write_text(json.dumps({**told, "begun": told["begun"] + builders * DAY}))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + own * DAY)
+    assert removed(precache.gc(path, keep=0)) == []  # all of it is young
+    monkeypatch.undo()
+    age(path / left, 8 * DAY)
+    then = now() - 8 * DAY
+    os.utime(path / "commits/000002.json", (then, then))
+    monkeypatch.setattr(time, "time", lambda: now() + own * DAY)
+    assert removed(precache.gc(path, keep=0)) == [first, left]
+    assert why(precache.gc(path, keep=0))[second].startswith("replaced ")
+    assert precache.open(path).id == third
+
+
+def test_a_bucket_tells_the_time_itself(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://garbage/clock"
+    first, second, third = build_all(source, url)
+    monkeypatch.setattr(time, "time", lambda: NOW + 3650 * DAY)
+    assert removed(precache.gc(url, keep=0, older_than="1h")) == []
+    forward(open_folder(url).folder("commits"), 7200)
+    assert removed(precache.gc(url, keep=0, older_than="1h")) == [second, first]
+    assert open_folder(url).names() == sorted([third, "commits"])
+
+
+# --- after it -----------------------------------------------------------------------------------
+
+
+def test_what_was_removed_says_so_and_can_be_built_again(
+    source: Path, store: tuple[Path, list[str]]
+) -> None:
+    path, (first, second, third) = store
+    before = pixels(f"{path}@{first}")
+    log = read_commits(open_folder(path))
+    assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
+    assert sorted(p.name for p in path.iterdir()) == sorted([third, "commits"])
+    assert read_commits(open_folder(path)) == log
+    with pytest.raises(StoreError, match=f"{first} is gone"):
+        precache.open(f"{path}@{first[:6]}")
+    with pytest.raises(StoreError, match="is gone"):
+        precache.use(f"{path}@{first}")
+    with pytest.raises(StoreError, match="fits no version") as caught:
+        precache.open(f"{path}@0000")
+    assert third[:12] in str(caught.value)
+    assert first[:12] not in str(caught.value)
+    again = build_here(source, path, recipe(SIDES[0]), {"shard_samples": 4})
+    assert (again.version, again.shards_skipped) == (first, 0)
+    after = pixels(path)
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(after[key], before[key]) for key in before)
+
+
+def test_bytes_that_others_hold_free_nothing(store: tuple[Path, list[str]]) -> None:
+    path, (first, second, third) = store
+    kept = path / first / "image/c/0/0/0/0"
+    twice = path / first / "valid/zarr.json"
+    kept_nbytes, twice_nbytes = kept.stat().st_size, twice.stat().st_size
+    os.link(kept, path / third / "image/c/linked")
+    os.link(twice, path / second / "valid/linked")
+    before = precache.versions(path)
+    found = {each.version: each for each in before.versions}
+    assert found[first].shared_nbytes == kept_nbytes + twice_nbytes
+    assert found[third].shared_nbytes == kept_nbytes
+    both = found[first].nbytes + found[second].nbytes
+    all_ = both + found[third].nbytes
+    assert before.nbytes == all_ - kept_nbytes - twice_nbytes
+    told = precache.gc(path, keep=1, older_than=0, dry_run=True)
+    done = precache.gc(path, keep=1, older_than=0)
+    assert dataclasses.replace(done, dry_run=True).removed == told.removed
+    assert done.freed_nbytes == both - kept_nbytes - twice_nbytes
+    assert (
+        precache.versions(path).nbytes == found[third].nbytes == before.nbytes - done.freed_nbytes
+    )
+
+
+# --- builds -------------------------------------------------------------------------------------
+
+
+def leave_a_build(source: Path, store: Path | str, options: Any = None) -> Folder:
+    """A build that ends when its first shard is done; returns the version's folder."""
+    given = {"address": "serial", "shard_samples": 4, "keep_order": True, "on_error": "raise"}
+    bad = source / "zzz"
+    bad.mkdir()
+    (bad / "bad.jpg").write_bytes(b"none")
+    try:
+        with pytest.raises(BuildError):
+            precache.build(source, store, recipe(170), **given, storage_options=options)
+    finally:
+        shutil.rmtree(bad)
+    [left] = precache.versions(store, options).unfinished
+    return open_folder(store, options).folder(left.version)
+
+
+def age(folder: Path, seconds: float) -> None:
+    """As if all below had been written so long ago."""
+    then = time.time() - seconds
+    for path in folder.rglob("*"):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def test_a_build_that_was_left_goes_by_its_age(source: Path, store: tuple[Path, list[str]]) -> None:
+    path, _ = store
+    left = leave_a_build(source, path).name
+    assert "at work on it" in why(precache.gc(path, older_than=0))[left]
+    age(path / left, 3 * DAY + 60)
+    assert why(precache.gc(path, older_than="4d"))[left] == "unfinished, left 3 days ago"
+    [found] = precache.versions(path).unfinished
+    assert found.build is not None
+    assert (found.build.done, found.build.shards) == (3, 3)
+    assert 3 * DAY <= found.idle_seconds < 3 * DAY + 600
+
+    with BuildLease(LocalFolder(path / left)):
+        assert "at work on it" in why(precache.gc(path, older_than=0))[left]
+    age(path / left, 2 * DAY)
+    assert removed(precache.gc(path, older_than="1d")) == [left]
+    assert not (path / left).exists()
+
+
+def test_a_copy_that_was_left_goes_too(store: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, versions = store
+    target = tmp_path / "other"
+    precache.pull(f"{path}@{versions[0]}", target)
+    partial = target / COPIES / versions[1]
+    shutil.copytree(path / versions[1] / "image", partial / "image")
+    age(partial, 10)
+    assert "at work on it" in why(precache.gc(target, older_than=0))[versions[1]]
+    age(partial, 9 * DAY + 60)
+    done = precache.gc(target)
+    assert removed(done) == [versions[1]]
+    assert why(done)[versions[1]] == "unfinished copy, left 9 days ago"
+    assert {p.name for p in target.iterdir()} == {versions[0], "commits"}
+    assert precache.verify(target).ok
+
+
+def lose(array: np.ndarray, store: str) -> np.ndarray:
+    """The array as it is; takes the version's first shard away, where LOSE is set."""
+    if "LOSE" in os.environ:
+        for path in Path(store).glob("*/image/c/0/0/0/0"):
+            path.unlink()
+    return array
+
+
+def test_a_build_whose_shards_are_removed_notes_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    ops = [
+        {"op": "decode"},
+        {"op": "resize", "size": [150, 150]},
+        {
+            "op": "function",
+            "function": "tests.maintenance.test_gc:lose",
+            "params": {"store": str(path)},
+        },
+    ]
+    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+    monkeypatch.setenv("LOSE", "1")
+    with pytest.raises(BuildError, match=r"1 of 3 shards of .* were removed while"):
+        build_here(source, path, pipeline, {"shard_samples": 4})
+    assert read_commits(open_folder(path)) == []
+    monkeypatch.delenv("LOSE")
+    done = build_here(source, path, pipeline, {"shard_samples": 4})
+    assert done.shards_skipped == 2
+    assert precache.verify(path).ok
+
+
+def test_what_a_later_version_has_linked_stays(source: Path, tmp_path: Path) -> None:
+    photos, path = tmp_path / "in", tmp_path / "store"
+    shutil.copytree(source, photos)
+    options = {"shard_samples": 4, "keep_order": True}
+    first = build_here(photos, path, recipe(150), options).version
+    write(photos / "zoo/0001.jpg", encoded(cut(77)))
+    second = build_here(photos, path, recipe(150), options).version
+    before = pixels(path)
+    listed = precache.versions(path)
+    new, old = listed.versions
+    assert new.shared_nbytes == old.shared_nbytes > 50_000
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [first]
+    assert done.freed_nbytes == old.nbytes - old.shared_nbytes
+    assert precache.open(path).id == second
+    assert precache.verify(path).ok
+    after = pixels(path)
+    assert all(np.array_equal(after[key], before[key]) for key in before)
+    assert precache.versions(path).nbytes == listed.nbytes - done.freed_nbytes
+
+
+def test_a_build_goes_on_though_what_it_takes_over_is_removed(source: Path, tmp_path: Path) -> None:
+    photos, path = tmp_path / "in", tmp_path / "store"
+    shutil.copytree(source, photos)
+    params = {"folder": str(tmp_path / "held"), "store": str(path)}
+    (tmp_path / "held").mkdir()
+    hold = {"op": "function", "function": "tests.support.building:hold", "params": params}
+    plain = recipe(150).to_dict()["fields"]["image"]
+    held = precache.Pipeline.from_dict({"fields": {"image": {"ops": [*plain["ops"], hold]}}})
+    options = {"shard_samples": 4, "keep_order": True}
+    first = build_here(photos, path, held, options).version
+    second = build_here(photos, path, recipe(150), options).version
+    write(photos / "ant/0001.jpg", encoded(cut(77)))  # in the first shard: some go over, some not
+    write(photos / "zoo/0001.jpg", encoded(cut(78)))
+    process = start(build_here, photos, path, held, options, {"HOLD": "1"})
+    poll(lambda: list((tmp_path / "held").iterdir()), "a build that holds")
+    done = precache.gc(path, keep=1, older_than=0)
+    assert removed(done) == [first]
+    assert why(done)[second] == "current"
+    (tmp_path / "held/go").touch()
+    assert end(process) == 0
+    assert precache.verify(path).ok
+    found = pixels(path)
+    build_here(photos, tmp_path / "anew", held, options)
+    right = pixels(tmp_path / "anew")
+    assert found.keys() == right.keys()
+    assert all(np.array_equal(found[key], right[key]) for key in right)
+
+
+# --- committers ---------------------------------------------------------------------------------
+
+
+def test_a_version_that_is_gone_does_not_become_current(store: tuple[Path, list[str]]) -> None:
+    path, (first, _, third) = store
+    folder = open_folder(path)
+    folder.remove(first)
+    with pytest.raises(StorageError, match=f"{first} of .* was removed while it was made current"):
+        append_commit(folder, first)
+    assert [c.version for c in read_commits(folder)][-2:] == [first, third]
+    assert precache.open(path).id == third
+
+
+def test_a_version_that_became_current_while_it_went_is_put_back(
+    store: tuple[Path, list[str]],
+) -> None:
+    path, (version, _, _) = store
+    before = contents(path / version)
+    (path / TRASH).mkdir()
+    (path / version).rename(path / TRASH / f"{version}.{uuid.uuid4().hex}")  # and killed
+    append_entry(open_folder(path), version)  # it leaves a temporary file's folder there
+    assert (path / version).exists()
+    precache.gc(path, keep=0, older_than="1d")
+    assert precache.open(path).id == version
+    assert precache.verify(path).ok
+    assert not (path / TRASH).exists()
+    assert contents(path / version) == before
+
+
+def test_one_in_a_bucket_is_put_back_too(source: Path) -> None:
+    url = "memory://garbage/put-back"
+    first, second, third = build_all(source, url)
+    folder = open_folder(url)
+    folder.put(f"_gc/{first}", [folder.read(f"{first}/{ROOT}")])
+    folder.remove(f"{first}/{ROOT}")
+    folder.put(f"_gc/{second}", [folder.read(f"{second}/{ROOT}")])
+    folder.remove(f"{second}/{ROOT}")
+    append_entry(folder, first)
+    precache.gc(url)
+    assert precache.open(url).id == first
+    assert precache.verify(url).ok
+    assert folder.names() == sorted([first, third, "commits"])
+
+
+def test_the_log_that_was_followed_goes_with_its_version(
+    built: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    original, (first, second, third) = built
+    path = tmp_path / "store"
+    shutil.copytree(original, path)
+    for version in (first, third):
+        write(path / kept_name(version), b"[]")
+    precache.gc(path, keep=1, older_than=0)
+    assert not (path / kept_name(first)).exists()
+    assert (path / kept_name(third)).exists()
+    assert not (path / second).exists()
+
+
+def test_the_log_goes_where_a_run_was_killed_in_between(
+    built: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    original, (first, _, third) = built
+    path = tmp_path / "store"
+    shutil.copytree(original, path)
+    write(path / kept_name(first), b"[]")
+    (path / TRASH).mkdir()
+    (path / first).rename(path / TRASH / f"{first}.{uuid.uuid4().hex}")
+    precache.gc(path, keep=1, older_than=0)
+    assert not (path / kept_name(first)).exists()
+    assert not (path / TRASH).exists()
+    assert precache.open(path).id == third
+
+
+# --- killed -------------------------------------------------------------------------------------
+
+
+def test_killed_anywhere_and_run_again_the_end_is_the_same(
+    built: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    original, (_, _, third) = built
+    right = tmp_path / "right"
+    shutil.copytree(original, right)
+    precache.gc(right, keep=1, older_than=0)
+    for change in itertools.chain(range(12), itertools.count(12, 17)):
+        path = tmp_path / f"killed-{change}"
+        shutil.copytree(original, path)
+        status = end(start(collect_until, change, path))
+        assert precache.open(path).id == third
+        assert precache.verify(path).ok
+        precache.gc(path, keep=1, older_than=0)
+        assert contents(path) == contents(right)
+        assert {p.name for p in path.iterdir()} == {third, "commits"}
+        if status == 0:
+            assert change > 40
+            return
+        assert status == -signal.SIGKILL
+
+
+def test_an_empty_folder_that_a_killed_run_left_goes(store: tuple[Path, list[str]]) -> None:
+    path, _ = store
+    (path / TRASH).mkdir()
+    precache.gc(path)
+    assert not (path / TRASH).exists()
+
+
+# --- readers ------------------------------------------------------------------------------------
+
+
+def read_until(store: Path, told: Path) -> None:
+    """Epochs of a loader, each row checked against the first; an epoch's number is told after."""
+    right: dict[int, bytes] = {}
+    with precache.Loader(store, batch_size=3, seed=1) as loader:
+        for epoch in itertools.count():
+            rows = 0
+            for batch in loader:
+                for row, image in zip(batch["row"].tolist(), batch["image"], strict=True):
+                    assert right.setdefault(row, image.numpy().tobytes()) == image.numpy().tobytes()
+                    rows += 1
+            assert rows == len(right) == 10
+            (told / str(epoch)).touch()
+            if (told / "stop").exists():
+                return
+
+
+def test_a_reader_of_the_current_version_notes_nothing(
+    store: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    path, (first, second, _) = store
+    told = tmp_path / "told"
+    told.mkdir()
+    process = start(read_until, path, told)
+    poll((told / "1").exists, "two epochs")
+    assert removed(precache.gc(path, keep=1, older_than=0)) == [second, first]
+    epochs = len(list(told.iterdir()))
+    poll((told / str(epochs + 2)).exists, "epochs after it")
+    (told / "stop").touch()
+    assert end(process) == 0
+
+
+def test_two_at_once_remove_all(store: tuple[Path, list[str]]) -> None:
+    path, (_, _, third) = store
+    processes = [start(collect_until, 10**9, path) for _ in range(3)]
+    assert [end(process) for process in processes] == [0, 0, 0]
+    precache.gc(path, keep=1, older_than=0)
+    assert {p.name for p in path.iterdir()} == {third, "commits"}
+    assert precache.verify(path).ok
+
+
+# --- elsewhere ----------------------------------------------------------------------------------
+
+
+def test_one_run_does_not_remove_what_another_puts_back(
+    store: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins when the first has moved a version away, which then becomes current."""
+    path, versions = store
+    at_its_end, finish = threading.Event(), garbage._finish
+    other = threading.Thread(target=lambda: (precache.gc(path, keep=3), at_its_end.set()))
+
+    def finish_later(folder: Folder, left: str) -> bool:
+        if not other.ident:
+            monkeypatch.setattr(claims.time, "sleep", lambda seconds: at_its_end.set())
+            other.start()
+            assert at_its_end.wait(60)
+            append_entry(folder, versions[0])
+        return finish(folder, left)
+
+    monkeypatch.setattr(garbage, "_finish", finish_later)
+    done = precache.gc(path, keep=2, older_than=0)
+    other.join()
+    assert "current" in why(done)[versions[0]]
+    assert precache.open(path).id == versions[0]
+    assert precache.verify(path).ok
+
+
+def test_a_store_in_a_bucket(source: Path, s3: S3Server) -> None:
+    url, options = "s3://bucket/garbage.store", s3.options()
+    first, second, third = build_all(source, url, options)
+    found = precache.versions(url, options)
+    assert [each.version for each in found.versions] == [third, second, first]
+    assert found.nbytes == sum(each.nbytes for each in found.versions)
+    left = leave_a_build(source, url, options).name
+    told = precache.gc(url, 1, 0, dry_run=True, storage_options=options)
+    assert removed(told) == [second, first]
+    done = precache.gc(url, 1, 0, storage_options=options)
+    assert removed(done) == [second, first]
+    assert done.freed_nbytes == sum(each.nbytes for each in found.versions[1:])
+    assert open_folder(url, options).names() == sorted([third, left, "commits"])
+    assert precache.verify(url, storage_options=options).ok
+    with pytest.raises(StoreError, match="is gone"):
+        precache.use(f"{url}@{first}", options)
+
+
+def test_the_command(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    path, (first, second, third) = store
+    line = ["gc", str(path), "--keep", "1", "--older-than", "0s"]
+    assert main([*line, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"would remove {first[:12]}: replaced" in text
+    assert f"kept {third[:12]}: current" in text
+    assert "would free" in text
+    assert main([*line, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["version"] for each in told["removed"]] == [second, first]
+    assert told["freed_nbytes"] == sum(each["nbytes"] for each in told["removed"])
+    assert main(["gc", str(path), "--older-than", "soon"]) == 2
+    assert "'soon' is no age" in capsys.readouterr().err

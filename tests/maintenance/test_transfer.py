@@ -1,0 +1,512 @@
+"""Pull and push: what is copied, what is refused, and that nothing is lost when they are killed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import DamageError, GoneError, PrecacheError, StoreError
+from precache.maintenance import transfer
+from precache.maintenance import versions as inventory
+from precache.maintenance.scan import COPIES, TRASH
+from precache.storage.base import Folder
+from precache.storage.open import open_folder
+from precache.store.commit_log import BUILD, ROOT, append_entry, read_commits
+from precache.store.consistency import inspect
+from precache.store.object_names import Contents
+from precache.store.version import Version
+from precache_workers.driver.heartbeat import BuildLease
+from tests.conftest import BuiltStore
+from tests.support.building import (
+    ask,
+    changes_of_pull,
+    contents,
+    end,
+    pull_until,
+    remains,
+    start,
+    write_jpegs,
+)
+from tests.support.servers import PatientServer
+
+SECRET = b"-----BEGIN OPENSSH PRIVATE KEY-----"
+CopyStore = Callable[[BuiltStore], BuiltStore]
+
+_numbers = iter(range(10**6))
+
+
+@pytest.fixture
+def built(stores: dict[str, BuiltStore]) -> BuiltStore:
+    """23 rows in three shards; not to be changed."""
+    return stores["image"]
+
+
+@pytest.fixture
+def own(built: BuiltStore, copy_store: CopyStore) -> BuiltStore:
+    """A copy of it, to be damaged."""
+    return copy_store(built)
+
+
+@pytest.fixture
+def bucket() -> str:
+    return f"memory://transfer/{next(_numbers)}"
+
+
+def names_of(store: BuiltStore) -> list[str]:
+    """Names that the version promises, below its folder."""
+    attributes = store.open().attributes
+    assert attributes is not None
+    found = Contents.of(attributes)
+    return [*found.small, *found.sums, *(name for names in found.shards.values() for name in names)]
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+class _Hostile(SimpleHTTPRequestHandler):
+    """A server of files that lists more than it has, and has all that is asked for."""
+
+    garbage: ClassVar[list[str]] = []
+
+    def list_directory(self, path: Any) -> Any:
+        links = [*(quote(each.name) for each in Path(path).iterdir()), *self.garbage]
+        page = "".join(f'<a href="{link}">x</a>' for link in links).encode("utf-8", "replace")
+        self._answer(page, "text/html")
+
+    def send_error(self, code: int, message: Any = None, explain: Any = None) -> None:
+        if any(self.path.endswith(known) for known in ("/zarr.json", "@", "store")):
+            super().send_error(code, message, explain)
+        else:
+            self._answer(b"owned", "text/plain")
+
+    def _answer(self, data: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def hostile(stores: dict[str, BuiltStore]) -> Iterator[str]:
+    handler = functools.partial(_Hostile, directory=str(stores["image"].path.parent))
+    with PatientServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.05])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/{stores['image'].path.name}"
+        server.shutdown()
+        thread.join()
+
+
+PARTS = st.sampled_from(
+    ["..", "%2e%2e", ".", "x", "image", "c", "%00", "a%0Ab", "é", "C:", "zarr.json"]
+)
+NAMES = st.lists(PARTS, min_size=1, max_size=6).flatmap(
+    lambda parts: st.sampled_from(["%2F", "/", "%5C"]).map(lambda cut: cut.join(parts))
+) | st.text(max_size=6).map(quote)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(["..%2F..%2Fkeys", "%2Ftmp%2Fx", "..%2Fcommits%2F000009.json", "%2e%2e%2F%2e%2e%2Fkeys"])
+@given(st.lists(NAMES, max_size=8))
+def test_no_name_of_a_listing_leaves_the_store(
+    hostile: str, built: BuiltStore, tmp_path: Path, garbage: list[str]
+) -> None:
+    sandbox = tmp_path / str(next(_numbers))
+    to = sandbox / "a/b/store"
+    _Hostile.garbage[:] = garbage
+    try:
+        precache.pull(hostile, to)
+    finally:
+        _Hostile.garbage.clear()
+    version = built.result.version
+    promised = {f"a/b/store/{version}/{name}" for name in (ROOT, *names_of(built))}
+    assert files(sandbox).keys() == promised | {"a/b/store/commits/000001.json"}
+    assert contents(to / version) == contents(built.version_folder)
+
+
+@pytest.mark.parametrize("name", ["../../keys", "/keys", "extra/../../../../keys", "x\0y", "a\nb"])
+def test_keys_of_a_bucket_that_no_version_has_are_not_copied(
+    name: str, built: BuiltStore, bucket: str, tmp_path: Path
+) -> None:
+    precache.pull(built.path, bucket)
+    version = built.result.version
+    memory = open_folder(bucket)._fs.store  # type: ignore[attr-defined]  # no client puts such keys
+    path = f"{bucket.removeprefix('memory:/')}/{version}"
+    memory[f"{path}/{name}"] = memory[f"{path}/{ROOT}"]
+    try:
+        precache.pull(bucket, tmp_path / "a/b/store")
+    finally:
+        del memory[f"{path}/{name}"]
+    assert {p.name for p in tmp_path.rglob("*")}.isdisjoint({"keys", "x\0y", "a\nb", "extra"})
+    assert contents(tmp_path / "a/b/store" / version) == contents(built.version_folder)
+
+
+# --- links and damage ---------------------------------------------------------------------------
+
+
+def put_secret(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/id_rsa").write_bytes(SECRET)
+    return tmp_path / "home"
+
+
+def test_what_no_version_has_is_not_copied(own: BuiltStore, bucket: str, tmp_path: Path) -> None:
+    home = put_secret(tmp_path)
+    (own.version_folder / "extra").symlink_to(home)
+    (own.version_folder / "image/c/9").symlink_to(home)
+    (own.version_folder / "notes.txt").write_bytes(SECRET)
+    precache.pull(own.path, bucket)
+    there = open_folder(bucket).folder(own.result.version).sizes()
+    assert sorted(there) == sorted([ROOT, *names_of(own)])
+
+
+def test_a_link_in_place_of_an_object_is_not_followed_into_a_bucket(
+    built: BuiltStore, copy_store: CopyStore, tmp_path: Path
+) -> None:
+    """Whichever object it is: nothing of what it leads to is put, and the object is named."""
+    home, own = put_secret(tmp_path), copy_store(built)
+    for name in (ROOT, *names_of(own)):
+        path, bucket = own.version_folder / name, f"memory://transfer/{next(_numbers)}"
+        path.rename(tmp_path / "right")
+        path.symlink_to(home / "id_rsa")
+        with pytest.raises(PrecacheError) as caught:
+            precache.pull(own.path, bucket)
+        assert name.partition("/")[0] in str(caught.value)
+        assert SECRET.decode() not in str(caught.value)
+        folder = open_folder(bucket)
+        assert not any(SECRET in folder.read(each) for each in folder.sizes())
+        assert read_commits(folder) == []
+        path.unlink()
+        (tmp_path / "right").rename(path)
+    assert precache.verify(own.path).ok
+
+
+@pytest.mark.parametrize("change", ["flip", "cut"])
+def test_damage_is_not_spread(change: str, own: BuiltStore) -> None:
+    for name in names_of(own):
+        path, bucket = own.version_folder / name, f"memory://transfer/{next(_numbers)}"
+        right = path.read_bytes()
+        middle = len(right) // 2
+        flipped = right[:middle] + bytes([right[middle] ^ 0xFF]) + right[middle + 1 :]
+        path.write_bytes(flipped if change == "flip" else right[:middle])
+        with pytest.raises((DamageError, StoreError)) as caught:
+            precache.pull(own.path, bucket)
+        assert name.partition("/")[0] in str(caught.value), name
+        assert "memory:" not in str(caught.value)
+        assert "precache-pull" not in str(caught.value)
+        assert read_commits(open_folder(bucket)) == []
+        path.write_bytes(right)
+
+
+def test_an_object_that_comes_damaged_once_is_read_again(
+    built: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, damaged = Version.small_object, list[str]()
+
+    def read_badly(version: Version, name: str) -> bytes:
+        data = read(version, name)
+        if name == "holes/c/0" and str(built.path) in version.path and not damaged:
+            damaged.append(name)
+            return data[:-1]
+        return data
+
+    monkeypatch.setattr(Version, "small_object", read_badly)
+    precache.pull(built.path, tmp_path / "to")
+    assert damaged
+    assert precache.verify(tmp_path / "to").ok
+
+
+# --- where it is already ------------------------------------------------------------------------
+
+
+def stamps(root: Path) -> dict[str, tuple[int, int]]:
+    found = {p.relative_to(root).as_posix(): p.stat() for p in root.rglob("*") if p.is_file()}
+    return {name: (each.st_ino, each.st_mtime_ns) for name, each in found.items()}
+
+
+def test_a_version_that_is_whole_becomes_current_and_nothing_else(
+    built: BuiltStore, own: BuiltStore
+) -> None:
+    """Whatever codec wrote its bytes: its own tables count."""
+    (own.version_folder / ROOT).write_bytes((own.version_folder / ROOT).read_bytes() + b"\n")
+    append_entry(open_folder(own.path), "0" * 32)
+    before = stamps(own.version_folder)
+    done = precache.pull(built.path, own.path)
+    assert (done.objects, done.nbytes, done.skipped) == (0, 0, built.result.shards)
+    assert stamps(own.version_folder) == before
+    assert precache.open(own.path).id == built.result.version
+
+
+def damage(store: BuiltStore) -> None:
+    """In a shard, a small object, and by an object that is missing."""
+    shard = store.shard_path(1)
+    shard.write_bytes(bytes(shard.stat().st_size))
+    (store.version_folder / "label/c/0").write_bytes(b"none")
+    (store.version_folder / "key/zarr.json").unlink()
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_one_that_is_damaged_makes_way_for_a_right_one(
+    exchanges: bool, built: BuiltStore, own: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(transfer, "exchange", lambda *names: False)
+    damage(own)
+    kept = own.shard_path(0).stat().st_ino
+    done = precache.pull(built.path, own.path)
+    assert done.skipped == built.result.shards - 1
+    assert own.shard_path(0).stat().st_ino == kept
+    assert contents(own.version_folder) == contents(built.version_folder)
+    assert {p.name for p in own.path.iterdir()} == {built.result.version, "commits"}
+
+
+def test_nothing_of_a_version_changes_until_the_right_one_is_there(
+    built: BuiltStore, own: BuiltStore, tmp_path: Path
+) -> None:
+    """A source that turns out to be damaged leaves what is there as it is."""
+    damage(own)
+    before = stamps(own.version_folder)
+    source = tmp_path / "source"
+    shutil.copytree(built.path, source)
+    (source / own.result.version / "image/c/1/0/0/0").write_bytes(b"none")
+    with pytest.raises(DamageError, match=r"image/c/1/0/0/0 is damaged"):
+        precache.pull(source, own.path)
+    assert stamps(own.version_folder) == before
+
+
+def test_killed_at_any_moment_the_same_pull_ends_it(built: BuiltStore, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(built.path, bad)
+    version = built.result.version
+    damage(BuiltStore(bad, built.source, built.pipeline, _moved(built, bad)))
+    right = contents(built.version_folder)
+    wrong = contents(bad / version)
+    copies = [shutil.copytree(bad, tmp_path / f"count-{number}") for number in range(3)]
+    total, killed = min(ask(changes_of_pull, built.path, copy) for copy in copies), 0
+    for change in (0, total // 2, *range(total - 12, total)):  # at the end it takes its place
+        to = tmp_path / f"killed-{change}"
+        shutil.copytree(bad, to)
+        killed += end(start(pull_until, change, built.path, to)) == -signal.SIGKILL
+        if (to / version).exists():  # with nothing but what a commit takes
+            there = contents(to / version)
+            there = {name: data for name, data in there.items() if not name.startswith(BUILD)}
+            assert there in (wrong, right)
+        if change % 2 == 0:  # so does gc, in its time
+            for path in to.rglob("*"):
+                os.utime(path, (1, 1))
+            precache.gc(to, older_than=0)
+            assert {p.name for p in to.iterdir()} <= {version, "commits"}
+        precache.pull(built.path, to)
+        assert contents(to / version) == right
+        assert {p.name for p in to.iterdir()} == {version, "commits"}
+        assert remains(to) == []
+    assert killed > 8  # threads make a few folders more or less
+
+
+def _moved(store: BuiltStore, to: Path) -> Any:
+    found = {**vars(store.result), "path": str(to / store.result.version)}
+    return type(store.result)(**found)
+
+
+def test_several_at_once_agree(built: BuiltStore, own: BuiltStore, tmp_path: Path) -> None:
+    for to in (own.path, tmp_path / "new"):
+        if to == own.path:
+            damage(own)
+        with ThreadPoolExecutor(3) as pool:
+            done = list(pool.map(lambda _, to=to: precache.pull(built.path, to), range(3)))
+        assert {each.version for each in done} == {built.result.version}
+        assert contents(to / built.result.version) == contents(built.version_folder)
+        assert {p.name for p in to.iterdir()} == {built.result.version, "commits"}
+
+
+@pytest.mark.parametrize("kind", ["a link", "a file", "files of others"])
+def test_what_others_have_in_its_place_stays(kind: str, built: BuiltStore, tmp_path: Path) -> None:
+    place = tmp_path / "to" / built.result.version
+    (tmp_path / "to").mkdir()
+    if kind == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "a file":
+        place.write_bytes(b"mine")
+    else:
+        place.mkdir()
+        (place / "photo.jpg").write_bytes(b"mine")
+    before = files(tmp_path)
+    with pytest.raises(StoreError, match="is no version of precache"):
+        precache.pull(built.path, tmp_path / "to")
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("to", ["disk", "bucket"])
+def test_a_build_under_way_is_not_overtaken(
+    to: str, built: BuiltStore, bucket: str, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "to") if to == "disk" else bucket
+    version = built.result.version
+    folder = open_folder(url)
+    with (
+        BuildLease(folder.folder(version)),
+        pytest.raises(StoreError, match=f"{version} is being built in"),
+    ):
+        precache.pull(built.path, url)
+    precache.pull(built.path, url)
+    assert precache.verify(url).ok
+    assert not folder.exists(f"{version}/{BUILD}")
+
+
+# --- buckets ------------------------------------------------------------------------------------
+
+
+def flip(folder: Folder, name: str) -> None:
+    data = folder.read(name)
+    folder.put(name, [data[:-1] + bytes([data[-1] ^ 0xFF])])
+
+
+def test_a_committed_version_in_a_bucket_is_mended(built: BuiltStore, bucket: str) -> None:
+    precache.pull(built.path, bucket)
+    folder = open_folder(bucket).folder(built.result.version)
+    for name in names_of(built):
+        flip(folder, name)
+        precache.pull(built.path, bucket)
+        assert folder.read(name) == (built.version_folder / name).read_bytes(), name
+    flip(folder, ROOT)
+    before = {name: folder.read(name) for name in folder.sizes()}
+    with pytest.raises(StoreError, match="or remove that folder and run the same again"):
+        precache.pull(built.path, bucket)
+    assert {name: folder.read(name) for name in folder.sizes()} == before
+
+
+def test_one_that_another_build_committed_is_mended_by_what_its_own_tables_promise(
+    built: BuiltStore, own: BuiltStore, bucket: str
+) -> None:
+    root = own.version_folder / ROOT
+    document = json.loads(root.read_text())
+    document["attributes"]["precache"]["created"] = "2001-01-01T00:00:00Z"
+    root.write_text(json.dumps(document))
+    precache.pull(own.path, bucket)
+    folder = open_folder(bucket).folder(built.result.version)
+    flip(folder, "image/c/1/0/0/0")
+    done = precache.pull(built.path, bucket)
+    assert (done.objects, done.skipped) == (1, built.result.shards - 1)
+    assert folder.read(ROOT) == root.read_bytes()
+    flip(folder, "label/c/0")  # of which nobody can tell how it was
+    before = {name: folder.read(name) for name in folder.sizes()}
+    with pytest.raises(StoreError, match=r"label/c/0 is damaged.*repair it by"):
+        precache.pull(built.path, bucket)
+    assert {name: folder.read(name) for name in folder.sizes()} == before
+
+
+def test_other_bytes_than_a_committed_version_promises_are_not_put(
+    stores: dict[str, BuiltStore], bucket: str
+) -> None:
+    """As another release of zstd would have made them."""
+    one, other = stores["raw"], stores["zstd"]
+    precache.pull(one.path, bucket)
+    folder = open_folder(bucket).folder(one.result.version)
+    for name in (*names_of(other), ROOT):  # the tables of one, where shards of the other belong
+        data = (other.version_folder / name).read_bytes()
+        folder.put(name, [data.replace(other.result.version.encode(), one.result.version.encode())])
+    flip(folder, "image/c/0/0/0/0")
+    before = {name: folder.read(name) for name in folder.sizes()}
+    with pytest.raises(StoreError, match="is damaged, and was not copied"):
+        precache.pull(one.path, bucket)
+    assert {name: folder.read(name) for name in folder.sizes()} == before
+
+
+def test_a_push_leaves_nothing_but_the_version(built: BuiltStore, bucket: str) -> None:
+    precache.pull(built.path, bucket)
+    assert open_folder(bucket).names() == sorted([built.result.version, "commits"])
+
+
+# --- versions that go ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_version_that_is_removed_on_its_way_is_gone_or_the_next_one_comes(
+    named: bool,
+    own: BuiltStore,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = own.result.version
+    read = transfer._receive
+
+    def receive(version: precache.Version) -> Any:
+        if version.id == first:
+            second = precache.build(
+                photos, own.path, precache.Pipeline.image(codec="raw"), address="serial"
+            )
+            precache.gc(own.path, keep=0, older_than=0)
+            assert second.version != first
+        return read(version)
+
+    monkeypatch.setattr(transfer, "_receive", receive)
+    if named:
+        with pytest.raises(StoreError, match="is gone"):
+            precache.pull(f"{own.path}@{first}", tmp_path / "to")
+    else:
+        done = precache.pull(own.path, tmp_path / "to")
+        assert done.version == precache.open(own.path).id != first
+        assert precache.verify(tmp_path / "to").ok
+
+
+def test_a_version_that_is_removed_while_it_is_used_is_gone(
+    own: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(version: precache.Version) -> Any:
+        shutil.rmtree(version.path)
+        return inspect(version)
+
+    monkeypatch.setattr(inventory, "inspect", remove)
+    with pytest.raises(GoneError, match=f"version at .*{own.result.version} is gone"):
+        precache.use(f"{own.path}@{own.result.version}")
+
+
+def test_the_place_for_copies_is_not_reached_through_a_link(
+    built: BuiltStore, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / COPIES).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PrecacheError, match="is a link, and precache writes and removes nothing"):
+        precache.pull(built.path, tmp_path / "to")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert not (tmp_path / "to" / TRASH).exists()
+
+
+def test_each_version_keeps_what_stands_for_its_code(tmp_path: Path) -> None:
+    """Of two versions by the same ops, pulled alone."""
+    photos = write_jpegs(tmp_path / "photos", 4)
+    recipe = precache.Pipeline.image(resize=40, crop=32)
+    precache.build(photos, tmp_path / "store", recipe, address="serial")
+    write_jpegs(photos, 6)
+    second = precache.build(photos, tmp_path / "store", recipe, address="serial")
+    precache.pull(f"{tmp_path / 'store'}@{second.version}", tmp_path / "there")
+    [commit] = read_commits(open_folder(tmp_path / "there"))
+    assert len(commit.code) == 3
+    again = precache.build(photos, tmp_path / "there", recipe, address="serial")
+    assert (again.version, again.cpu_seconds) == (second.version, 0)

@@ -1,0 +1,161 @@
+"""The versions of a store as they are listed, and making one current."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.cli.main import main
+from precache.errors import StoreError, UsageError
+from precache.maintenance.scan import COPIES
+from precache.maintenance.versions import reigns
+from precache.store.commit_log import Commit
+from tests.support.building import remains, write_jpegs
+from tests.support.servers import S3Server
+
+RECIPES = [precache.Pipeline.image(resize=side, crop=150, codec="raw") for side in (152, 156)]
+
+
+def build(source: Path, store: Path | str, options: dict[str, Any] | None = None) -> list[str]:
+    given = {"address": "serial", "shard_samples": 4, "storage_options": options}
+    return [precache.build(source, store, recipe, **given).version for recipe in RECIPES]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_jpegs(tmp_path_factory.mktemp("photos"), 9)
+    (folder / "cat/broken.jpg").write_bytes(b"none")
+    return folder
+
+
+@pytest.fixture
+def store(source: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    return tmp_path / "store", build(source, tmp_path / "store")
+
+
+def test_versions_are_listed_with_what_they_hold(store: tuple[Path, list[str]]) -> None:
+    path, (first, second) = store
+    found = precache.versions(path)
+    assert [each.version for each in found.versions] == [second, first]
+    assert [each.current for each in found.versions] == [True, False]
+    new, old = found.versions
+    assert (new.rows, new.holes, new.shared_nbytes, new.problem) == (10, 1, 0, "")
+    assert new.pipeline == "image: decode → resize(size=156) → center_crop(size=(150, 150)), raw"
+    assert new.replaced is None
+    assert old.replaced == new.committed
+    assert old.committed <= new.committed <= time.time()
+    for each in found.versions:
+        files = [f for f in (path / each.version).rglob("*") if f.is_file()]
+        assert each.nbytes == sum(f.stat().st_size for f in files)
+    assert found.nbytes == new.nbytes + old.nbytes
+    assert found.unfinished == ()
+
+
+def test_one_that_cannot_be_read_is_listed_with_the_reason(store: tuple[Path, list[str]]) -> None:
+    path, (first, _) = store
+    (path / first / "zarr.json").write_text("{}")
+    [_, old] = precache.versions(path).versions
+    assert (old.version, old.rows) == (first, None)
+    assert "precache did not write" in old.problem
+
+
+def test_a_store_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store at"):
+        precache.versions(tmp_path / "nowhere")
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=9))
+def test_a_version_reigns_until_the_next_commit(log: list[int]) -> None:
+    names = [f"{each:032x}" for each, _ in itertools.groupby(log)]
+    commits = [Commit(n, name, None, float(n)) for n, name in enumerate(names, 1)]
+    found = reigns(commits)
+    assert set(found) == set(names)
+    assert list(found)[-1] == names[-1]
+    for name, (since, until) in found.items():
+        last = len(names) - names[::-1].index(name)
+        assert since == last
+        assert until == (last + 1 if last < len(names) else None)
+    assert [since for since, _ in found.values()] == sorted(s for s, _ in found.values())
+
+
+def test_use_is_a_commit_and_can_be_undone(store: tuple[Path, list[str]]) -> None:
+    path, (first, second) = store
+    used = precache.use(f"{path}@{first[:6]}")
+    assert (used.version, used.number, used.previous) == (first, 3, second)
+    assert precache.open(path).id == first
+    assert precache.use(f"{path}@{first}").number == 3
+    assert precache.use(f"{path}@{second}").number == 4
+    assert precache.open(path).id == second
+    assert remains(path) == []
+
+
+def test_use_needs_a_version(store: tuple[Path, list[str]]) -> None:
+    path, _ = store
+    with pytest.raises(UsageError, match="names no version"):
+        precache.use(path)
+    with pytest.raises(StoreError, match="fits no version"):
+        precache.use(f"{path}@{'0' * 8}")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("image/c/1/0/0/0", "remove", "1 of its shards are missing or cut short, such as number 1"),
+        ("image/c/2/0/0/0", "cut", "1 of its shards are missing or cut short, such as number 2"),
+        ("key/c/0", "remove", "is not whole: key"),
+        ("rows/c/0", "cut", "is not whole: rows/c/0"),
+        ("shards/image/c/0/0", "remove", "is not whole: shards/image"),
+    ],
+)
+def test_one_that_is_not_whole_is_not_used(
+    store: tuple[Path, list[str]], name: str, change: str, says: str
+) -> None:
+    path, (first, second) = store
+    file = path / first / name
+    if change == "cut":
+        os.truncate(file, file.stat().st_size - 1)
+    else:
+        file.unlink()
+    with pytest.raises(StoreError, match=says):
+        precache.use(f"{path}@{first}")
+    assert precache.open(path).id == second
+
+
+def test_in_a_bucket(source: Path, s3: S3Server) -> None:
+    url, options = "s3://bucket/inventory.store", s3.options()
+    first, second = build(source, url, options)
+    found = precache.versions(url, options)
+    assert [(each.version, each.holes) for each in found.versions] == [(second, 1), (first, 1)]
+    assert all(each.nbytes > 9 * 150 * 150 * 3 for each in found.versions)
+    assert precache.use(f"{url}@{first}", options).previous == second
+    assert precache.open(url, None, options).id == first
+
+
+def test_the_commands(store: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    path, (first, second) = store
+    shutil.copytree(path / first / "image", path / COPIES / ("0" * 32) / "image")
+    assert main(["ls", str(path)]) == 0
+    head, columns, new, old, unfinished = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"{path}: ")
+    assert columns.split()[:2] == ["version", "committed"]
+    assert new.startswith(f"*  {second[:12]}")
+    assert old.startswith(f"   {first[:12]}")
+    assert unfinished.startswith(f"unfinished: {'0' * 12}: a copy, or left over")
+    assert main(["ls", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["version"] for each in told["versions"]] == [second, first]
+    assert main(["use", f"{path}@{first}"]) == 0
+    assert (
+        f"version {first[:12]} is current; before it was {second[:12]}" in capsys.readouterr().out
+    )
+    assert main(["use", str(path)]) == 2

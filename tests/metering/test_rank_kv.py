@@ -1,0 +1,161 @@
+"""Ranks tell each other figures by the store of their job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from precache.metering.rank_kv import RankStore
+from precache.metering.report import RankStalls
+from tests.support.building import environment
+
+NEVER = threading.Event()
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[RankStore]]:
+    """Three, each with a connection of its own to a store."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    clients = [dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False) for _ in range(3)]
+    yield [RankStore(client, "train", rank, 3) for rank, client in enumerate(clients)]
+    del clients, server
+
+
+def _figures(rank: int, window: int) -> RankStalls:
+    return RankStalls(rank, window, 100, 0.01 * rank, 0.002, 0.1)
+
+
+def test_rank_0_has_the_last_figures_of_all(ranks: list[RankStore]) -> None:
+    for window in (1, 2):
+        for rank, each in enumerate(ranks):
+            each.put(_figures(rank, window))
+        assert ranks[0].gather(window, NEVER) == [_figures(rank, window) for rank in range(3)]
+
+
+def test_a_rank_that_is_late_is_waited_for(
+    ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 60)
+    for rank in (0, 1):
+        ranks[rank].put(_figures(rank, 1))
+    found: list[RankStalls] = []
+    waiting = threading.Thread(target=lambda: found.extend(ranks[0].gather(1, NEVER)))
+    waiting.start()
+    ranks[2].put(_figures(2, 1))
+    waiting.join(50)
+    assert [each.rank for each in found] == [0, 1, 2]
+
+
+def test_a_rank_that_never_spoke_is_waited_for_once(
+    ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 0.05)
+    ranks[0].put(_figures(0, 1))
+    assert ranks[0].gather(1, NEVER) == [_figures(0, 1)]
+    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 1000)  # it would hang
+    ranks[0].put(_figures(0, 2))
+    assert ranks[0].gather(2, NEVER) == [_figures(0, 2)]
+
+
+def test_in_a_hurry_what_is_there_will_do(
+    ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.metering.rank_kv.PATIENCE", 1000)
+    hurry = threading.Event()
+    hurry.set()
+    ranks[0].put(_figures(0, 2))
+    ranks[1].put(_figures(1, 1))
+    assert ranks[0].gather(2, hurry) == [_figures(0, 2), _figures(1, 1)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_without_a_job_there_is_no_store(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert RankStore.connect("train", 0, world_size) is None
+
+
+def test_a_store_that_is_not_there_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Ranks that found each other by a file, with a stray address in the environment."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr("precache.metering.rank_kv.TIMEOUT", timedelta(seconds=1))
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with caplog.at_level(logging.INFO, "precache"):
+            assert RankStore.connect("train", 0, 2) is None
+    finally:
+        dist.destroy_process_group()
+    assert caplog.messages[0].startswith("ranks go on one by one, for they have no store to share")
+
+
+_TRAIN = """
+import logging, sys, time
+import torch
+import torch.distributed as dist
+import precache
+from precache import outputs
+
+dist.init_process_group("gloo")
+rank, folder = dist.get_rank(), sys.argv[1]
+logging.basicConfig(filename=f"{folder}/{rank}.log", level=logging.INFO, format="%(message)s")
+
+def batches():
+    for number in range(90):
+        if rank == 2:
+            time.sleep(0.02)
+        yield number
+
+quiet = []
+to = [outputs.log(), outputs.jsonl(f"{folder}/{rank}.jsonl")]
+to.append(lambda report: quiet.append(report.quiet))
+for epoch in range(2):
+    for batch in precache.meter(batches(), every=40, to=to, threshold=0.3):
+        time.sleep(0.005)
+        dist.all_reduce(torch.ones(1))
+assert quiet == [rank == 1] * 6, quiet
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_rank_0_names_the_worst_and_quiet_ranks_are_quiet(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_TRAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    command += [str(script), str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    reports = {
+        rank: [json.loads(line) for line in (tmp_path / f"{rank}.jsonl").read_text().splitlines()]
+        for rank in (0, 2)
+    }
+    assert not (tmp_path / "1.jsonl").exists()
+    assert (tmp_path / "1.log").read_text() == ""
+    for rank in (0, 2):
+        assert [report["steps"] for report in reports[rank]] == [40, 40, 10] * 2
+        assert [report["window"] for report in reports[rank]] == [1, 2, 3, 4, 5, 6]
+    for report in reports[0]:
+        assert report["worst_rank"] == 2
+        assert [each["rank"] for each in report["ranks"]] == [0, 1, 2]
+        assert {each["window"] for each in report["ranks"]} <= {
+            report["window"],
+            report["window"] - 1,
+        }
+    lines = (tmp_path / "0.log").read_text().splitlines()
+    assert len(lines) == 6
+    assert all("; worst of 3 ranks: rank 2 with " in line for line in lines)
+    assert all(report["stall_ratio"] > 0.3 for report in reports[2])

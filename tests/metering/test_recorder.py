@@ -1,0 +1,80 @@
+"""Reports are made beside the loop, and what goes wrong with them stays there."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import precache
+from precache.metering.recorder import keys_in_batch
+
+
+def test_a_slow_output_holds_up_no_step() -> None:
+    free, passed = threading.Event(), []
+
+    def output(report: precache.StallReport) -> None:
+        assert free.wait(60)
+        passed.append(report.step)
+
+    for number in precache.meter(range(10), every=2, to=[output]):
+        if number == 9:
+            assert passed == []  # four reports are due, and the first is still on its way
+            free.set()
+    assert passed == [2, 4, 6, 8, 10]
+
+
+def test_an_output_that_fails_is_logged_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(report: precache.StallReport) -> None:
+        raise ConnectionError("the dashboard is away")
+
+    passed: list[precache.StallReport] = []
+    metered = precache.meter(range(4), every=2, to=[fail, passed.append])
+    assert list(metered) == [0, 1, 2, 3]
+    assert len(passed) == 2
+    assert [r.getMessage() for r in caplog.records] == [
+        "the report of step 2 could not be sent",
+        "the report of step 4 could not be sent",
+    ]
+
+
+def test_ranks_without_a_store_report_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    reports: list[precache.StallReport] = []
+    list(precache.meter(range(3), to=[reports.append], threshold=1))
+    [report] = reports
+    assert (report.rank, report.world_size, [r.rank for r in report.ranks]) == (1, 4, [1])
+    assert str(report).startswith("rank 1: data, step 3: ")
+    assert "worst" not in str(report)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ({"key": ["a", "b"]}, ("a", "b")),
+        ({"key": "a"}, ("a",)),
+        ({"__key__": ("a",)}, ("a",)),
+        ({"row": torch.tensor([3, 4])}, (3, 4)),
+        ({"row": np.array([3, 4])}, (3, 4)),
+        ({"row": torch.tensor([3]), "key": ["c"]}, ("c",)),
+        ({"image": torch.zeros(2)}, ()),
+        ((torch.zeros(2), torch.zeros(2)), ()),
+        (None, ()),
+    ],
+)
+def test_what_a_batch_says_of_its_samples(batch: object, expected: tuple[str | int, ...]) -> None:
+    assert keys_in_batch(batch)() == expected
+
+
+def test_rows_are_copied_since_their_memory_is_used_again() -> None:
+    row = torch.tensor([1, 2])
+    array = np.array([5, 6])
+    found, other = keys_in_batch({"row": row}), keys_in_batch({"row": array})
+    row.zero_()
+    array[:] = 0
+    assert (found(), other()) == ((1, 2), (5, 6))

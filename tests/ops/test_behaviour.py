@@ -1,0 +1,191 @@
+"""What ops make of their probes, by which libraries are told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from precache.recipe.ops import ToDType
+from precache.recipe.pipeline import Pipeline
+from precache_workers.ops import behaviour, decoding, field_recipe
+from precache_workers.ops import functions as ops
+from precache_workers.ops.behaviour import Outputs, Step, computed, digest_of, how_far, steps_of
+
+
+def steps(*listed: dict[str, Any]) -> list[Step]:
+    pipeline = Pipeline.from_dict({"fields": {"x": {"ops": list(listed)}}})
+    return [step for step in steps_of(pipeline.fields["x"]) if step is not None]
+
+
+def anew(step: Step) -> Outputs:
+    return computed.__wrapped__(step)
+
+
+DECODE = {"op": "decode"}
+
+
+# --- what is noticed ----------------------------------------------------------------------------
+
+
+OPS: dict[str, tuple[list[dict[str, Any]], Any, str]] = {
+    "decode": ([DECODE], field_recipe, "decode"),
+    "resize": ([DECODE, {"op": "resize", "size": 40}], torch.ops.aten, "_upsample_bilinear2d_aa"),
+    "bicubic": (
+        [DECODE, {"op": "resize", "size": 40, "interpolation": "bicubic"}],
+        torch.ops.aten,
+        "_upsample_bicubic2d_aa",
+    ),
+    "center_crop": ([DECODE, {"op": "center_crop", "size": 20}], field_recipe, "center_crop"),
+    "a crop after a resize": (
+        [DECODE, {"op": "resize", "size": 40}, {"op": "center_crop", "size": 32}],
+        torch.ops.aten,
+        "_upsample_bilinear2d_aa",
+    ),
+    "random_resized_crop": (
+        [DECODE, {"op": "random_resized_crop", "size": 20}],
+        torch.ops.aten,
+        "_upsample_bilinear2d_aa",
+    ),
+    "to_dtype": ([DECODE, {"op": "to_dtype", "dtype": "float32"}], field_recipe, "to_dtype"),
+}
+"""Op -> a recipe that ends with it, and what computes it."""
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_value_of_one_probe_is_noticed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library changes it that is wrong once."""
+    recipe, where, name = OPS[op]
+    step, real = steps(*recipe)[-1], getattr(where, name)
+    calls, wrong = 0, -1
+
+    def call(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        result = real(*given, **named)
+        if calls == wrong:
+            result = result.clone() if isinstance(result, torch.Tensor) else result.copy()
+            result[tuple(length // 2 for length in result.shape)] += 1
+        calls += 1
+        return result
+
+    monkeypatch.setattr(where, name, call)
+    before = anew(step)
+    for number in sorted({0, calls // 2, calls - 1}):
+        calls, wrong = 0, number
+        after = anew(step)
+        assert digest_of(before) != digest_of(after)
+        assert sum(before[probe] != after[probe] for probe in before) == 1
+        assert how_far(before, after)[0] in before
+
+
+def test_another_stream_of_random_numbers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = [
+        [DECODE, {"op": "horizontal_flip"}],
+        [DECODE, {"op": "random_resized_crop", "size": 20}],
+    ]
+    before = [digest_of(anew(steps(*each)[-1])) for each in recipes]
+    monkeypatch.setattr(np.random, "PCG64", np.random.PCG64DXSM)
+    after = [digest_of(anew(steps(*each)[-1])) for each in recipes]
+    assert not set(before) & set(after)
+
+
+def test_scaled_decoding_is_tried_however_large_the_resize_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No probe is so large that a resize to 256 would have it decoded at a half."""
+    real = decoding.simplejpeg.decode_jpeg
+    ratios = set()
+
+    def seen(data: bytes, *given: Any, **named: Any) -> np.ndarray:
+        array: np.ndarray = real(data, *given, **named)
+        if "min_height" in named:
+            height = decoding.simplejpeg.decode_jpeg_header(data)[0]
+            ratios.add(round(height / array.shape[0]))
+            array[0, 0, 0] ^= 1
+        return array
+
+    step = steps({**DECODE, "scaled": True}, {"op": "resize", "size": 256})[0]
+    before = anew(step)
+    monkeypatch.setattr(decoding.simplejpeg, "decode_jpeg", seen)
+    after = anew(step)
+    assert ratios == {2, 4, 8}
+    changed = [probe for probe in before if before[probe] != after[probe]]
+    assert "jpeg-progressive.jpg, to 20" in changed
+
+
+def test_random_crops_are_tried_on_what_they_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ops._resampled
+
+    def shifted(array: np.ndarray, shape: tuple[int, int], *given: Any) -> np.ndarray:
+        result = real(array, shape, *given)
+        return result ^ 1 if array.shape[0] > shape[0] and array.shape[1] > shape[1] else result
+
+    step = steps(DECODE, {"op": "random_resized_crop", "size": 224})[1]
+    before = anew(step)
+    monkeypatch.setattr(ops, "_resampled", shifted)
+    assert anew(step) != before
+
+
+def test_all_values_of_a_byte_are_converted_and_no_negative_float_to_an_unsigned_type() -> None:
+    def values(dtype: str, of: str) -> np.ndarray:
+        [(_, array)] = behaviour._value_probes(ToDType(dtype=dtype), of)
+        assert array.dtype == of
+        return array
+
+    assert values("float32", "uint8").max() == 255
+    assert values("float32", "int16").min() < 0
+    assert values("int8", "float32").min() < 0
+    assert values("uint8", "float32").min() == 0
+
+
+def test_bytes_that_are_kept_for_people_are_no_part_of_a_digest() -> None:
+    [step] = steps({"op": "horizontal_flip"})
+    outputs = computed(step)
+    cut = {probe: text[:-2] for probe, text in outputs.items()}
+    assert digest_of(cut) == digest_of(outputs)
+
+
+# --- what they cost -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["resize", "center_crop", "random_resized_crop"])
+def test_sizes_beyond_memory_are_not_tried(op: str) -> None:
+    [step] = steps({"op": op, "size": 60_000})
+    assert computed(step) == {}
+    assert digest_of(computed(step))
+
+
+# --- what must not change -----------------------------------------------------------------------
+
+
+DIGESTS = {
+    "decode": "0d61a048a6f3a5b90cc793266d7d7444",
+    "resize(size=40) of uint8 x 3": "39da88f67b55b07b2501489ea02b22b6",
+    "center_crop(size=(32, 32)) after resize(size=40) of uint8 x 3": (
+        "b127b88404b926e38bf4f3ab0e9f2212"
+    ),
+    "decode(mode=L, scaled=True)": "75ce574ac18178eb333c49fce0c3d184",
+    "resize(size=(24, 20), interpolation=bicubic) of uint8 x 1": "79e1d4a9e1055c61554268d3c0a2f878",
+    "random_resized_crop(size=(20, 20)) of uint8 x 1": "ef826edf7b4ec0d0b674ae1c21fedeb6",
+    "horizontal_flip of uint8 x 1": "16a17b30fafbccc03e93e4620a8760a1",
+    "to_dtype(dtype=float32, scale=True) of uint8 x 1": "4fc07b898e24aad291a8920c9284df8e",
+    "numpy.random": "09459e66c6ad210b6dc5e79b02dc4876",
+}
+"""As found by Pillow 11.2 to 13.0, simplejpeg 1.8 to 1.9, NumPy 2.0 to 2.4 and torch 2.13, with and
+without SIMD kernels. They stand in the ids of users' versions."""
+
+
+def test_digests_are_what_they_were() -> None:
+    """Where pixels are: then a change here has everybody compute all again."""
+    crop = steps(DECODE, {"op": "resize", "size": 40}, {"op": "center_crop", "size": 32})
+    others = steps(
+        {**DECODE, "mode": "L", "scaled": True},
+        {"op": "resize", "size": [24, 20], "interpolation": "bicubic"},
+        {"op": "random_resized_crop", "size": 20},
+        {"op": "horizontal_flip"},
+        {"op": "to_dtype", "dtype": "float32", "scale": True},
+    )
+    found = {step.name: digest_of(computed(step)) for step in (*crop, *others)}
+    assert {**found, "numpy.random": digest_of(behaviour.streams())} == DIGESTS

@@ -1,0 +1,57 @@
+"""The probes of ops take every branch of the code that computes pixels."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("coverage", reason="measures branches by coverage.py")
+
+LIMITS = {"_parts", "_segments", "_cut_png"}
+"""Functions of `segments` with a branch that refuses files of thousands of parts."""
+
+COMPUTE = """
+from precache.recipe.pipeline import Pipeline
+from precache_workers.ops.behaviour import computed, steps_of
+
+DECODE = {"op": "decode"}
+for ops in (
+    *([{"op": "decode", "mode": mode}] for mode in ("RGB", "RGBA", "L")),
+    [{"op": "decode", "scaled": True}, {"op": "resize", "size": 64}],
+    [DECODE, {"op": "resize", "size": [40, 30]}],
+    [DECODE, {"op": "resize", "size": 64}, {"op": "center_crop", "size": 20}],
+    [DECODE, {"op": "resize", "size": [40, 30], "interpolation": "bicubic"}],
+    [{"op": "decode", "mode": "L"}, {"op": "resize", "size": [40, 3]}],
+    [{"op": "resize", "size": 40}, {"op": "center_crop", "size": 32}],
+    [DECODE, {"op": "center_crop", "size": 20}],
+    [DECODE, {"op": "random_resized_crop", "size": 20}],
+    [DECODE, {"op": "horizontal_flip"}],
+    [DECODE, {"op": "to_dtype", "dtype": "float32"}],
+    [DECODE, {"op": "to_dtype", "dtype": "float32", "scale": True}],
+):
+    pipeline = Pipeline.from_dict({"fields": {"x": {"ops": ops}}})
+    for step in steps_of(pipeline.fields["x"]):
+        computed(step)
+"""
+
+
+def test_probes_take_every_branch_but_those_of_limits(tmp_path: Path) -> None:
+    (tmp_path / "compute.py").write_text(COMPUTE)
+    coverage = [sys.executable, "-m", "coverage"]
+    measured = "*/ops/functions.py,*/ops/decoding.py,*/ops/segments.py"
+    run = [*coverage, "run", "--branch", f"--include={measured}", "compute.py"]
+    subprocess.run(run, cwd=tmp_path, check=True, timeout=300)
+    subprocess.run([*coverage, "json", "-q"], cwd=tmp_path, check=True, timeout=60)
+    files = json.loads((tmp_path / "coverage.json").read_text())["files"]
+    assert len(files) == 3
+    missed = {
+        function: found["missing_branches"] + found["missing_lines"]
+        for file in files.values()
+        for function, found in file["functions"].items()
+        if found["missing_branches"] + found["missing_lines"]
+    }
+    assert missed.keys() <= LIMITS, missed

@@ -1,0 +1,266 @@
+"""Files that would take a library long, by what they have besides pixels."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from precache.errors import SampleError
+from precache.recipe.ops import Decode
+from precache_workers.ops.decoding import decode
+from precache_workers.ops.segments import MOST_METADATA, MOST_PARTS, MOST_SCANS, MOST_STRIPS, cut
+from tests.support.building import encoded, photograph
+from tests.support.pictures import by_pillow, oriented
+
+SMALL = photograph().resize((64, 48))
+PROGRESSIVE = encoded(SMALL, progressive=True)
+GIF, PNG = (encoded(SMALL.quantize(16), kind) for kind in ("GIF", "PNG"))
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return bytes((0xFF, marker)) + struct.pack(">H", len(body) + 2) + body
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def jpeg_with(parts: bytes, data: bytes = PROGRESSIVE) -> bytes:
+    """A JPEG with more behind its first marker."""
+    return data[:2] + parts + data[2:]
+
+
+def png_with(parts: bytes, before: bytes = b"IDAT", data: bytes = PNG) -> bytes:
+    at = data.index(before) - 4
+    return data[:at] + parts + data[at:]
+
+
+def gif_with(parts: bytes) -> bytes:
+    at = 13 + (3 << (GIF[10] & 7) + 1)
+    return GIF[:at] + parts + GIF[at:]
+
+
+def blocks(body: bytes, size: int = 255) -> bytes:
+    parts = (body[at : at + size] for at in range(0, len(body), size))
+    return b"".join(bytes((len(part),)) + part for part in parts) + b"\0"
+
+
+def assert_same_pixels(data: bytes, plain: bytes) -> None:
+    for mode in ("RGB", "RGBA"):  # of JPEGs, libjpeg-turbo and Pillow
+        expected = by_pillow(plain, mode)
+        np.testing.assert_array_equal(decode(data, Decode(mode=mode)), expected)
+
+
+def scans(more: int, data: bytes = PROGRESSIVE) -> bytes:
+    """A JPEG whose last scan comes so many times again."""
+    start, end = data.rfind(b"\xff\xda"), data.rfind(b"\xff\xd9")
+    return data[:end] + data[start:end] * more + data[end:]
+
+
+# --- scans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_jpeg_of_too_many_scans_is_refused(mode: str) -> None:
+    usual = PROGRESSIVE.count(b"\xff\xda")
+    most = scans(MOST_SCANS - usual)
+    np.testing.assert_array_equal(decode(most, Decode(mode=mode)), by_pillow(most, mode))
+    with pytest.raises(SampleError, match="has more than 100 scans"):
+        decode(scans(MOST_SCANS - usual + 1), Decode(mode=mode))
+
+
+def test_scans_that_hide_behind_a_false_end_count() -> None:
+    many = scans(MOST_SCANS)
+    at = many.index(b"\xff\xda")
+    following = many.index(b"\xff\xc4", at)  # the tables of the second scan
+    hidden = many[:following] + segment(0xFE, b"\xff\xd9") + many[following:]
+    with pytest.raises(SampleError, match="has more than 100 scans"):
+        decode(hidden, Decode())
+
+
+def test_scans_of_one_component_each_count() -> None:
+    """A JPEG that is not progressive may have them, too."""
+    sequential = encoded(SMALL.convert("L"))
+    start, end = sequential.rfind(b"\xff\xda"), sequential.rfind(b"\xff\xd9")
+    frame = sequential.index(b"\xff\xc0")
+    two = bytearray(sequential[: frame + 9] + b"\2" + sequential[frame + 10 : start])
+    two[frame + 2 : frame + 4] = struct.pack(">H", 14)
+    two[frame + 13 : frame + 13] = b"\2\x11\0"
+    many = bytes(two) + sequential[start:end] * 2000 + sequential[end:]
+    with pytest.raises(SampleError, match="has more than 100 scans"):
+        decode(many, Decode())
+
+
+@pytest.mark.parametrize("plain", [PROGRESSIVE, encoded(SMALL)])
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_what_looks_like_a_scan_and_is_not_one_does_not_count(where: str, plain: bytes) -> None:
+    """A thumbnail in the metadata, a film behind the picture."""
+    markers = b"\xff\xda" * 500
+    data = plain + markers if where == "behind" else jpeg_with(segment(0xE3, markers), plain)
+    assert_same_pixels(data, plain)
+
+
+# --- metadata -----------------------------------------------------------------------------------
+
+EXIF_6 = oriented(6).tobytes()
+LARGE = bytes(65_000)
+
+HEAVY = {
+    "EXIF in 900 segments": jpeg_with(segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0" + LARGE) * 900),
+    "profiles": jpeg_with(segment(0xE2, b"ICC_PROFILE\0\1\xff" + LARGE) * 100),
+    "comments": jpeg_with(segment(0xFE, LARGE) * 100),
+    "Photoshop": jpeg_with(
+        segment(0xED, b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\0\0\0\0" * 5000) * 100
+    ),
+    "bytes between segments": jpeg_with(b"\1" * 10_000_000),
+    "chunks before": png_with(chunk(b"prVt", b"") * 90_000),
+    "chunks behind": png_with(chunk(b"prVt", b"") * 90_000, b"IEND"),
+    "profiles that swell": png_with(
+        chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000))) * 10_000, b"PLTE"
+    ),
+    "texts": png_with(chunk(b"tEXt", b"Comment\0" + bytes(1_000_000)) * 70),
+    "EXIF of a PNG": png_with(chunk(b"eXIf", b"II*\0\x08\0\0\0" + bytes(9_000_000))),
+    "a comment": gif_with(b"!\xfe" + blocks(bytes(20_000_000))),
+    "many comments": gif_with(b"!\xfe\1x\0" * 40_000),
+    "bytes between blocks": gif_with(b"\1" * 10_000_000),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_pillow_is_not_given_what_it_would_parse_for_nothing(name: str) -> None:
+    data = HEAVY[name]
+    assert len(cut(data)) < MOST_METADATA + 10_000
+    plain = {b"\xff\xd8": PROGRESSIVE, b"GI": GIF}.get(data[:2], PNG)
+    assert_same_pixels(data, plain)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        jpeg_with(segment(0xE5, b"") * MOST_PARTS),
+        jpeg_with(b"\xff" * (MOST_PARTS + 1)),
+        png_with(chunk(b"prVt", b"") * MOST_PARTS),
+        gif_with(b"!\xfe" + blocks(bytes(MOST_PARTS), 1)),
+    ],
+)
+def test_a_file_of_too_many_parts_is_refused(data: bytes) -> None:
+    with pytest.raises(SampleError, match="has more than 100,000 "):
+        decode(data, Decode(mode="RGBA"))
+
+
+def test_a_jpeg_of_too_many_tables_is_refused() -> None:
+    tables = segment(0xDB, (b"\0" + bytes(range(1, 65))) * 1000)
+    with pytest.raises(SampleError, match="bytes of tables"):
+        decode(jpeg_with(tables * 20), Decode(mode="RGBA"))
+
+
+@pytest.mark.parametrize("where", [b"IDAT", b"IEND"])
+def test_an_orientation_among_the_chunks_of_a_png_holds(where: bytes) -> None:
+    plain = encoded(SMALL, "PNG")
+    for name, body in (
+        (b"eXIf", EXIF_6[6:]),
+        (b"tEXt", b"Raw profile type exif\0\nexif\n20\n" + EXIF_6.hex().encode()),
+        (b"iTXt", b'XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation="6"/>'),
+    ):
+        data = png_with(chunk(name, body), where, plain)
+        found = decode(data, Decode())
+        np.testing.assert_array_equal(found, by_pillow(data), err_msg=str(name))
+        assert name == b"iTXt" or found.shape == (64, 48, 3)
+
+
+JPEG_MARKERS = [*range(0xE1, 0xEE), 0xEF, 0xFE]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(JPEG_MARKERS), st.binary(max_size=300)), max_size=20),
+    st.lists(st.tuples(st.sampled_from([b"prVt", b"tEXt", b"tIME"]), st.binary(max_size=90))),
+    st.lists(st.tuples(st.sampled_from(b"\xfe\xff\x01"), st.binary(max_size=600))),
+)
+def test_metadata_never_changes_a_pixel(
+    segments: Sequence[tuple[int, bytes]],
+    chunks: Sequence[tuple[bytes, bytes]],
+    extensions: Sequence[tuple[int, bytes]],
+) -> None:
+    parts = b"".join(segment(*each) for each in segments)
+    assert_same_pixels(jpeg_with(parts), PROGRESSIVE)
+    assert_same_pixels(png_with(b"".join(chunk(*each) for each in chunks)), PNG)
+    shown = b"".join(b"!" + bytes((label,)) + blocks(body) for label, body in extensions)
+    assert_same_pixels(gif_with(shown), GIF)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([PROGRESSIVE, PNG, GIF]), st.data())
+def test_a_file_that_is_damaged_anywhere_has_a_row_or_a_reason(
+    plain: bytes, data: st.DataObject
+) -> None:
+    damaged = bytearray(plain)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(plain) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode(bytes(damaged[: data.draw(st.integers(0, len(plain)))]), Decode(mode="RGBA"))
+    except SampleError:
+        return
+
+
+# --- TIFF and BMP -------------------------------------------------------------------------------
+
+
+def tiff(
+    size: tuple[int, int], parts: int, rows: int, more: Sequence[tuple[int, int, int, int]] = ()
+) -> bytes:
+    """Uncompressed grey, whose strips are all the same bytes, behind the header."""
+    entries = [(256, 4, 1, size[0]), (257, 4, 1, size[1]), (258, 3, 1, 8), (259, 3, 1, 1)]
+    entries += [(262, 3, 1, 1), (277, 3, 1, 1), (278, 4, 1, rows)]
+    at = 8 + 2 + 12 * (len(entries) + 2 + len(more)) + 4
+    entries += [(273, 4, parts, at), (279, 4, parts, at), *more]
+    packed = b"".join(struct.pack("<HHLL", *entry) for entry in sorted(entries))
+    head = b"II*\0" + struct.pack("<LH", 8, len(entries)) + packed + bytes(4)
+    return head + struct.pack("<L", at) * parts + bytes(size[0] * rows)
+
+
+def test_a_tiff_that_names_a_strip_again_and_again_is_refused() -> None:
+    assert decode(tiff((64, 64), 2, 32), Decode()).shape == (64, 64, 3)
+    with pytest.raises(SampleError, match="strips or tiles overlap"):
+        decode(tiff((1024, 1024), 5000, 512), Decode())
+
+
+def test_a_tiff_of_too_many_strips_or_tags_is_refused() -> None:
+    with pytest.raises(SampleError, match="262,145 strips or tiles"):
+        decode(tiff((64, 64), MOST_STRIPS + 1, 32), Decode())
+    with pytest.raises(SampleError, match="tags"):
+        decode(tiff((64, 64), 2, 32, [(60000 + n, 4, 1, 0) for n in range(5000)]), Decode())
+
+
+def test_a_tiff_whose_tiles_are_larger_than_the_limit_is_refused() -> None:
+    """One of 30,000 x 30,000 px, in a picture of 64 x 64, filled 860 MB."""
+    tile = [(322, 4, 1, 30_000), (323, 4, 1, 30_000), (324, 4, 1, 8), (325, 4, 1, 1000)]
+    with pytest.raises(SampleError, match="30000 x 30000 px is over the limit"):
+        decode(tiff((64, 64), 1, 64, tile), Decode())
+
+
+def test_a_bmp_of_run_lengths_is_refused_where_it_is_large() -> None:
+    """178 million pixels of 7 bytes took 26 seconds."""
+    runs = b"\1\5\0\0\0\1"
+    head = struct.pack("<IiiHHIIiiII", 40, 178_000_000, 1, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    data = b"BM" + struct.pack("<IHHI", 54 + 1024 + len(runs), 0, 0, 54 + 1024) + head
+    with pytest.raises(SampleError, match="178000000 x 1 px is over the limit"):
+        decode(data + bytes(1024) + runs, Decode())
+
+
+def test_a_webp_is_refused_before_memory_is_taken_for_its_canvas() -> None:
+    image = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(image, "WEBP", lossless=True)
+    side = (60_000 - 1).to_bytes(3, "little")
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + side + side + image.getvalue()[12:]
+    data = b"RIFF" + struct.pack("<I", len(body)) + body
+    with pytest.raises(SampleError, match="over the limit of 178956970 px"):
+        decode(data, Decode())

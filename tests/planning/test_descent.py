@@ -1,0 +1,85 @@
+"""Row tables that descend from others: rows keep their places whatever the source does."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.store.row_table import RowTable
+from precache_workers.planning.descent import changes, descend, same_identity
+from precache_workers.planning.rows import order_rows
+
+Files = dict[str, tuple[int, int]]
+"""Key -> size, label."""
+
+
+def listing(files: Files) -> RowTable:
+    keys = sorted(files)
+    sizes = np.array([files[key][0] for key in keys], np.int64)
+    labels = np.array([files[key][1] for key in keys], np.int64)
+    return RowTable(keys, sizes, sizes * 10, [f"e{s}" for s in sizes], labels, ("a", "b"))
+
+
+files = st.dictionaries(
+    st.text("abcdefgh", min_size=1, max_size=3),
+    st.tuples(st.integers(1, 9), st.integers(0, 1)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(st.lists(files, min_size=1, max_size=6))
+def test_any_history_of_a_source_keeps_every_sample_in_its_place(history: list[Files]) -> None:
+    table = order_rows(listing(history[0]), keep_order=False)
+    for now in history[1:]:
+        child = descend(table, listing(now), keep_order=False)
+        if child is None:
+            kept = len(set(now) & set(table.keys))
+            assert kept < 0.5 * (len(table) - len(table.removed)) or not kept
+            child = order_rows(listing(now), keep_order=False)
+        else:
+            assert child.keys[: len(table)] == table.keys
+            found = changes(table, child)
+            assert found.same + found.changed + found.added == len(now)
+            same = same_identity(table, child)
+            assert found.same == int(same.sum())
+        rows = [row for row in range(len(child)) if row not in child.removed]
+        assert sorted(child.keys[row] for row in rows) == sorted(now)
+        for row in rows:
+            key = child.keys[row]
+            assert (child.sizes[row], child.labels[row]) == now[key]
+            assert child.etags[row] == f"e{now[key][0]}"
+        for row in child.removed:
+            assert (child.sizes[row], child.mtimes[row], child.labels[row]) == (-1, -1, -1)
+            assert child.etags[row] == ""
+        table = child
+
+
+@given(files)
+def test_an_unchanged_source_has_its_table_again(now: Files) -> None:
+    table = order_rows(listing(now), keep_order=False)
+    child = descend(table, listing(now), keep_order=False)
+    assert child is not None
+    assert child.digest == table.digest
+
+
+def test_what_changed_is_counted() -> None:
+    before: Files = {f"k{n:02d}": (5, 0) for n in range(20)}
+    table = order_rows(listing(before), keep_order=False)
+    now = {key: value for key, value in before.items() if key not in ("k03", "k04")}
+    now |= {"k05": (6, 0), "k06": (5, 1), "new": (5, 0)}
+    child = descend(table, listing(now), keep_order=False)
+    assert child is not None
+    assert str(changes(table, child)) == "17 same, 1 changed, 1 added, 2 removed"
+    again = descend(child, listing(before), keep_order=False)
+    assert again is not None
+    assert str(changes(child, again)) == "17 same, 1 changed, 2 added, 1 removed"
+    assert RowTable.from_parquet(child.to_parquet(), "here").digest == child.digest
+
+
+def test_without_a_time_or_an_etag_no_sample_is_known_to_be_the_same() -> None:
+    """As with web pages, which tell neither."""
+    unknown = np.full(3, -1, np.int64)
+    table = RowTable(["a", "b", "c"], unknown, unknown, ["", "", "x"], unknown, ())
+    assert same_identity(table, table).tolist() == [False, False, True]

@@ -1,0 +1,122 @@
+"""What differs, in recipes and in sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.recipe.pipeline import Pipeline
+from precache.store.row_table import RowTable
+from precache_workers.planning.diff import EXAMPLES, RecipeChange, recipe_changes, source_changes
+
+DECODE: dict[str, Any] = {"op": "decode"}
+FLIP: dict[str, Any] = {"op": "horizontal_flip"}
+
+
+def resize(size: int) -> dict[str, Any]:
+    return {"op": "resize", "size": size}
+
+
+def crop(size: int) -> dict[str, Any]:
+    return {"op": "center_crop", "size": size}
+
+
+def pipeline(*ops: dict[str, Any], seed: int = 0, codec: Any = "image") -> dict[str, Any]:
+    field = {"ops": list(ops), "codec": codec}
+    return Pipeline.from_dict({"fields": {"image": field}, "seed": seed}).to_dict()
+
+
+BEFORE = pipeline(DECODE, resize(64), crop(56))
+
+
+@pytest.mark.parametrize(
+    ("after", "changes"),
+    [
+        (BEFORE, []),
+        (pipeline(DECODE, resize(72), crop(56)), [("image.ops[1].resize.size", 64, 72)]),
+        (
+            pipeline(DECODE, resize(64), FLIP, crop(48)),
+            [
+                ("image.ops[2].horizontal_flip", None, {"p": 0.5}),
+                ("image.ops[3].center_crop.size", [56, 56], [48, 48]),
+            ],
+        ),
+        (pipeline(DECODE, crop(56)), [("image.ops[1].resize", RecipeChange, None)]),
+        (pipeline(DECODE, resize(64), crop(56), seed=3), [("seed", 0, 3)]),
+        (
+            pipeline(DECODE, resize(64), crop(56), codec={"name": "zstd", "level": 3}),
+            [("image.codec.name", "image", "zstd"), ("image.codec.level", None, 3)],
+        ),
+    ],
+)
+def test_recipes_are_compared_op_by_op(
+    after: dict[str, Any], changes: list[tuple[str, Any, Any]]
+) -> None:
+    found = recipe_changes(BEFORE, after)
+    assert [each.where for each in found] == [where for where, _, _ in changes]
+    for each, (_, old, new) in zip(found, changes, strict=True):
+        assert each.after == new
+        assert each.before == old or old is RecipeChange
+
+
+def test_fields_come_and_go_as_a_whole() -> None:
+    two = {**BEFORE, "fields": {**BEFORE["fields"], "mask": BEFORE["fields"]["image"]}}
+    field = BEFORE["fields"]["image"]
+    assert recipe_changes(BEFORE, two) == (RecipeChange("mask", None, field),)
+    assert recipe_changes(two, BEFORE) == (RecipeChange("mask", field, None),)
+
+
+Rows = dict[str, tuple[int, int]]
+"""Key -> its modification time and its label."""
+
+
+def table(rows: Rows, classes: tuple[str, ...] = ("cat", "dog")) -> RowTable:
+    times, labels = zip(*rows.values(), strict=True) if rows else ((), ())
+    return RowTable(
+        list(rows),
+        np.zeros(len(rows), np.int64),
+        np.array(times, np.int64),
+        [""] * len(rows),
+        np.array(labels, np.int64),
+        classes,
+    )
+
+
+ROWS = st.dictionaries(
+    st.sampled_from("abcdefghijklmnop"), st.tuples(st.integers(0, 1), st.integers(-1, 2))
+)
+
+
+@given(ROWS, ROWS)
+def test_every_key_is_counted_once(before: Rows, after: Rows) -> None:
+    found = source_changes(table(before), table(after))
+    both = before.keys() & after.keys()
+    assert found.same == sum(before[key][0] == after[key][0] for key in both)
+    assert found.same + found.changed.count + found.added.count == len(after)
+    assert found.same + found.changed.count + found.removed.count == len(before)
+    assert found.relabelled.count == sum(before[key][1] != after[key][1] for key in both)
+    assert found.any == (before != after)
+    for each in (found.added, found.changed, found.removed, found.relabelled):
+        assert len(each.examples) == min(each.count, EXAMPLES)
+
+
+def test_classes_are_compared_by_name() -> None:
+    """Other numbers for the same names relabel no sample."""
+    found = source_changes(
+        table({"x": (0, 0), "y": (0, 1)}),
+        table({"x": (0, 1), "y": (0, 1)}, ("ape", "cat", "dog")),
+    )
+    assert found.relabelled.examples == ("y: dog → cat",)
+    assert found.classes_changed
+
+
+def test_removed_rows_are_no_samples() -> None:
+    before = table({"a": (0, 0), "b": (0, 0)})
+    after = RowTable(**{**vars(before), "removed": frozenset([1])})
+    assert source_changes(before, after).removed.examples == ("b",)
+    assert source_changes(after, before).added.examples == ("b",)
+    assert not source_changes(after, after).any

@@ -1,0 +1,295 @@
+"""Labels from a file: what fits the source, what does not, and files that are none."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unicodedata import normalize
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import SourceError
+from precache.store.row_table import RowTable
+from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
+from tests.support.building import build_here, cli, cut, encoded, labels, write, write_jpegs
+
+COMPOSED, APART = "caf\u00e9", "cafe\u0301"
+
+
+def table_of(keys: Sequence[str], classes: Sequence[str] = ()) -> RowTable:
+    """A listing of keys, with classes by first folder where they have one."""
+    names = [key.partition("/")[0] if "/" in key else None for key in keys]
+    found = tuple(classes or sorted({name for name in names if name is not None}))
+    numbers = np.array([-1 if name is None else found.index(name) for name in names], np.int64)
+    unknown = np.full(len(keys), -1, np.int64)
+    return RowTable(list(keys), unknown, unknown, [""] * len(keys), numbers, found)
+
+
+Relabel = Callable[..., dict[str, str | None]]
+
+
+@pytest.fixture
+def relabel(tmp_path: Path) -> Relabel:
+    """Key -> class, of keys or a table by the text of a file."""
+
+    def relabel(
+        keys: Sequence[str] | RowTable, text: str | bytes, **options: object
+    ) -> dict[str, str | None]:
+        path = tmp_path / "labels.csv"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        table = keys if isinstance(keys, RowTable) else table_of(keys)
+        found = override_labels(table, str(path), **options)  # type: ignore[arg-type]
+        names = [found.classes[n] if n >= 0 else None for n in found.labels.tolist()]
+        return dict(zip(found.keys, names, strict=True))
+
+    return relabel
+
+
+def lines_of(count: int, name: str = "{}.jpg,cat") -> str:
+    return "".join(name.format(number) + "\n" for number in range(count))
+
+
+# --- what fits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("own", "written"), [(COMPOSED, APART), (APART, COMPOSED)])
+def test_keys_are_compared_however_their_letters_are_composed(
+    relabel: Relabel, own: str, written: str
+) -> None:
+    assert relabel([f"{own}.jpg", "b.jpg"], f"{written}.jpg,x\nb.jpg,y\n") == {
+        f"{own}.jpg": "x",
+        "b.jpg": "y",
+    }
+
+
+def test_class_names_are_one_however_their_letters_are_composed(relabel: Relabel) -> None:
+    found = relabel([f"{APART}/1.jpg", "b/2.jpg", "b/3.jpg"], f"b/2.jpg,{COMPOSED}\n")
+    assert found == {f"{APART}/1.jpg": APART, "b/2.jpg": APART, "b/3.jpg": "b"}
+    found = relabel(["1.jpg", "2.jpg"], f"1.jpg,{COMPOSED}\n2.jpg,{APART}\n")
+    assert set(found.values()) == {COMPOSED}
+
+
+def test_a_line_that_fits_two_keys_is_refused_with_both(relabel: Relabel) -> None:
+    with pytest.raises(SourceError, match=r"line 2 .*'caf\\xe9.jpg' and 'cafe\\u0301.jpg'"):
+        relabel([f"{COMPOSED}.jpg", f"{APART}.jpg", "b.jpg"], f"b.jpg,x\n{APART}.jpg,x\n")
+    keys = [f"{COMPOSED}.jpg", f"{APART}.jpg", "b.jpg"]
+    assert relabel(keys, "b.jpg,x\n")["b.jpg"] == "x"  # no line names the two
+
+
+def test_a_key_is_not_given_two_labels(relabel: Relabel) -> None:
+    keys = [f"{COMPOSED}.jpg", "b.jpg"]
+    text = f"key,label\n{COMPOSED}.jpg,x\nb.jpg,x\n{APART}.jpg,y\n"
+    with pytest.raises(SourceError, match=r"two labels: 'x' in line 2 and 'y' in line 4"):
+        relabel(keys, text)
+    assert relabel(keys, text.replace("y", "x"))["b.jpg"] == "x"
+
+
+def test_spaces_around_a_key_count_only_where_the_key_has_them(relabel: Relabel) -> None:
+    text = '" a.jpg",x\n  b.jpg  , y \n"c d.jpg", "z, z"\n'
+    assert relabel([" a.jpg", "b.jpg", "c d.jpg"], text) == {
+        " a.jpg": "x",
+        "b.jpg": "y",
+        "c d.jpg": "z, z",
+    }
+
+
+@pytest.mark.parametrize("header", ["filename,class", "Image, Target", "path,label", "id,label"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_header_is_no_sample(relabel: Relabel, header: str, end: str) -> None:
+    assert relabel(["a.jpg"], f"{header}{end}a.jpg,1{end}") == {"a.jpg": "1"}
+    called_so = relabel(["path", "b"], f"path,label{end}b,x{end}")
+    assert called_so == {"path": "label", "b": "x"}
+
+
+@given(
+    keys=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
+        lambda key: key == key.strip() != ""), min_size=1, max_size=8,
+        unique_by=lambda key: normalize("NFC", key).strip()),
+    data=st.data(),
+)  # fmt: skip
+def test_every_line_of_a_file_reaches_its_sample(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[str], data: st.DataObject
+) -> None:
+    forms = data.draw(st.lists(st.sampled_from(["NFC", "NFD"]), min_size=8, max_size=8))
+    numbers = data.draw(st.permutations(range(len(keys))))
+    written = [normalize(form, keys[n]) for form, n in zip(forms, numbers, strict=False)]
+    path = tmp_path_factory.mktemp("labels") / "labels.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(zip(written, numbers, strict=True))
+    unknown = np.full(len(keys), -1, np.int64)
+    table = RowTable(keys, unknown, unknown, [""] * len(keys), unknown, ())
+    found = override_labels(table, str(path))
+    assert found.labels.tolist() == list(range(len(keys)))
+
+
+# --- what does not ------------------------------------------------------------------------------
+
+
+def test_a_few_that_do_not_fit_are_counted(
+    relabel: Relabel, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = [f"{n}.jpg" for n in range(20)] + ["cat/a.jpg", "dog/b.jpg"]
+    with caplog.at_level(logging.WARNING):
+        found = relabel(keys, lines_of(17) + "typo.jpg,x\ncat/typo.jpg,x\ncat/a.jpg,cat\n")
+    assert [found["19.jpg"], found["dog/b.jpg"]] == [None, "dog"]
+    [line] = caplog.messages
+    assert "2 of 20 lines of " in line
+    assert "fit no sample, such as line 18 with 'typo.jpg'" in line
+    assert "3 of 22 samples get no label, such as '17.jpg'" in line
+    assert "1 of 22 samples have no line in " in line
+
+
+def test_lines_that_fit_no_sample_are_refused_above_a_few(relabel: Relabel) -> None:
+    keys, own = [f"{n}.jpg" for n in range(100)], lines_of(100)
+    assert len(relabel(keys, own + lines_of(5, "x{}.jpg,cat"))) == 100
+    text = own + lines_of(6, "x{}.jpg,cat")
+    with pytest.raises(SourceError, match=r"6 of 106 lines .* 'x0\.jpg'.*--accept-unmatched"):
+        relabel(keys, text)
+    assert relabel(keys, text, accept_unmatched=True)["99.jpg"] == "cat"
+
+
+def test_samples_without_a_label_are_refused_above_a_few(relabel: Relabel) -> None:
+    keys = [f"{n}.jpg" for n in range(100)]
+    with pytest.raises(SourceError, match=r"6 of 100 samples get no label, such as '94\.jpg'"):
+        relabel(keys, lines_of(94))
+    assert relabel(keys, lines_of(94), accept_unmatched=True)["99.jpg"] is None
+    assert relabel(keys, lines_of(95))["99.jpg"] is None
+    minus = lines_of(94, "{}.jpg,1") + "".join(f"{n}.jpg,-1\n" for n in range(94, 100))
+    assert relabel(keys, minus)["99.jpg"] is None  # as the file says
+
+
+def test_a_file_may_override_the_classes_of_a_few(relabel: Relabel) -> None:
+    keys = [f"cat/{n}.jpg" for n in range(100)]
+    assert relabel(keys, "cat/7.jpg,dog\n")["cat/8.jpg"] == "cat"
+
+
+# --- files that are none ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("a.jpg,17\nb.jpg,cat\n", "'cat', a name, in line 2, and '17', a number, in line 1"),
+        ("Bild,Klasse\na.jpg,17\nb.jpg,3\n", "'Klasse', a name, in line 1.* header is key,label"),
+        ("a.jpg,1\nb.jpg,-2\n", "line 2 .*class number '-2'; they are from 0 up, and -1 for none"),
+        (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", r"line 2 .*class number '9999.*\(5,002 char.*100,000"),
+        ("a.jpg,1\nb.jpg,100001\n", r"line 2 .*'100001'; with \d+ samples.* 100,000\. N"),
+        ("a.jpg,x\n\nb.jpg,\n", "line 3 .*labels.csv has no label"),
+        ("a.jpg,x\n , y\n", "line 2 .*labels.csv has no key"),
+        ("a.jpg;x\nb.jpg;y\n", "line 1 .*'a.jpg;x'.*; each line is key,label, and ';' does not"),
+        ("a.jpg\tx\n", r"line 1 .*'\\t' does not separate"),
+        ("a.jpg,x\nb.jpg,y,z\n", "line 2 .*each line is key,label$"),
+        ("a.jpg,x\nb.jpg,y\0\n", "line 2 has a NUL byte, as UTF-16 has; save it as UTF-8"),
+        ("a.jpg,x\nb.jpg,y\n".encode("utf-16"), "line 1 has the byte 0xff, which is not UTF-8"),
+        ("a.jpg,x\nb.jpg,y\n".encode("utf-16-le"), "line 1 has a NUL byte"),
+        ("a.jpg,x\nb.jpg,é\n".encode("latin-1"), "line 2 has the byte 0xe9, which is not UTF-8"),
+        ('a.jpg,x\n"b.jpg,y\nc.jpg,z\n', "line 2 .* is not CSV: unexpected end of data"),
+        ('a.jpg,x\n"b".jpg,y\n', "line 2 .* is not CSV"),
+        (f"a.jpg,x\nb.jpg,{'y' * 200_000}\n", r"line 2 .* is not CSV: field larger than .*limit"),
+        (f"a.jpg,x\n{'b' * 50_000}\n", r"line 2 .*\(50,004 characters\); each line"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said_with_its_line(
+    relabel: Relabel, text: str | bytes, error: str
+) -> None:
+    with pytest.raises(SourceError, match=error) as caught:
+        relabel(["a.jpg", "b.jpg"], text)
+    assert len(str(caught.value)) < 600
+
+
+def test_names_may_be_numbers_where_classes_are_so_called(relabel: Relabel) -> None:
+    assert relabel(["17/a.jpg", "cat/b.jpg"], "17/a.jpg,cat\ncat/b.jpg,17\n") == {
+        "17/a.jpg": "cat",
+        "cat/b.jpg": "17",
+    }
+    found = relabel(["a.jpg", "b.jpg"], "a.jpg,7\nb.jpg,x\n", classes=["7", "x", "y"])
+    assert found == {"a.jpg": "7", "b.jpg": "x"}
+
+
+def test_a_path_that_is_none_is_said() -> None:
+    for path in ("nowhere\0.csv", "/"):
+        with pytest.raises(SourceError, match="cannot read labels from"):
+            override_labels(table_of(["a.jpg"]), path)
+
+
+# --- class maps ---------------------------------------------------------------------------------
+
+
+def test_a_class_map_fits_however_its_letters_are_composed(tmp_path: Path) -> None:
+    (tmp_path / "classes").write_text(f"\ufeff{COMPOSED}\r\ndog\r\n", "utf-8", newline="")
+    classes = read_classes(str(tmp_path / "classes"))
+    assert classes == (COMPOSED, "dog")
+    frozen = freeze_classes(table_of([f"{APART}/1.jpg", "dog/2.jpg"]), classes, "classes")
+    assert (frozen.labels.tolist(), frozen.classes) == ([0, 1], classes)
+    both = table_of([f"{APART}/1.jpg", f"{COMPOSED}/2.jpg", "dog/3.jpg"])
+    with pytest.raises(SourceError, match=r"'cafe\\u0301' and 'caf\\xe9', which differ only"):
+        freeze_classes(both, classes, "classes")
+    assert freeze_classes(both, (APART, COMPOSED, "dog"), "x").labels.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        f"{COMPOSED}\n{APART}\n".encode(),
+        b'["\\ud800"]',
+        b"[" * 100_000,
+        b"[" + b"9" * 5000 + b"]",
+        "cat\ndog\n".encode("utf-16"),
+        "cat\ndog\n".encode("utf-16-le"),
+    ],
+)
+def test_files_that_are_no_class_map(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "classes").write_bytes(data)
+    with pytest.raises(SourceError, match=r"--classes .*classes"):
+        read_classes(str(tmp_path / "classes"))
+
+
+# --- builds -------------------------------------------------------------------------------------
+
+
+def test_the_command_counts_what_does_not_fit(tmp_path: Path) -> None:
+    source, store, file = tmp_path / "in", tmp_path / "store", tmp_path / "labels.csv"
+    write_jpegs(source, 8, classes=())
+    write(source / f"{APART}.jpg", encoded(cut(9)))
+    file.write_text(f"key,label\n{COMPOSED}.jpg,x\n0000.jpg,y\nno.jpg,x\n", "utf-8")
+    build = ("build", source, store, "--labels", file, "--address", "serial", "--crop", 16)
+    ran = cli(*build)
+    assert ran.returncode == 2
+    assert "1 of 3 lines" in ran.stderr
+    assert "7 of 9 samples get no label" in ran.stderr
+    ran = cli(*build, "--accept-unmatched", "--quiet")
+    assert ran.returncode == 0, ran.stderr
+    assert "1 of 3 lines" in ran.stderr
+    assert labels(store)[f"{APART}.jpg"] == precache.open(store).classes.index("x")
+
+
+MANY = """
+    class Many:
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, i):
+            import numpy as np
+            return np.full((8, 8, 3), i, np.uint8), 5
+"""
+
+
+def test_the_keys_of_a_dataset_are_its_indices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "many_of_labels.py").write_text(MANY.replace("\n    ", "\n"))
+    monkeypatch.syspath_prepend(tmp_path)
+    file, source = tmp_path / "labels.csv", "python:many_of_labels:Many"
+    file.write_text("index,label\n" + "".join(f"{n},{n % 3}\n" for n in range(3)))
+    recipe = precache.Pipeline.image()
+    with pytest.raises(SourceError, match="6 of 9 samples get no label, such as '3'"):
+        build_here(source, tmp_path / "store", recipe, {"labels": file})  # type: ignore[arg-type]
+    file.write_text("".join(f"{n},{n % 3}\n" for n in range(9)))
+    build_here(source, tmp_path / "store", recipe, {"labels": file})  # type: ignore[arg-type]
+    assert labels(tmp_path / "store") == {str(n): n % 3 for n in range(9)}

@@ -1,0 +1,313 @@
+"""A source that was copied: shards are taken over where the samples are what they were."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.cli.main import main
+from precache_workers.planning import reuse
+from tests.support.building import (
+    LONG_AGO,
+    ask,
+    build_here,
+    build_until,
+    contents,
+    cut,
+    encoded,
+    end,
+    start,
+    write,
+)
+
+CALLS: list[int] = []
+
+
+def counted(array: np.ndarray) -> np.ndarray:
+    """The array as it is."""
+    CALLS.append(1)
+    return array
+
+
+def mean_of(array: np.ndarray) -> np.ndarray:
+    return array.mean((0, 1)).astype(np.float32)
+
+
+def mean_after_removal(array: np.ndarray, folder: str) -> np.ndarray:
+    """The mean, once `folder` is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return mean_of(array)
+
+
+def recipe(size: int = 150, **field: Any) -> precache.Pipeline:
+    """Images that `counted` has seen, and their means."""
+    ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}]
+    count = {"op": "function", "function": "tests.planning.test_reuse:counted", "version": "1"}
+    mean = {"op": "function", "function": "tests.planning.test_reuse:mean_of", "version": "1"}
+    mean |= {"dtype": "float32", "shape": [3]}
+    fields = {
+        "image": {"ops": [*ops, count], **field},
+        "mean": {"ops": [*ops, mean], "codec": "zstd"},
+    }
+    return precache.Pipeline.from_dict({"fields": fields})
+
+
+LARGE = recipe(codec="image")
+
+
+def build(source: Path, store: Path, pipeline: precache.Pipeline = LARGE, **options: Any) -> Any:
+    CALLS.clear()
+    return build_here(source, store, pipeline, {"shard_samples": 8, **options})
+
+
+def padded(number: int) -> bytes:
+    """A photograph in a file of 8,000 bytes, as all of these are."""
+    return encoded(cut(number), quality=60).ljust(8000, b"\0")
+
+
+pytestmark = pytest.mark.usefixtures("many_touched")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Thirty files of one size, one of them broken."""
+    for number in range(29):
+        write(tmp_path / f"a/{'cat' if number % 2 else 'dog'}/{number:03d}.jpg", padded(number))
+    write(tmp_path / "a/dog/broken.jpg", bytes(8000))
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def copy(source: Path, tmp_path: Path) -> Path:
+    """The same files, a day younger."""
+    shutil.copytree(source, tmp_path / "b")
+    for path in (tmp_path / "b").rglob("*.jpg"):
+        os.utime(path, (LONG_AGO + 86400, LONG_AGO + 86400))
+    return tmp_path / "b"
+
+
+def assert_as_if_built_anew(result: Any, source: Path, **options: Any) -> None:
+    """The version is what a build into another store makes, to the last byte."""
+    pipeline = options.pop("pipeline", LARGE)
+    other = build(source, Path(result.path).parent / "anew", pipeline, **options)
+    assert contents(Path(result.path)) == contents(Path(other.path))
+    assert (result.holes, result.mean, result.std) == (other.holes, other.mean, other.std)
+    assert (result.raw_bytes, result.stored_bytes) == (other.raw_bytes, other.stored_bytes)
+
+
+PIPELINES = {
+    "image": LARGE,
+    "raw": recipe(codec="raw"),
+    "zstd": recipe(codec="zstd"),
+    "several rows a chunk": recipe(20, codec="image"),
+}
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_nothing_of_a_copied_source_is_decoded_again(
+    kind: str, source: Path, copy: Path, tmp_path: Path
+) -> None:
+    first = build(source, tmp_path / "store", PIPELINES[kind])
+    assert len(CALLS) >= 29
+    second = build(copy, tmp_path / "store", PIPELINES[kind])
+    assert CALLS == []
+    assert second.version != first.version
+    assert (second.shards_reused, second.shards_skipped) == (second.shards, 0)
+    assert [key for key, _ in second.holes] == ["dog/broken.jpg"]
+    assert precache.open(tmp_path / "store").id == second.version
+    assert precache.verify(tmp_path / "store").ok
+    assert_as_if_built_anew(second, copy, pipeline=PIPELINES[kind])
+
+
+def test_a_build_says_what_it_took_over(
+    source: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ("build", "--resize", 160, "--crop", 150, "--shard-samples", 8, "--address", "serial")
+    line = (*map(str, line), str(tmp_path / "store"))
+    assert main([*line[:1], str(source), line[-1], *line[1:-1]]) == 0
+    capsys.readouterr()
+    assert main([*line[:1], str(copy), line[-1], *line[1:-1]]) == 0
+    said = capsys.readouterr()
+    assert re.search(r"Since version \w{8}: 0 same, 30 changed", said.err)
+    assert re.search(r"30 rows and 4 whole shards were taken over from version", said.err)
+    assert "4: 0 made, 4 reused, 0 there before" in said.out
+
+
+def _shard_of(result: Any, key: str) -> int:
+    return list(precache.open(result.path).keys).index(key) // 8
+
+
+OTHER: dict[str, Callable[[Path], object]] = {
+    "bytes": lambda path: path.write_bytes(padded(99)),
+    "size": lambda path: path.write_bytes(encoded(cut(99))),
+    "no photo any more": lambda path: path.write_bytes(b"\1" * 8000),
+}
+
+
+@pytest.mark.parametrize("change", OTHER)
+@pytest.mark.parametrize("key", ["cat/001.jpg", "dog/004.jpg", "dog/broken.jpg"])
+def test_a_shard_with_another_sample_is_made_anew(
+    change: str, key: str, source: Path, copy: Path, tmp_path: Path
+) -> None:
+    """Be it the one that gives the rows their shape, another, or a hole."""
+    build(source, tmp_path / "store")
+    OTHER[change](copy / key)
+    second = build(copy, tmp_path / "store")
+    assert second.rows_reused == 29
+    still_a_hole = key == "dog/broken.jpg" and change == "no photo any more"
+    assert second.shards_reused == second.shards - 1 + still_a_hole
+    assert_as_if_built_anew(second, copy)
+
+
+def test_rows_keep_their_shape(source: Path, tmp_path: Path) -> None:
+    """Though the sample that gave it has another: it is a hole then."""
+    field = {"ops": [{"op": "decode"}], "codec": "image"}
+    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
+    first = build(source, tmp_path / "store", pipeline)
+    (source / "cat/001.jpg").write_bytes(encoded(cut(1, (60, 48)), quality=60))
+    second = build(source, tmp_path / "store", pipeline)
+    assert (first.failed, second.failed) == (1, 2)
+    assert "cat/001.jpg" in dict(second.holes)
+    assert second.rows_reused == 29
+
+
+def test_other_labels_are_no_other_samples(source: Path, tmp_path: Path) -> None:
+    build(source, tmp_path / "store")
+    (tmp_path / "labels.csv").write_text("dog/004.jpg,wolf\n")
+    second = build(source, tmp_path / "store", labels=tmp_path / "labels.csv")
+    assert second.shards_reused == second.shards
+    assert second.classes == ("cat", "dog", "wolf")
+    assert_as_if_built_anew(second, source, labels=tmp_path / "labels.csv")
+
+
+@pytest.mark.parametrize(
+    "options", [{"shard_samples": 4}, {"keep_order": True}, {"pipeline": recipe(151)}]
+)
+def test_what_else_changed_is_made_anew(
+    options: dict[str, Any], source: Path, copy: Path, tmp_path: Path
+) -> None:
+    build(source, tmp_path / "store")
+    assert build(copy, tmp_path / "store", **options).shards_reused == 0
+
+
+def test_keys_that_changed_are_other_samples(source: Path, tmp_path: Path) -> None:
+    """Random ops draw by key, and so the same bytes are other pixels."""
+    build(source, tmp_path / "store")
+    (source / "cat/001.jpg").rename(source / "cat/000.jpg")
+    second = build(source, tmp_path / "store")
+    assert (second.rows_reused, second.removed, len(CALLS)) == (29, 1, 1)
+
+
+def test_a_short_or_missing_object_is_made_anew(source: Path, copy: Path, tmp_path: Path) -> None:
+    first = build(source, tmp_path / "store")
+    one, other = (Path(first.path) / f"image/c/{shard}/0/0/0" for shard in (1, 2))
+    one.unlink()
+    other.write_bytes(other.read_bytes()[:-1])
+    second = build(copy, tmp_path / "store")
+    assert second.shards_reused == second.shards - 2
+    assert_as_if_built_anew(second, copy)
+
+
+def test_damage_is_found_where_rows_are_copied(source: Path, tmp_path: Path) -> None:
+    """All of that shard is made anew, and other shards are linked."""
+    first = build(source, tmp_path / "store")
+    keys = list(precache.open(tmp_path / "store").keys)
+    path = Path(first.path) / "image/c/1/0/0/0"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    (source / keys[12]).write_bytes(padded(900))
+    second = build(source, tmp_path / "store")
+    twice = 1  # the sample that changed, before and after the damage was found
+    assert (second.shards_reused, len(CALLS)) == (second.shards - 1, 8 + twice)
+    assert_as_if_built_anew(second, source)
+
+
+def test_an_object_that_goes_before_it_is_linked_is_made_anew(source: Path, tmp_path: Path) -> None:
+    first = build(source, tmp_path / "store")
+    mean = {
+        "op": "function",
+        "function": "tests.planning.test_reuse:mean_after_removal",
+        "version": "1",
+    }
+    mean |= {"dtype": "float32", "shape": [3], "params": {"folder": f"{first.path}/image"}}
+    fields = {**LARGE.to_dict()["fields"], "mean": {"ops": [{"op": "decode"}, mean]}}
+    pipeline = precache.Pipeline.from_dict({"fields": fields})
+    second = build(source, tmp_path / "store", pipeline)
+    assert (second.rows_reused, second.failed) == (0, 1)
+    CALLS.clear()
+    assert_as_if_built_anew(second, source, pipeline=pipeline)
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "rows/c/0", "holes/c/0", "shards/image/c/0/0"])
+def test_a_version_whose_records_are_damaged_offers_nothing(
+    name: str, source: Path, copy: Path, tmp_path: Path
+) -> None:
+    first = build(source, tmp_path / "store")
+    path = Path(first.path) / name
+    path.write_bytes(path.read_bytes()[:-7])
+    second = build(copy, tmp_path / "store")
+    assert second.shards_reused == 0
+    assert_as_if_built_anew(second, copy)
+
+
+def test_samples_that_were_missing_are_fetched_and_made(
+    source: Path, copy: Path, tmp_path: Path
+) -> None:
+    (source / "dog/004.jpg").unlink()
+    (source / "dog/004.jpg").symlink_to("nowhere")
+    first = build(source, tmp_path / "store", accept_missing=True)
+    second = build(copy, tmp_path / "store")
+    assert (first.failed, second.failed) == (2, 1)
+    assert second.shards_reused == second.shards - 1
+    assert_as_if_built_anew(second, copy)
+
+
+def test_datasets_whose_code_changed_are_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their content hash is of plain bytes: here two images of other shapes have the same."""
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "import numpy as np\ndef make():\n    return [np.zeros((8, 16, 3), np.uint8)] * 3\n"
+    (tmp_path / "turned_dataset.py").write_text(code)
+    source = "python:turned_dataset:make"
+    ask(build_here, source, tmp_path / "store", precache.Pipeline.image(), {})
+    (tmp_path / "turned_dataset.py").write_text(code.replace("8, 16", "16, 8"))
+    second = ask(build_here, source, tmp_path / "store", precache.Pipeline.image(), {})
+    assert second.shards_reused == 0
+    assert precache.open(tmp_path / "store").fields["image"].shape == (3, 16, 8)
+
+
+def _build_until(change: int, source: Path, store: Path) -> None:
+    reuse.MOST_TOUCHED = 0
+    build_until(change, source, store, LARGE, {"shard_samples": 8})
+
+
+@pytest.mark.parametrize("change", [3, 6, 10, 14, 18])
+def test_a_build_killed_while_it_takes_over_finishes(
+    change: int, source: Path, copy: Path, tmp_path: Path
+) -> None:
+    build(source, tmp_path / "store")
+    killed = start(_build_until, change, copy, tmp_path / "store")
+    assert end(killed) < 0
+    second = build(copy, tmp_path / "store")
+    assert CALLS == []
+    assert second.shards_reused + second.shards_skipped == second.shards
+    assert_as_if_built_anew(second, copy)
+
+
+def test_a_disk_without_room_for_a_second_version_is_refused(
+    source: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(source, tmp_path / "store")
+    monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", lambda self: 1000)
+    with pytest.raises(precache.StorageError, match="and its disk has"):
+        build(copy, tmp_path / "store")

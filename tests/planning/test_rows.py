@@ -1,0 +1,164 @@
+"""Planning: orders, ids and the shards still to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.store.attributes import version_id
+from precache.store.receipts import Receipt, ShardObject
+from precache.store.row_table import RowTable
+from precache_workers.planning.rows import (
+    default_max_failures,
+    order_rows,
+    sample_for_probe,
+    shards_to_do,
+)
+from tests.support.building import environment
+
+
+def table_of(count: int, classes: int = 3) -> RowTable:
+    numbers = np.arange(count)
+    return RowTable(
+        [f"{number:05d}.jpg" for number in range(count)],
+        numbers * 10,
+        numbers * 1000,
+        [f"etag{number}" for number in range(count)],
+        numbers * classes // max(1, count),
+        tuple(f"class{number}" for number in range(classes)),
+    )
+
+
+def receipt(shard: int, **sizes: int) -> Receipt:
+    objects = {name: ShardObject(size, 0, size) for name, size in sizes.items()}
+    return Receipt(shard, objects, {}, [], {}, {}, 0.0)
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 300))
+def test_rows_are_a_permutation_that_keeps_samples_whole(count: int) -> None:
+    listing = table_of(count)
+    rows = order_rows(listing, keep_order=False)
+    assert sorted(rows.keys) == list(listing.keys)
+    for row, key in enumerate(rows.keys):
+        number = int(key[:5])
+        assert rows.sizes[row] == number * 10
+        assert rows.mtimes[row] == number * 1000
+        assert rows.etags[row] == f"etag{number}"
+        assert rows.labels[row] == listing.labels[number]
+
+
+def test_the_order_is_always_the_same() -> None:
+    assert order_rows(table_of(100), False).keys == order_rows(table_of(100), False).keys
+    assert order_rows(table_of(100), False).keys != table_of(100).keys
+
+
+def test_every_run_of_rows_mixes_classes() -> None:
+    rows = order_rows(table_of(3000), keep_order=False)
+    for start in range(0, 3000, 300):
+        found = Counter(rows.labels[start : start + 300].tolist())
+        assert min(found[label] for label in range(3)) > 60
+
+
+def test_the_listings_order_is_kept_where_asked() -> None:
+    assert order_rows(table_of(50), keep_order=True).keys == table_of(50).keys
+
+
+# --- ids ----------------------------------------------------------------------------------------
+
+
+def test_an_id_depends_on_each_of_its_parts() -> None:
+    ids = {
+        version_id("recipe", "rows", 8),
+        version_id("other", "rows", 8),
+        version_id("recipe", "other", 8),
+        version_id("recipe", "rows", 9),
+        version_id("recip", "erows", 8),
+    }
+    assert len(ids) == 5
+    assert version_id("recipe", "rows", 8) in ids
+    assert all(len(each) == 32 and int(each, 16) >= 0 for each in ids)
+
+
+def test_an_id_is_the_same_in_another_process() -> None:
+    code = (
+        "from precache.store.attributes import version_id; print(version_id('recipe', 'rows', 8))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment(PYTHONHASHSEED="7"),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.stdout.strip() == version_id("recipe", "rows", 8)
+
+
+def test_a_row_table_tells_every_change_apart() -> None:
+    base = table_of(5)
+    changed = [
+        RowTable(base.keys, base.sizes + 1, base.mtimes, base.etags, base.labels, base.classes),
+        RowTable(base.keys, base.sizes, base.mtimes + 1, base.etags, base.labels, base.classes),
+        RowTable(base.keys, base.sizes, base.mtimes, ["x"] * 5, base.labels, base.classes),
+        RowTable(base.keys, base.sizes, base.mtimes, base.etags, base.labels[::-1], base.classes),
+        RowTable(base.keys, base.sizes, base.mtimes, base.etags, base.labels, ("a", "b", "c")),
+        base.take([1, 0, 2, 3, 4]),
+        base.take([0, 1, 2, 3]),
+    ]
+    assert len({table.digest for table in [base, *changed]}) == 8
+    assert table_of(5).digest == base.digest
+
+
+# --- what is to do ------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["done", "no receipt", "no object", "short", "half"]), max_size=30))
+def test_shards_to_do_are_those_not_whole(states: list[str]) -> None:
+    receipts, sizes = {}, {}
+    for shard, state in enumerate(states):
+        if state != "no receipt":
+            receipts[shard] = receipt(shard, image=10, mask=4)
+        sizes["image", shard] = {"no object": None, "short": 9}.get(state, 10)
+        sizes["mask", shard] = None if state == "half" else 4
+    expected = [shard for shard, state in enumerate(states) if state != "done"]
+    assert shards_to_do(len(states), receipts, sizes) == expected
+
+
+def test_a_receipt_of_a_shard_beyond_the_last_does_not_count() -> None:
+    assert (
+        shards_to_do(1, {0: receipt(0, image=1), 7: receipt(7, image=1)}, {("image", 0): 1}) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "allowed"), [(1, 5), (499, 5), (500, 5), (600, 6), (1_281_167, 12_811)]
+)
+def test_failures_allowed_are_one_percent_and_at_least_five(rows: int, allowed: int) -> None:
+    assert default_max_failures(rows) == allowed
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_the_probe_takes_the_first_key_first_and_then_all_over(rows: int, count: int) -> None:
+    table = order_rows(table_of(rows), keep_order=False)
+    chosen = sample_for_probe(table, count)
+    assert table.keys[chosen[0]] == "00000.jpg"
+    assert len(set(chosen)) == len(chosen) <= count + 1
+    assert set(chosen) <= set(range(rows))
+    if count > 1:
+        assert {0, rows - 1} <= set(chosen)
+
+
+def test_planning_loads_no_torch() -> None:
+    code = (
+        "import sys, precache_workers.driver.build, precache_workers.planning.target_version;"
+        "print({'torch', 'ray', 'PIL', 'zarr'} & set(sys.modules))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True
+    )
+    assert ran.stdout.strip() == "set()"

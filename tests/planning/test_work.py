@@ -1,0 +1,210 @@
+"""Samples that failed, tried again: all else is taken over, and a version is what it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import UsageError
+from tests.support.building import (
+    LONG_AGO,
+    ask,
+    build_as_anyone,
+    build_here,
+    cli,
+    contents,
+    cut,
+    encoded,
+    end,
+    pixels,
+    remains,
+    start,
+    write,
+    write_jpegs,
+)
+
+OPTIONS: dict[str, Any] = {"shard_samples": 8, "max_failures": 5}
+
+
+def moody(array: np.ndarray, folder: str) -> np.ndarray:
+    """The array as it is, unless there is a file that is named as it is wide."""
+    if Path(folder, str(array.shape[1])).exists():
+        raise ValueError("not today")
+    if Path(folder, f"deadly{array.shape[1]}").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return array
+
+
+def recipe(folder: Path) -> precache.Pipeline:
+    op = {"op": "function", "function": "tests.planning.test_work:moody", "version": "1"}
+    ops = [{"op": "decode"}, op | {"params": {"folder": str(folder)}}]
+    return precache.Pipeline.from_dict(
+        {"fields": {"image": {"ops": [*ops, {"op": "resize", "size": [150, 150]}]}}}
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Thirty photos; two of them, 61 and 62 pixels wide, meet a bad mood."""
+    write_jpegs(tmp_path / "in", 28, classes=("cat", "dog"))
+    for width in (61, 62):
+        write(tmp_path / f"in/cat/wide{width}.jpg", encoded(cut(width, (width, 48))))
+        write(tmp_path / f"moods/{width}", b"")
+    return tmp_path / "in"
+
+
+def build(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
+    return build_here(source, store, pipeline, {**OPTIONS, **options})
+
+
+def versions(store: Path) -> set[str]:
+    return {path.name for path in store.iterdir()} - {"commits"}
+
+
+def assert_as_if_built_anew(result: Any, source: Path, pipeline: precache.Pipeline) -> None:
+    """Every object of the field, to the last byte, and every row by its key."""
+    store = Path(result.path).parent
+    anew = build(source, store.parent / "anew", pipeline)
+    assert (result.mean, result.std, result.holes) == (anew.mean, anew.std, anew.holes)
+    assert contents(Path(result.path, "image")) == contents(Path(anew.path, "image"))
+    found, right = pixels(store), pixels(store.parent / "anew")
+    assert found.keys() == right.keys()
+    assert all(np.array_equal(found[key], right[key]) for key in right)
+
+
+def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path) -> None:
+    pipeline, store = recipe(tmp_path / "moods"), tmp_path / "store"
+    first = build(source, store, pipeline)
+    before = contents(Path(first.path))
+    assert (first.failed, first.mended) == (2, 0)
+    still = build(source, store, pipeline, retry_failed=True)
+    assert (still.version, still.mended, still.holes) == (first.version, 0, first.holes)
+    assert (versions(store), remains(store)) == ({first.version}, [])
+
+    (tmp_path / "moods/61").unlink()
+    assert build(source, store, pipeline).version == first.version, "nobody asked for it"
+    planned = precache.plan(source, store, pipeline, address="serial", retry_failed=True, **OPTIONS)
+    assert (planned.state, planned.rows_retried, planned.rows_computed) == ("build", 2, 2)
+    second = build(source, store, pipeline, retry_failed=True)
+    assert planned.version == second.version != first.version
+    assert (second.failed, second.mended, second.rows_reused) == (1, 1, 28)
+    assert [key for key, _ in second.holes] == ["cat/wide62.jpg"]
+    assert_as_if_built_anew(second, source, pipeline)
+    assert contents(Path(first.path)) == before
+
+    for retry_failed in (False, True):
+        same = build(source, store, pipeline, retry_failed=retry_failed)
+        assert (same.version, same.mended) == (second.version, 0)
+    (tmp_path / "moods/62").unlink()
+    third = build(source, store, pipeline, retry_failed=True)
+    assert (third.failed, third.mended) == (0, 1)
+    assert build(source, store, pipeline, retry_failed=True).version == third.version
+    assert versions(store) == {first.version, second.version, third.version}
+    assert precache.verify(store).ok
+
+
+def test_what_is_built_next_takes_over_what_was_mended(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    build(source, store, recipe(tmp_path / "moods"))
+    (tmp_path / "moods/61").unlink()
+    build(source, store, recipe(tmp_path / "moods"), retry_failed=True)
+    write(source / "cat/new.jpg", encoded(cut(900)))
+    (tmp_path / "moods/62").unlink()
+    next_one = build(source, store, recipe(tmp_path / "moods"))
+    assert (next_one.failed, next_one.rows_reused) == (1, 30)
+
+
+def test_samples_are_tried_again_beside_what_changed(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    build(source, store, recipe(tmp_path / "moods"))
+    (tmp_path / "moods/61").unlink()
+    write(source / "cat/new.jpg", encoded(cut(900)))
+    second = build(source, store, recipe(tmp_path / "moods"), retry_failed=True)
+    assert (second.samples, second.failed, second.mended) == (31, 1, 1)
+    assert second.rows_reused == 28
+
+
+def test_a_retry_that_was_killed_says_what_is_left_to_try(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline, store, moods = recipe(tmp_path / "moods"), tmp_path / "store", tmp_path / "moods"
+    options = {"keep_order": True, "shard_samples": 15}  # each of the two in a shard of its own
+    first = build(source, store, pipeline, **options)
+    retry: dict[str, Any] = {**OPTIONS, **options, "retry_failed": True}
+    (moods / "62").rename(moods / "deadly62")
+    assert end(start(build_here, source, store, pipeline, retry)) == -signal.SIGKILL
+    (moods / "deadly62").rename(moods / "62")
+
+    still = build(source, store, pipeline, **retry, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 samples that failed before are tried again; 1 more are in shards that" in said
+    assert (still.version, still.mended, still.failed) == (first.version, 0, 2)
+    assert still.cpu_seconds > 0
+
+    (moods / "61").unlink()
+    (moods / "62").rename(moods / "deadly62")
+    assert end(start(build_here, source, store, pipeline, retry)) == -signal.SIGKILL
+    (moods / "deadly62").unlink()
+    second = build(source, store, pipeline, **retry)
+    assert (second.mended, second.failed) == (2, 0)
+    assert (second.shards, second.shards_skipped) == (2, 1)
+    assert precache.verify(store).ok
+
+
+def test_a_file_mended_in_place_is_seen(source: Path, tmp_path: Path) -> None:
+    """Of the same size and time, so that the listing tells nothing."""
+    photo, store = encoded(cut(900)), tmp_path / "store"
+    write(source / "dog/broken.jpg", bytes(len(photo)))
+    pipeline = precache.Pipeline.image(resize=40, crop=40)
+    first = build(source, store, pipeline)
+    assert first.failed == 1
+    write(source / "dog/broken.jpg", photo)
+    assert build(source, store, pipeline).version == first.version
+    second = build(source, store, pipeline, retry_failed=True)
+    assert (second.failed, second.mended) == (0, 1)
+    assert_as_if_built_anew(second, source, pipeline)
+
+
+def test_a_file_that_could_not_be_read_is_fetched_again(source: Path, tmp_path: Path) -> None:
+    """While it cannot, it stays a hole, and stops nothing."""
+    pipeline, store = precache.Pipeline.image(resize=40, crop=40), tmp_path / "store"
+    locked = source / "cat/0004.jpg"
+    locked.chmod(0)
+    first = ask(build_as_anyone, source, store, pipeline, {**OPTIONS, "accept_missing": True})
+    assert [key for key, _ in first.holes] == ["cat/0004.jpg"]
+    again = {**OPTIONS, "retry_failed": True}
+    still = ask(build_as_anyone, source, store, pipeline, again)
+    assert (still.version, still.holes) == (first.version, first.holes)
+    locked.chmod(0o644)
+    assert locked.stat().st_mtime == LONG_AGO or os.utime(locked, (LONG_AGO, LONG_AGO)) is None
+    second = ask(build_as_anyone, source, store, pipeline, again)
+    assert (second.failed, second.mended) == (0, 1)
+    assert_as_if_built_anew(second, source, pipeline)
+
+
+def test_the_command_says_what_came_of_it(source: Path, tmp_path: Path) -> None:
+    write(source / "dog/broken.jpg", b"no photo")
+    line = ["build", source, tmp_path / "store", "--resize", "40", "--crop", "40"]
+    line += ["--address", "serial"]
+    assert cli(*line).returncode == 0
+    said = cli(*line, "--retry-failed").stderr
+    assert "1 samples that failed before are tried again" in said
+    assert "Nothing was mended" in said
+    planned = cli(*line, "--dry-run", "--retry-failed").stdout
+    assert "tried again" in planned
+    write(source / "dog/broken.jpg", encoded(cut(5)))
+    os.utime(source / "dog/broken.jpg", (LONG_AGO, LONG_AGO))
+    assert "0 failed, 1 mended" in cli(*line, "--retry-failed").stdout
+
+
+def test_taking_nothing_over_and_all_but_what_failed_cannot_both_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="drop one"):
+        build(
+            tmp_path, tmp_path / "s", precache.Pipeline.image(), retry_failed=True, recompute=True
+        )

@@ -1,0 +1,55 @@
+"""From rates to the time of a build."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache_workers.planning.shard_plan import FieldRows, ShardPlan
+from precache_workers.profiling.estimate import Cost, Rates, estimate, makespan
+
+
+@given(st.lists(st.floats(0, 100)), st.integers(1, 20))
+def test_a_makespan_is_between_its_bounds(seconds: list[float], cpus: int) -> None:
+    """Graham's bound for list scheduling: the mean, and less than one task more."""
+    found = makespan(seconds, cpus)
+    least, longest = sum(seconds) / cpus, max(seconds, default=0.0)
+    assert max(least, longest) - 1e-6 <= found <= least + longest + 1e-6
+
+
+def test_the_last_wave_is_as_long_as_a_whole_one() -> None:
+    assert makespan([1.0] * 17, 16) == 2
+
+
+def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = False) -> ShardPlan:
+    places, none = np.arange(fetched), np.arange(0)
+    return ShardPlan(0, None, linked, reused, places, none, 0, 0, 0, 100, 0, {"image": rows})
+
+
+RATES = Rates(
+    fetch=Cost(0.1, 0.01),
+    nbytes=50.0,
+    computed={"image": Cost(0.04, 0.03)},
+    taken={"image": Cost(0.001, 0.001)},
+    computed_nbytes={"image": 10.0},
+    taken_nbytes={"image": 8.0},
+    opened=Cost(0.01, 0.001),
+    samples=4,
+    failed=(),
+)
+
+
+def test_work_and_bytes_are_added_up() -> None:
+    shards = [
+        shard(0, FieldRows(linked=10), linked=True, reused=True),
+        shard(10, FieldRows(computed=10, copied=5)),
+        shard(0, FieldRows(copied=15), reused=True),
+    ]
+    found = estimate(shards, RATES, 2, listing=3.0)
+    assert (found.fetched, found.written) == (500, 140)
+    assert found.cpu_seconds == pytest.approx(10 * (0.01 + 0.03) + 20 * 0.001 + 200 * 0.001)
+    assert found.seconds == pytest.approx(3 + 10 * 0.1 + 100 * 0.01), (
+        "fetching is what it waits for"
+    )

@@ -1,0 +1,185 @@
+"""Who may import whom, and what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import precache
+
+ROOT = Path(precache.__file__).parents[1]
+
+
+def _modules() -> dict[str, Path]:
+    """Name -> file of every module of both packages."""
+    return {
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
+        for folder in (ROOT / "precache", ROOT / "workers/precache_workers")
+        for path in folder.rglob("*.py")
+        if path.stem != "__init__"
+    }
+
+
+MODULES = _modules()
+
+
+def _top_level(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports that run when the module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from (n for part in node.orelse for n in _top_level(ast.Module([part], [])))
+        else:
+            yield from _top_level(node)
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    assert node.module is not None
+    for alias in node.names:
+        inner = f"{node.module}.{alias.name}"
+        yield inner if inner in MODULES else node.module
+
+
+def _imported(module: str) -> set[str]:
+    tree = ast.parse(MODULES[module].read_text("utf-8"))
+    return {name for node in _top_level(tree) for name in _names(node)}
+
+
+def _everywhere(path: Path) -> set[str]:
+    """Packages that a file imports anywhere, functions included."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    found = [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)]
+    return {name.partition(".")[0] for node in found for name in _names(node)}
+
+
+def test_packages_import_none_of_their_modules() -> None:
+    for folder in (ROOT / "precache", ROOT / "workers/precache_workers"):
+        for path in folder.rglob("__init__.py"):
+            tree = ast.parse(path.read_text("utf-8"))
+            names = {name for node in _top_level(tree) for name in _names(node)}
+            assert not any(name.startswith("precache") for name in names), path
+            assert ast.get_docstring(tree), path
+
+
+def test_only_two_files_import_ray_and_one_its_metrics() -> None:
+    """Tasks, jobs and figures are three subjects; the last sees nothing else of Ray."""
+    found = {name for name, path in MODULES.items() if "ray" in _everywhere(path)}
+    workers = "precache_workers"
+    metrics = f"{workers}.driver.metrics"
+    assert found == {f"{workers}.cluster.executor", f"{workers}.jobs.job_server", metrics}
+    tree = ast.parse(MODULES[metrics].read_text("utf-8"))
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    names = {name for node in nodes for name in _names(node) if name.startswith("ray")}
+    assert names == {"ray.util.metrics"}
+
+
+def _required(group: str | None) -> set[str]:
+    """Modules of the packages that an installation with an extra, or without one, brings."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    listed = project["dependencies"] if group is None else project["optional-dependencies"][group]
+    names = {re.split(r"[<>=~ \[;]", requirement)[0] for requirement in listed}
+    return {{"pillow": "PIL"}.get(name, name.replace("-", "_")) for name in names}
+
+
+def test_a_training_node_needs_no_library_of_the_workers_at_import() -> None:
+    extras = _required("workers") - _required(None)
+    assert {"ray", "PIL", "simplejpeg", "pyarrow"} <= extras
+    for module in MODULES:
+        if module.startswith("precache."):
+            tops = {name.split(".")[0] for name in _imported(module)}
+            assert not tops & extras, module
+
+
+LOADED = "import sys, {modules}\nprint(*sys.modules)"
+
+
+def _loaded(run: Callable[..., subprocess.CompletedProcess[str]], modules: str) -> set[str]:
+    return set(run(LOADED.format(modules=modules)).stdout.split())
+
+
+def test_importing_precache_loads_no_heavy_library(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    loaded = _loaded(run_python, "precache")
+    assert not loaded & {"torch", "ray", "zarr", "PIL", "simplejpeg", "numpy", "pyarrow"}
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "precache_workers.planning.target_version, precache_workers.sources.base",
+        "precache_workers.driver.build",
+        "precache_workers.driver.build_plan",
+    ],
+)
+def test_planning_a_build_loads_neither_torch_nor_ray_nor_a_decoder(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], modules: str
+) -> None:
+    assert not _loaded(run_python, modules) & {"torch", "ray", "zarr", "PIL", "simplejpeg"}
+
+
+def test_what_a_driver_hands_out_needs_no_torch(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    assert "torch" not in _loaded(
+        run_python, "precache_workers.shards.takeover, precache_workers.driver.suspects"
+    )
+
+
+def test_every_benchmark_can_be_loaded(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    folder = ROOT / "tests/bench"
+    modules = [f"tests.bench.{path.stem}" for path in folder.glob("[a-z]*.py")]
+    modules += ["tests.bench.peers.__main__", "tests.bench.scaling.__main__"]
+    assert set(modules) <= _loaded(run_python, ", ".join(modules))
+
+
+def test_opening_and_loading_need_no_zarr_python_and_no_decoder(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    loaded = _loaded(
+        run_python, "precache.loading.loader, precache.loading.dataset, precache.store.open"
+    )
+    assert not loaded & {"ray", "zarr", "PIL", "simplejpeg", "pyarrow"}
+
+
+def test_every_exported_name_resolves_and_is_listed_once() -> None:
+    assert len(set(precache.__all__)) == len(precache.__all__)
+    for name in precache.__all__:
+        assert getattr(precache, name) is not None
+    assert sorted(precache.__all__) == sorted(precache._HOME_OF)
+    assert dir(precache) == sorted(precache.__all__)
+
+
+def test_exported_classes_say_where_they_live() -> None:
+    for name in precache.__all__:
+        value = getattr(precache, name)
+        home = importlib.import_module(value.__module__)
+        assert getattr(home, value.__name__) is value
+
+
+def test_type_checkers_see_the_names_that_are_exported() -> None:
+    tree = ast.parse(Path(precache.__file__).read_text("utf-8"))
+    guarded = next(n for n in tree.body if isinstance(n, ast.If))
+    imports = [n for n in guarded.body if isinstance(n, ast.ImportFrom)]
+    seen = {alias.asname or alias.name for node in imports for alias in node.names}
+    assert seen == set(precache.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Cache'"):
+        _ = precache.Cache  # type: ignore[attr-defined]  # it does not exist

@@ -1,0 +1,280 @@
+"""Stores that somebody tampered with, and machines that are wrong: nothing committed is harmed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.server
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import precache
+from precache.errors import PrecacheError, StorageError
+from precache.recipe.ops import Decode
+from precache.storage import local_files
+from precache.storage.local import LocalFolder
+from precache.store.attributes import Claimed
+from precache.store.commit_log import BUILD, ROOT
+from precache.store.lease import Claims, deciding
+from precache_workers.ops.decoding import decode
+from tests.support.building import build_here, contents, cut, encoded, environment, write_jpegs
+
+OTHER = precache.Pipeline.image(resize=16, crop=16)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jpegs(tmp_path / "in", 6)
+
+
+@pytest.fixture
+def store(source: Path, tmp_path: Path) -> Path:
+    """A store of two versions, the second of which is current."""
+    store = tmp_path / "store"
+    build_here(source, store, precache.Pipeline.image(resize=24, crop=24))
+    build_here(source, store, OTHER)
+    return store
+
+
+def versions(store: Path) -> tuple[Path, Path]:
+    current = Path(precache.open(store).path)
+    [first] = [path for path in store.iterdir() if path.name not in ("commits", current.name)]
+    return first, current
+
+
+# --- links within a store -----------------------------------------------------------------------
+
+
+def age(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+
+
+def act(call: Any) -> None:
+    """What comes of it does not matter, as long as it ends in words."""
+    with contextlib.suppress(PrecacheError):
+        call()
+
+
+@pytest.mark.parametrize("place", [f"{{first}}/{BUILD}", "_claims", "{first}/image", "{first}"])
+@pytest.mark.parametrize("to", ["commits", "{current}", "{current}/image", "."])
+def test_nothing_is_written_or_removed_through_links_within_a_store(
+    place: str, to: str, source: Path, store: Path
+) -> None:
+    first, current = versions(store)
+
+    def kept() -> dict[str, bytes]:
+        log = {f"commits/{path.name}": path.read_bytes() for path in (store / "commits").iterdir()}
+        return {**contents(current), **log}
+
+    before = kept()
+    link = store / place.format(first=first.name)
+    target = store / to.format(current=current.name)
+    if link.exists():
+        link.rename(store.parent / "aside")
+    link.symlink_to(os.path.relpath(target, link.parent))
+    age(store)
+    act(lambda: precache.gc(store, keep=2, older_than=0))
+    act(lambda: build_here(source, store, precache.Pipeline.image(resize=24, crop=24)))
+    act(lambda: precache.use(f"{store}@{first.name}"))
+    act(lambda: precache.gc(store, keep=2, older_than=0))
+    assert kept().items() >= before.items()
+
+
+# --- wrong clocks, failing reads ----------------------------------------------------------------
+
+
+def test_a_wrong_clock_does_not_void_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = LocalFolder(tmp_path)
+    with deciding(folder, "v") as claim:
+        held = Claimed.read(folder.read(claim.name), "").model_dump() | {"time": 1.0}
+        held["holder"]["node"] = "another machine"
+        monkeypatch.setattr("precache.store.lease.SILENT_SECONDS", 0.5)
+
+        def beat() -> None:
+            for number in range(40):
+                held["note"] = str(number)
+                folder.put(claim.name, [Claimed(**held).model_dump_json().encode()])
+                time.sleep(0.02)  # as a holder does, in less time
+
+        beating = threading.Thread(target=beat)
+        beating.start()
+        assert Claims(folder, "v-decide").take() is None
+        beating.join()
+        assert Claims(folder, "v-decide").take() is not None  # silent now, and old
+
+
+def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = LocalFolder(tmp_path)
+    mine = Claims(folder, "x")
+    get = LocalFolder.get
+
+    def given_back(own: LocalFolder, name: str) -> bytes | None:
+        if name.startswith("_claims"):
+            own.remove(name)
+        return get(own, name)
+
+    assert Claims(folder, "x").take() is not None
+    monkeypatch.setattr(LocalFolder, "get", given_back)
+    assert mine.take() is None
+    monkeypatch.undo()
+    assert mine.take() is not None
+
+
+@pytest.mark.parametrize("working", range(1, 8))
+def test_a_document_that_cannot_be_read_is_not_taken_for_missing(
+    working: int, source: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = Path(precache.open(store).path)
+    before = contents(current)
+    reads, opened = 0, local_files.open_regular
+
+    def failing(path: Path) -> tuple[int, int]:
+        nonlocal reads
+        if Path(path) == current / ROOT:
+            reads += 1
+            if reads > working:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path)
+
+    monkeypatch.setattr(local_files, "open_regular", failing)
+    act(lambda: build_here(source, store, OTHER))
+    monkeypatch.undo()
+    assert contents(current) == before
+
+
+# --- what else lies in a store ------------------------------------------------------------------
+
+
+def test_what_others_put_into_a_store_stops_no_build(source: Path, store: Path) -> None:
+    (store / "mine").mkdir()
+    os.mkfifo(store / "mine" / ROOT)
+    (store / "latest").symlink_to("/etc")
+    (store / ("0" * 32)).symlink_to("/etc")
+    (store / "folder" / ROOT).mkdir(parents=True)
+    (store / "new").mkdir()
+    (store / "new" / ROOT).write_text('{"attributes": {"precache": {"format": 99}}}')
+    assert build_here(source, store, OTHER).failed == 0
+    build_here(source, store, precache.Pipeline.image(resize=20, crop=20))
+
+
+def test_a_group_of_others_with_a_folder_called_like_ours_stays(store: Path) -> None:
+    other = store / ("6" * 32)
+    for name in (f"{BUILD}/x", "data/c/0/0"):
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_text("mine")
+    (other / ROOT).write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    (other / "data" / ROOT).write_text("{}")
+    age(store)
+    precache.gc(store, keep=2, older_than=0)
+    assert (other / "data/c/0/0").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [ROOT, "valid/c/0", "shards/image/c/0/0"])
+def test_a_document_of_a_terabyte_ends_in_words(name: str, store: Path) -> None:
+    os.truncate(Path(precache.open(store).path) / name, 1 << 40)
+    with pytest.raises(StorageError, match=r"more than the [0-9,]+ bytes that such an object has"):
+        precache.open(store).valid, precache.Loader(store, batch_size=2)
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    """A page of six photos, of which the last has no length and does not end."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            number = self.path.rpartition("/")[2].removesuffix(".jpg")
+            page = "".join(f'<a href="{n}.jpg">{n}.jpg</a>' for n in range(6)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "image/jpeg" if number.isdigit() else "text/html")
+            self.end_headers()
+            try:
+                self.wfile.write(encoded(cut(int(number))) if number.isdigit() else page)
+                while number == "5":
+                    self.wfile.write(bytes(65536))
+            except OSError:
+                pass
+
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/p/"
+        server.shutdown()
+
+
+def test_a_file_without_an_end_is_a_hole(endless: str, tmp_path: Path) -> None:
+    result = build_here(endless, tmp_path / "store", OTHER, {"max_sample_bytes": "1MB"})
+    [(key, why)] = result.holes
+    assert (key, "over the limit of" in why) == ("5.jpg", True)
+
+
+SLEEPY = """
+import sys, time
+import numpy as np
+import precache
+
+class Sleepy:
+    def __len__(self):
+        return 8
+    def __getitem__(self, number):
+        if number == 5:
+            time.sleep(1000)
+        return np.zeros((3, 8, 8), np.uint8), 0
+
+def make():
+    return Sleepy()
+
+if __name__ == "__main__":
+    recipe = precache.Pipeline.from_dict({"fields": {"image": {"codec": "zstd"}}})
+    precache.build("python:sleepy:make", sys.argv[1], recipe, address="serial", sample_timeout=1)
+"""
+
+
+def test_a_process_ends_though_a_fetch_hangs(tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    line = [sys.executable, str(tmp_path / "sleepy.py"), str(tmp_path / "store")]
+    ran = subprocess.run(
+        line, check=False, capture_output=True, text=True, timeout=60, env=environment()
+    )
+    assert ran.returncode == 1
+    assert "HangError: 5: fetching it took longer than 1 s (--sample-timeout)" in ran.stderr
+
+
+def tiff(values: np.ndarray, **tags: int) -> bytes:
+    sink = io.BytesIO()
+    numbers = {"photometric": 262, "sample_format": 339}
+    Image.fromarray(values).save(
+        sink, "TIFF", tiffinfo={numbers[name]: value for name, value in tags.items()}
+    )
+    return sink.getvalue()
+
+
+def test_16_bit_grey_that_counts_from_white_is_turned_around() -> None:
+    ramp = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+    from_black = decode(tiff(ramp, photometric=1), Decode())
+    from_white = decode(tiff(ramp, photometric=0), Decode())
+    assert np.array_equal(from_black, 255 - from_white)

@@ -1,0 +1,139 @@
+"""Text as people may see it: no control characters, no secrets of URLs."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import string
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from precache import errors
+from precache.errors import UsageError
+from precache.messages import indented, printable, shown, without_secrets
+from precache.storage.open import open_folder
+
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+ERRORS = [
+    each
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, errors.PrecacheError)
+]
+
+ANY = st.text(st.characters())
+HOSTILE = st.text(st.sampled_from("a\x1b[31m\n\r\t\x7f\x9b\u2028\u202e\u2066\udcff{}é日😀"))
+
+
+@given(ANY | HOSTILE)
+@example("\x1b]0;title\x07\x9b31m\nhole: forged\u202egpj.exe\udcff")
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    found = printable(text)
+    assert not CONTROLS.search(found)
+    found.encode()  # of what is no character nothing is left either
+    assert printable(found) == found
+    kept = "".join(part for part in CONTROLS.split(text))
+    assert all(character in found for character in kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("é/日本/😀 👩‍👩‍👧 שלום.jpg", "é/日本/😀 👩‍👩‍👧 שלום.jpg"),
+        ("a\x1b[31m\n\t", r"a\x1b[31m\n\t"),
+        ("\x9b\x7f\u2028\u202e\u2069", r"\x9b\x7f\u2028\u202e\u2069"),
+        ("\udcff", r"\udcff"),
+        ("[red]:smile:[/red] $x$", "[red]:smile:[/red] $x$"),
+    ],
+)
+def test_control_characters_are_shown_as_python_writes_them(text: str, seen: str) -> None:
+    assert printable(text) == seen
+
+
+@given(HOSTILE)
+def test_of_several_lines_only_the_first_begins_a_line(text: str) -> None:
+    lines = indented(text).split("\n")
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert not any(CONTROLS.search(line) for line in lines)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@given(text=ANY | HOSTILE)
+def test_no_error_holds_what_a_terminal_obeys(kind: type[errors.PrecacheError], text: str) -> None:
+    error = kind(text)
+    assert not CONTROLS.search(str(error))
+    assert str(pickle.loads(pickle.dumps(error))) == str(kind(str(error))) == str(error)
+
+
+# --- secrets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        ("s3://AKIA:abc/def+ghi@bucket/photos", "s3://bucket/photos"),
+        ("s3://AKIA:12/34@bucket/photos", "s3://bucket/photos"),
+        ("s3://AKIA:a?b#c@bucket/photos@3f2a", "s3://3f2a"),
+        ("https://user:pa/ss@host/photos", "https://host/photos"),
+        ("https://token@host/photos", "https://host/photos"),
+        # what looks like a secret, and is none
+        ("s3://bucket/store@3f2a", "s3://bucket/store@3f2a"),
+        ("s3://bucket@3f2a", "s3://bucket@3f2a"),
+        ("s3://bucket/a#1.jpg", "s3://bucket/a#1.jpg"),
+        (
+            "s3://arn:aws:s3:eu-west-1:1234:accesspoint/mine/store@3f2a",
+            "s3://arn:aws:s3:eu-west-1:1234:accesspoint/mine/store@3f2a",
+        ),
+        ("abfs://photos@account.dfs.core.windows.net/a", "abfs://photos@account.dfs.core.windows.net/a"),
+        ("http://host:9000/store@3f2a", "http://host:9000/store@3f2a"),
+        ("http://[::1]:9000/store@3f2a", "http://[::1]:9000/store@3f2a"),
+        ("ray://head:10001", "ray://head:10001"),
+    ],
+)  # fmt: skip
+def test_a_url_is_shown_without_its_secrets(uri: str, text: str) -> None:
+    assert shown(uri) == text
+    assert without_secrets(f"cannot read '{uri}': no such bucket; see {uri}.") == (
+        f"cannot read '{text}': no such bucket; see {text}."
+    )
+
+
+def test_text_without_secrets_stays_as_it_is() -> None:
+    text = "give a path, gs://, s3:// or az:// (http://head:8265); 3/4 of a://b@c: sig=0.25"
+    assert without_secrets(text) == text
+
+
+SECRET = st.text(string.ascii_letters + string.digits + "/+=@:%~!$*-_", min_size=20)
+
+
+@given(
+    secret=SECRET.map(lambda text: f"Zq{text}qZ"),
+    form=st.sampled_from(
+        [
+            "s3://KEY:{}@bucket/photos",
+            "gs://KEY:{}@bucket",
+            "az://photos?sv=2024&sig={}",
+            "https://host/a?X-Amz-Signature={}&x=1",
+            "https://host/a#{}",
+            "SharedAccessSignature sr=b&sig={}&se=1 is refused",
+        ]
+    ),
+)
+def test_no_error_holds_what_a_url_holds_of_secrets(secret: str, form: str) -> None:
+    text = form.format(secret)
+    assert secret not in str(UsageError(f"cannot open '{text}' ({text}), as {text}"))
+
+
+@pytest.mark.parametrize("protocol", ["s3", "s3a", "gs", "gcs", "az", "abfs"])
+def test_a_url_of_an_object_store_has_no_place_for_credentials(protocol: str) -> None:
+    with pytest.raises(UsageError, match="give them as storage options") as caught:
+        open_folder(f"{protocol}://KEY:pass/word@bucket/photos")
+    assert "word" not in str(caught.value)
+    assert f"{protocol}://bucket/photos" in str(caught.value)
+
+
+def test_a_folder_far_away_is_shown_without_secrets_however_it_is_written() -> None:
+    folder = open_folder("https://user:pass-word@host/photos?sig=pass-word", {"key": "pass-word"})
+    for text in (str(folder), repr(folder), folder.path("a.jpg"), repr(folder.folder("x"))):
+        assert "pass-word" not in text

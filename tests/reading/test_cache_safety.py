@@ -1,0 +1,555 @@
+"""The disk cache among others: its folders are private, and what is planted in it leads nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import stat
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precache.errors import PrecacheError, StorageError, UsageError
+from precache.reading.disk_cache import NAMES, DiskCache, Lease
+from precache.storage.private_folder import OwnFolder
+from tests.reading.test_disk_cache import OBJECTS, ROOM, SIZE, contents, limit_for, writer
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as another user")
+OTHERS = 65534, 65533
+"""Users who are not this one."""
+GROUP = 65532
+
+LIMIT = limit_for(3, 4)
+
+
+def join(folder: Path, *, shared: bool = False) -> Lease:
+    return DiskCache(folder, LIMIT, shared=shared).join(ROOM, OBJECTS, "a-")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@contextlib.contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A folder in which everybody may make files, as /tmp is one."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def as_user(work: Callable[[], object], user: int = OTHERS[0], group: int = GROUP) -> None:
+    """Do it in a process of another user, who is a member of one group; raises where it does."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(group)
+            os.setuid(user)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    assert ended == 0
+
+
+# --- whose it is --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0, 0o077, 0o777])
+def test_a_cache_is_its_users_alone_whatever_the_umask(mask: int, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with umask(mask):
+        lease = join(cache)
+        lease.obtain("a-1", SIZE, writer("a-1"))
+    assert {mode_of(path) for path in (cache, *(cache / name for name in NAMES[:3]))} == {0o700}
+    [user] = (cache / "users").iterdir()
+    assert {mode_of(path) for path in (cache / "lock", user, cache / "objects/a-1")} == {0o600}
+
+
+def test_a_cache_of_an_earlier_release_is_closed_to_others(tmp_path: Path) -> None:
+    lease = join(tmp_path)
+    lease.obtain("a-1", SIZE, writer("a-1"))
+    lease.close()
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert not join(tmp_path).obtain("a-1", SIZE, writer("a-1"))
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        assert mode_of(path) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_a_folder_with_other_files_is_no_cache(tmp_path: Path) -> None:
+    """Neither are its own files evicted, such as .git/objects, nor is it closed to others."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "HEAD").touch()
+    with pytest.raises(UsageError, match=r"has other files in it \('HEAD'\), and a cache needs a"):
+        DiskCache(tmp_path, LIMIT)
+    assert mode_of(tmp_path) == 0o755
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["HEAD", "objects"]
+
+
+@needs_root
+def test_a_cache_of_another_user_is_refused(common: Path) -> None:
+    as_user(lambda: join(common / "theirs"))
+    with pytest.raises(
+        UsageError, match=rf"theirs belongs to .*{OTHERS[0]}.*, and this process runs as .*"
+        r"uid 0.*choose a cache_dir of your own, or .*cache_shared=True",
+    ):  # fmt: skip
+        join(common / "theirs")
+    with pytest.raises(UsageError, match=r"has mode 0700, where .* needs 2770"):
+        join(common / "theirs", shared=True)
+    join(common / "mine")
+
+    def refused() -> None:
+        with pytest.raises(UsageError, match="mine belongs to"):
+            join(common / "mine")
+
+    as_user(refused)
+
+
+@needs_root
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_a_folder_of_another_users_within_a_cache_is_refused(name: str, tmp_path: Path) -> None:
+    join(tmp_path).close()
+    os.chown(tmp_path / name, OTHERS[0], GROUP)
+    with pytest.raises(UsageError, match=rf"{tmp_path / name} belongs to .*{OTHERS[0]}"):
+        join(tmp_path)
+
+
+@needs_root
+def test_files_of_another_user_in_a_cache_are_none_of_its_own(tmp_path: Path) -> None:
+    join(tmp_path).close()
+    planted = [tmp_path / name for name in ("objects/a-1", "parts/a-1", "users/a")]
+    for path in planted:
+        path.write_bytes(b"x" * SIZE)
+        os.chown(path, OTHERS[0], GROUP)
+    lease = join(tmp_path)
+    assert lease.obtain("a-1", SIZE, writer("a-1"))
+    assert planted[0].read_bytes() == contents("a-1")
+    assert planted[0].stat().st_uid == os.geteuid()
+    assert not planted[1].exists()
+    assert not planted[2].exists()
+    os.chown(tmp_path / "lock", OTHERS[0], GROUP)
+    with pytest.raises(StorageError, match=r"lock belongs to .*, which precache did not make"):
+        lease.obtain("a-2", SIZE, writer("a-2"))
+
+
+@needs_root
+def test_members_of_a_group_share_a_cache(common: Path) -> None:
+    """Each finds what others fetched, and evicts it; nobody else has a part in it."""
+    cache = common / "cache"
+
+    def fetch(*names: str) -> list[bool]:
+        with umask(0o077):
+            lease = join(cache, shared=True)
+            fetched = []
+            for name in names:
+                fetched.append(lease.obtain(name, SIZE, writer(name)))
+                with lease._cache.objects.file(name) as file:
+                    assert file.read() == contents(name)
+                lease.give_back(name)
+            return fetched
+
+    def expect(fetched: list[bool], *names: str) -> Callable[[], None]:
+        def check() -> None:
+            assert fetch(*names) == fetched
+
+        return check
+
+    as_user(expect([True] * 3, "a-1", "a-2", "a-3"))
+    assert {mode_of(path) for path in (cache, *(cache / n for n in NAMES[:3]))} == {0o2770}
+    assert {mode_of(path) for path in (cache / "objects").iterdir()} == {0o660}
+    as_user(expect([False, True, True], "a-1", "a-4", "a-5"), OTHERS[1])
+    assert len(list((cache / "objects").iterdir())) < 5
+    as_user(expect([False], "a-5"))
+
+    def shut_out() -> None:
+        with pytest.raises(StorageError, match="Permission denied; check its owner and mode"):
+            join(cache, shared=True)
+        with pytest.raises(UsageError, match="belongs to"):
+            join(cache)
+
+    as_user(shut_out, OTHERS[1], GROUP - 1)
+
+    def unasked() -> None:
+        with pytest.raises(UsageError, match="is shared by its group; give cache_shared=True"):
+            join(cache)
+
+    as_user(unasked)
+
+
+@needs_root
+def test_a_shared_cache_that_everybody_can_write_is_refused(common: Path) -> None:
+    cache = common / "cache"
+    as_user(lambda: join(cache, shared=True))
+    cache.chmod(0o2777)
+    with pytest.raises(UsageError, match=r"has mode 2777, where .* needs 2770"):
+        join(cache, shared=True)
+
+
+@needs_root
+def test_a_private_cache_becomes_shared_with_all_that_is_in_it(common: Path) -> None:
+    cache = common / "cache"
+    as_user(lambda: join(cache).obtain("a-1", SIZE, writer("a-1")))
+    as_user(lambda: join(cache, shared=True).close())
+
+    def check() -> None:
+        assert not join(cache, shared=True).obtain("a-1", SIZE, writer("a-1"))
+
+    as_user(check, OTHERS[1])
+
+
+def test_a_parent_that_everybody_can_write_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "precache"):
+        DiskCache(tmp_path / "some" / "cache", LIMIT)
+    assert f"{tmp_path} can be written by everybody" in caplog.text
+    caplog.clear()
+    tmp_path.chmod(0o1777)
+    DiskCache(tmp_path / "some" / "cache", LIMIT)
+    assert caplog.text == ""
+
+
+# --- what is planted in it ----------------------------------------------------------------------
+
+
+@dataclass
+class Outside:
+    """Files beside a cache, that nothing in it must lead to."""
+
+    folder: Path
+    files: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        for number, size in enumerate((SIZE, 900_000, 0)):
+            self.files.append(self.folder / str(number))
+            self.files[-1].write_bytes(b"k" * size)
+            os.utime(self.files[-1], (1e9, 1e9))
+        self._before = self._seen()
+
+    def _seen(self) -> list[tuple[str, int, int, bytes]]:
+        paths = sorted(self.folder.iterdir())
+        stats = [path.lstat() for path in paths]
+        return [
+            (path.name, mode_of(path), s.st_mtime_ns, path.read_bytes())
+            for path, s in zip(paths, stats, strict=True)
+        ]
+
+    def assert_untouched(self) -> None:
+        assert self._seen() == self._before
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    return Outside(tmp_path / "outside")
+
+
+def plant(path: Path, kind: str, outside: Outside) -> None:
+    """Put something in the place of a file."""
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "garbage":
+        path.write_bytes(b"\xff" * SIZE)
+    elif kind == "nowhere":
+        path.symlink_to(outside.folder / "nowhere")
+    elif kind == "folder":
+        path.symlink_to(outside.folder)
+    elif kind.startswith("link"):
+        path.symlink_to(outside.files[int(kind[-1])])
+    else:
+        os.link(outside.files[int(kind[-1])], path)
+
+
+PLANTS = ["fifo", "garbage", "nowhere", "folder", "link 0", "link 1", "hard 0", "hard 1", "hard 2"]
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_a_link_in_the_place_of_a_folder_is_refused(
+    name: str, tmp_path: Path, outside: Outside
+) -> None:
+    cache = tmp_path / "cache"
+    join(cache).close()
+    (cache / name).rmdir()
+    (cache / name).symlink_to(outside.folder)
+    with pytest.raises(UsageError, match=rf"{cache / name} is a link or a file, where a folder"):
+        join(cache)
+    outside.assert_untouched()
+
+
+def test_a_folder_that_is_replaced_while_a_loader_runs_leads_nowhere(
+    tmp_path: Path, outside: Outside
+) -> None:
+    cache = tmp_path / "cache"
+    lease = join(cache)
+    for name in NAMES[:3]:
+        (cache / name).rename(cache / f"{name}-before")
+        (cache / name).symlink_to(outside.folder)
+    for name in "012":
+        assert lease.obtain(name, SIZE, writer(name))
+        lease.give_back(name)
+    lease.close()
+    outside.assert_untouched()
+
+
+@pytest.mark.parametrize("kind", PLANTS)
+def test_what_is_planted_in_the_place_of_an_object_or_part_is_replaced(
+    kind: str, tmp_path: Path, outside: Outside
+) -> None:
+    cache = tmp_path / "cache"
+    lease = join(cache)
+    for folder in ("objects", "parts"):
+        plant(cache / folder / "a-1", kind, outside)
+    calls: list[str] = []
+    sound = _sound_as("a-1")
+    assert lease.obtain("a-1", SIZE, writer("a-1", calls), sound)
+    assert not lease.obtain("a-1", SIZE, writer("a-1", calls), sound)
+    assert calls == ["a-1"]
+    assert (cache / "objects" / "a-1").read_bytes() == contents("a-1")
+    outside.assert_untouched()
+
+
+def _sound_as(name: str) -> Callable[[int], bool]:
+    return lambda descriptor: os.pread(descriptor, SIZE, 0) == contents(name)
+
+
+@pytest.mark.parametrize("kind", [each for each in PLANTS if each != "garbage"])
+def test_a_lock_that_is_no_file_of_its_own_is_refused(
+    kind: str, tmp_path: Path, outside: Outside
+) -> None:
+    cache = tmp_path / "cache"
+    join(cache).close()
+    plant(cache / "lock", kind, outside)
+    with pytest.raises(StorageError, match=r"lock (is no regular|has other names).*; remove it"):
+        join(cache)
+    outside.assert_untouched()
+
+
+@pytest.mark.parametrize("kind", PLANTS)
+def test_what_is_planted_among_the_users_is_removed(
+    kind: str, tmp_path: Path, outside: Outside
+) -> None:
+    cache = tmp_path / "cache"
+    join(cache).close()
+    plant(cache / "users" / "a", kind, outside)
+    lease = join(cache)
+    assert lease.obtain("a-1", SIZE, writer("a-1"))
+    assert not (cache / "users" / "a").is_symlink()
+    assert len(list((cache / "users").iterdir())) == 1
+    outside.assert_untouched()
+
+
+@pytest.mark.parametrize("place", ["objects/a-1", "parts/a-1", "users/a-1"])
+def test_a_folder_in_the_place_of_a_file_is_named(place: str, tmp_path: Path) -> None:
+    lease = join(tmp_path)
+    (tmp_path / place).mkdir()
+    with pytest.raises(StorageError, match=rf"{place} is a folder, which precache did not make"):
+        lease.obtain("a-1", SIZE, writer("a-1"))
+
+
+def _head(**changes: object) -> bytes:
+    head = {"limit": LIMIT, "claim": ROOM, "family": "a-", **changes}
+    return json.dumps(head).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n",
+        b"no JSON\n",
+        b"[1]\n",
+        b'{"limit": 1}\n',
+        b"[" * 200 + b"\n",
+        b"9" * 10_000 + b"\n",
+        b"\xff\xfe\n",
+        _head(claim=10**30),
+        _head(limit=-1),
+        _head(claim="1"),
+        _head(family=["a-"]),
+        _head(family="a" * 10_000),
+    ],
+)
+def test_what_a_running_process_says_that_no_loader_would_is_named(
+    data: bytes, tmp_path: Path
+) -> None:
+    lease = join(tmp_path)
+    path = tmp_path / "users" / "hostile"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match=rf"{path} is locked by .* end that process, or rem"):
+            join(tmp_path)
+        with pytest.raises(StorageError, match="is not what a loader writes"):
+            lease.obtain("a-1", SIZE, writer("a-1"))
+    assert join(tmp_path).obtain("a-1", SIZE, writer("a-1"))
+    assert not path.exists()
+
+
+def test_a_user_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    join(tmp_path).close()
+    path = tmp_path / "users" / "hostile"
+    path.write_bytes(_head())
+    os.truncate(path, 1 << 40)
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match="is not what a loader writes"):
+            join(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/../../b", "/etc/passwd", "a\0b", "a\n"])
+def test_names_that_could_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
+    lease = join(tmp_path)
+    with pytest.raises(StorageError, match="no object in a cache can be called"):
+        lease.obtain(name, SIZE, writer("a"))
+
+
+def test_an_object_that_is_not_sound_is_fetched_again_once(tmp_path: Path) -> None:
+    lease, calls = join(tmp_path), list[str]()
+    lease.obtain("a-1", SIZE, writer("a-1"))
+    path = tmp_path / "objects" / "a-1"
+    path.write_bytes(b"x" * SIZE)
+    before = path.open("rb")
+    for _ in range(2):
+        other = join(tmp_path)
+        other.obtain("a-1", SIZE, writer("a-1", calls), _sound_as("a-1"))
+        other.close()
+    assert calls == ["a-1"]
+    assert path.read_bytes() == contents("a-1")
+    with before:
+        assert before.read() == b"x" * SIZE  # who has it open keeps it
+
+
+# --- whatever comes -----------------------------------------------------------------------------
+
+names = st.sampled_from(["a-1", "a-2", "b-1"])
+places = st.one_of(
+    st.just("lock"), st.builds("/".join, st.tuples(st.sampled_from(NAMES[:3]), names))
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["join", "close"])),
+        st.tuples(st.sampled_from(["obtain", "give back", "kill"]), names),
+        st.tuples(st.just("plant"), places, st.sampled_from(PLANTS)),
+        st.tuples(st.just("replace"), st.sampled_from(NAMES[:3])),
+    ),
+    max_size=25,
+)
+
+
+class Neighbours:
+    """Loaders that share a cache, and someone who plants things in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.outside = Outside(folder / "outside")
+        self.cache = folder / "cache"
+        self.leases: list[Lease] = []
+
+    def step(self, what: str, *arguments: str) -> None:
+        {
+            "join": self._join,
+            "close": self._close,
+            "obtain": self._obtain,
+            "give back": self._give_back,
+            "kill": self._kill,
+            "plant": self._plant,
+            "replace": self._replace,
+        }[what](*arguments)
+
+    def _join(self) -> None:
+        with contextlib.suppress(PrecacheError):
+            self.leases.append(join(self.cache))
+
+    def _close(self) -> None:
+        if self.leases:
+            self.leases.pop().close()
+
+    def _obtain(self, name: str) -> None:
+        if self.leases:
+            with contextlib.suppress(PrecacheError):
+                lease = self.leases[-1]
+                lease.obtain(name, SIZE, writer(name), _sound_as(name))
+                with lease._cache.objects.file(name) as file:
+                    assert file.read() == contents(name)
+
+    def _give_back(self, name: str) -> None:
+        if self.leases:
+            self.leases[-1].give_back(name)
+
+    def _kill(self, name: str) -> None:
+        def die(descriptor: int) -> None:
+            os.pwrite(descriptor, b"some", 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                join(self.cache).obtain(name, SIZE, die)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    def _plant(self, place: str, kind: str) -> None:
+        path = self.cache / place
+        if path.parent.is_dir() and not path.parent.is_symlink():
+            plant(path, kind, self.outside)
+        self._obtain(place.rpartition("/")[2])
+
+    def _replace(self, name: str) -> None:
+        folder = self.cache / name
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.is_dir():
+            shutil.rmtree(folder)
+            folder.symlink_to(self.outside.folder)
+
+
+@settings(max_examples=40)
+@given(steps)
+def test_nothing_outside_of_a_cache_is_touched_whatever_is_planted(
+    steps: list[tuple[str, ...]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        neighbours = Neighbours(Path(folder))
+        for step in [("join",), *steps]:
+            neighbours.step(*step)
+            neighbours.outside.assert_untouched()
+        for lease in neighbours.leases:
+            lease.close()
+        neighbours.outside.assert_untouched()
+
+
+def test_a_folder_is_listed_by_several_at_a_time(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / str(number)).touch()
+    folder = OwnFolder(tmp_path)
+    pairs = list(zip(folder.files(), folder.files(), strict=True))
+    assert sorted(name for (name, _), _ in pairs) == list("01234")

@@ -1,0 +1,230 @@
+"""A version that is removed while it is opened or read: said so, or the new current one is read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import precache
+from precache.errors import DamageError, GoneError, StorageError, StoreError
+from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
+from precache.store.open import open_version
+from tests.support.building import build_here, write_jpegs
+from tests.support.servers import S3Server
+
+Store = tuple[Path, str, str]
+
+
+def recipe(side: int) -> precache.Pipeline:
+    return precache.Pipeline.image(resize=side)
+
+
+def build_two(source: Path, store: Any, **options: Any) -> tuple[str, str]:
+    """Ids of two versions; the second is current."""
+    built = [build_here(source, store, recipe(side), options) for side in (20, 24)]
+    return built[0].version, built[1].version
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    root = tmp_path_factory.mktemp("gone")
+    source = write_jpegs(root / "in", 8, (32, 24))
+    return root / "store", *build_two(source, root / "store", shard_samples=4)
+
+
+@pytest.fixture
+def store(built: Store, tmp_path: Path) -> Store:
+    shutil.copytree(built[0], tmp_path / "store")
+    return tmp_path / "store", *built[1:]
+
+
+class Removal:
+    """Something that happens right before read number `at` of any folder, once; and right after."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: type,
+        act: Callable[[], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self.at, self._act, self._after = -1, act, after
+        self._reads = itertools.count()
+        looks = ("open", "names", "size", "sizes", "get") if after else ()
+        for method in ("read", "read_many", *looks):
+            monkeypatch.setattr(kind, method, self._counted(getattr(kind, method)))
+
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(folder: Any, *arguments: Any) -> Any:
+            if next(self._reads) != self.at:
+                return method(folder, *arguments)
+            self.at = -1
+            self._act()
+            try:
+                return method(folder, *arguments)
+            finally:
+                if self._after:
+                    self._after()
+
+        return read
+
+    def arm(self, at: int) -> None:
+        self._reads, self.at = itertools.count(), at
+
+
+def reads_of(action: Callable[[], object], removal: Removal) -> int:
+    """How many reads an action makes when nothing is removed."""
+    removal.arm(1 << 40)
+    action()
+    return next(removal._reads)
+
+
+def test_opening_a_store_whose_current_version_goes_opens_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whatever moment: by then another version is current."""
+    path, other, current = store
+    kept = tmp_path / "kept"
+    shutil.copytree(path, kept)
+
+    def replace() -> None:
+        precache.use(f"{path}@{other}")
+        precache.gc(path, keep=1, older_than=0)
+
+    removal = Removal(monkeypatch, LocalFolder, replace)
+    for at in range(reads_of(lambda: open_version(path), removal)):
+        shutil.rmtree(path)
+        shutil.copytree(kept, path)
+        removal.arm(at)
+        version = open_version(path)
+        assert removal.at == -1
+        assert version.id in (other, current)
+        if version.id == current:  # the last of its documents had been read
+            with pytest.raises(GoneError, match="was removed while it was read"):
+                _ = version.labels
+        else:
+            assert len(version.labels) == 8
+
+
+READS: dict[str, Callable[[Path, str], object]] = {
+    "open": lambda path, version: precache.open(f"{path}@{version}").labels,
+    "keys": lambda path, version: list(precache.open(f"{path}@{version}").keys),
+    "holes": lambda path, version: precache.open(f"{path}@{version}").holes,
+    "verify": lambda path, version: precache.verify(f"{path}@{version}"),
+    "use": lambda path, version: precache.use(f"{path}@{version}"),
+    "diff": lambda path, version: precache.diff(f"{path}@{version}", path),
+    "dataset": lambda path, version: precache.CachedDataset(f"{path}@{version}")[0],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_version_that_goes_is_said_to_be_gone(
+    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other, _ = store
+    kept = tmp_path / "kept"
+    shutil.copytree(path, kept)
+    removal = Removal(monkeypatch, LocalFolder, lambda: precache.gc(path, keep=1, older_than=0))
+
+    def action() -> None:
+        READS[name](path, other)
+
+    reads = reads_of(action, removal)
+    said = 0
+    for at in range(reads):
+        shutil.rmtree(path)
+        shutil.copytree(kept, path)
+        removal.arm(at)
+        try:
+            action()
+        except (StoreError, StorageError) as error:
+            words = str(error)
+            assert any(each in words for each in ("is gone", "was removed", "fits no version"))
+            said += 1
+    assert said > 0
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_version_that_goes_and_comes_back_is_no_damaged_one(
+    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed right before any look at it, and pulled again right after."""
+    path, other, _ = store
+    folder, away = path / other, tmp_path / "away"
+
+    def remove() -> None:
+        folder.rename(away)
+
+    def put_back() -> None:
+        shutil.copytree(away, folder, copy_function=shutil.copy)
+        shutil.rmtree(away)
+
+    removal = Removal(monkeypatch, LocalFolder, remove, put_back)
+    for at in range(reads_of(lambda: READS[name](path, other), removal)):
+        removal.arm(at)
+        try:
+            READS[name](path, other)
+        except (DamageError, StoreError) as error:  # or the log was read while it was away
+            words = str(error)
+            assert "is gone" in words or "fits no version" in words
+        assert precache.verify(f"{path}@{other}").ok
+
+
+def test_in_a_bucket_a_version_that_is_made_again_is_no_damaged_one(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    url, options = "s3://bucket/again.store", s3.options()
+    source = write_jpegs(tmp_path / "in", 8, (32, 24))
+    first, _ = build_two(source, url, shard_samples=4, storage_options=options)
+    version = precache.open(f"{url}@{first}", storage_options=options)
+    folder = open_folder(f"{url}/{first}", options)
+    document = json.loads(folder.read("zarr.json"))
+    document["attributes"]["precache"]["created"] = "2020-02-02T20:20:02Z"
+    folder.put("zarr.json", [json.dumps(document).encode()])
+    folder.remove("holes/c/0")
+    with pytest.raises(GoneError, match="is gone: it was removed"):
+        _ = version.holes
+    with pytest.raises(DamageError, match="run the same precache build command again"):
+        _ = precache.open(f"{url}@{first}", storage_options=options).holes
+
+
+def test_in_a_bucket_a_version_that_goes_is_said_to_be_gone(s3: S3Server, tmp_path: Path) -> None:
+    """There its objects go one by one, its document first."""
+    url, options = "s3://bucket/gone.store", s3.options()
+    source = write_jpegs(tmp_path / "in", 8, (32, 24))
+    first, second = build_two(source, url, shard_samples=4, storage_options=options)
+    version = precache.open(f"{url}@{first}", storage_options=options)
+    dataset = precache.CachedDataset(f"{url}@{first}", storage_options=options)
+    folder = open_folder(url, options)
+    folder.remove(f"{first}/zarr.json")
+    folder.remove(f"{first}/holes/c/0")
+    for shard in range(2):
+        folder.remove(f"{first}/image/c/{shard}/0/0/0")
+    for read in (
+        lambda: version.holes,
+        lambda: dataset[0],
+        lambda: precache.open(f"{url}@{first}", storage_options=options),
+    ):
+        with pytest.raises(GoneError, match=f"{first} is gone: it was removed"):
+            read()
+    assert precache.open(url, storage_options=options).id == second
+
+
+def test_a_build_whose_version_goes_makes_it_again(
+    store: Store, built: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other, _ = store
+    source = built[0].parent / "in"
+    options = {"shard_samples": 4}
+    removal = Removal(monkeypatch, LocalFolder, lambda: shutil.rmtree(path / other))
+    for at in (12, 14, 16):
+        removal.arm(at)
+        assert build_here(source, path, recipe(20), options).version == other
+        assert precache.verify(path).ok

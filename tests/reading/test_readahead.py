@@ -1,0 +1,86 @@
+"""Read-ahead: the right bytes of the right files, and silence once everything is in memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache.reading import readahead
+from precache.reading.readahead import QUIET_BATCHES, ReadAhead
+from precache.reading.version_reader import Columns
+from tests.conftest import BuiltStore
+
+
+def _batches(rows: int, count: int) -> list[np.ndarray]:
+    return [np.arange(rows) for _ in range(count)]
+
+
+def test_every_row_is_advised_where_it_lies(store: BuiltStore) -> None:
+    [reader] = Columns(str(store.path)).readers.values()
+    rows = np.array([3, 0, 22, 9, 3])
+    extents = reader.extents(rows)
+    chunk = reader.array.chunk_shape[0]
+    assert sum(map(len, extents.values())) == len(set((rows // chunk).tolist()))
+    for path, found in extents.items():
+        size = Path(path).stat().st_size
+        assert (found[:, 0] + found[:, 1] <= size).all()
+        assert (found[:, 1] > 0).all()
+
+
+def test_batches_come_in_order_each_advised_ahead(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised: list[int] = []
+    ahead = ReadAhead(list(Columns(str(store.path)).readers.values()))
+    monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(int(rows[0])))
+    found = []
+    for rows in ahead.around((np.array([n]) for n in range(6)), 2):
+        found.append(int(rows[0]))
+        assert len(advised) >= min(6, len(found))
+    assert found == list(range(6))
+    assert sorted(advised) == list(range(6))
+
+
+def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
+    store: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = 0
+    monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
+    ahead = ReadAhead(list(Columns(str(store.path)).readers.values()))
+    advised: list[int] = []
+    monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(len(advised)))
+    list(ahead.around(_batches(1, 3 * QUIET_BATCHES), 2))
+    assert len(advised) == QUIET_BATCHES - 1
+    blocks += 8
+    list(ahead.around(_batches(1, 1), 2))
+    assert len(advised) == QUIET_BATCHES
+
+
+def test_the_kernel_is_told(store: BuiltStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *rest: told.append(rest))
+    with precache.Loader(store.path, 21, shuffle=False) as loader:
+        list(loader)
+    [reader] = Columns(str(store.path)).readers.values()
+    chunks = sum(map(len, reader.extents(loader.version.valid.nonzero()[0]).values()))
+    assert len(told) == chunks
+    assert {advice for *_, advice in told} == {os.POSIX_FADV_WILLNEED}
+
+
+def _advising() -> int:
+    return sum(each.name.startswith("precache-readahead") for each in threading.enumerate())
+
+
+def test_closing_early_joins_the_thread(store: BuiltStore) -> None:
+    before = _advising()
+    ahead = ReadAhead(list(Columns(str(store.path)).readers.values()))
+    batches = ahead.around(iter(_batches(3, 50)), 4)
+    next(batches)
+    assert _advising() == before + 1
+    batches.close()
+    assert _advising() == before

@@ -1,0 +1,345 @@
+"""Rows read by ranges: the same as from a map, with few requests, and damage named."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import DamageError, StorageError, StoreError
+from precache.reading.array_reader import ArrayReader
+from precache.reading.remote_shards import GAP, LONGEST, RangedObjects, _runs
+from precache.runtime import io_pool
+from precache.storage.base import Range
+from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
+from tests.conftest import BuiltStore
+from tests.support.building import poll
+from tests.support.servers import Fault, FaultProxy, S3Server, reset, status, truncated
+
+
+def _reader(version: precache.Version, name: str = "image", verify: str = "first") -> ArrayReader:
+    return ArrayReader(version, name, verify, RangedObjects(version, name))
+
+
+def _read(reader: ArrayReader, rows: Any) -> np.ndarray:
+    numbers = np.asarray(rows, np.int64)
+    out = np.full((len(numbers), *reader.array.row_shape), 77, reader.array.dtype)
+    reader.read(numbers, out)
+    return out
+
+
+@dataclass(frozen=True)
+class CountedFolder(LocalFolder):
+    """Keeps what is read of it."""
+
+    asked: tuple[list[Range], ...] = ([],)
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        self.asked[0].extend(ranges)
+        return super().read_ranges(ranges)
+
+
+@pytest.mark.parametrize("kind", ["stores", "tile_stores"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
+def test_rows_are_those_of_a_map(kind: str, codec: str, request: pytest.FixtureRequest) -> None:
+    store: BuiltStore = request.getfixturevalue(kind)[codec]
+    expected = store.rows()
+    for verify in ("first", "always", "off"):
+        reader = _reader(store.open(), verify=verify)
+        for seed in range(3):
+            rows = np.random.default_rng(seed).integers(0, len(expected), 40)
+            np.testing.assert_array_equal(_read(reader, rows), expected[rows])
+
+
+@pytest.mark.parametrize("access", ["map", "pread"])
+def test_a_loader_reads_by_pread_what_it_reads_from_a_map(access: str, store: BuiltStore) -> None:
+    expected = store.rows()
+    with precache.Loader(store.path, 5, device="cpu", access=access, threads=2) as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                rows = batch["row"].numpy()
+                np.testing.assert_array_equal(batch["image"].numpy(), expected[rows])
+                seen.extend(rows.tolist())
+            assert sorted(seen) == np.flatnonzero(loader.version.valid).tolist()
+
+
+def test_an_index_is_read_once_and_neighbours_together(stores: dict[str, BuiltStore]) -> None:
+    version = stores["raw"].open()
+    folder = CountedFolder(Path(version.path), asked=([],))
+    version.folder = folder
+    reader = _reader(version)
+    _read(reader, [3, 1, 2, 1, 9])
+    pitch = reader.array.row_nbytes + 4
+    size = 8 * pitch
+    assert folder.asked[0] == [
+        ("image/c/0/0/0/0", size, 132),
+        ("image/c/1/0/0/0", size, 132),
+        ("image/c/0/0/0/0", pitch, 3 * pitch),
+        ("image/c/1/0/0/0", pitch, pitch),
+    ]
+    folder.asked[0].clear()
+    _read(reader, [0, 4])
+    assert folder.asked[0] == [("image/c/0/0/0/0", 0, pitch), ("image/c/0/0/0/0", 4 * pitch, pitch)]
+
+
+EXTENTS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(1, 12)),
+    max_size=30,
+    unique=True,
+)
+
+
+@given(EXTENTS)
+def test_every_chunk_lies_in_its_run(extents: list[tuple[str, int, int]]) -> None:
+    scale = GAP // 4
+    chunks = sorted(
+        (name, offset * scale, length * scale, (n, (), 0))
+        for n, (name, offset, length) in enumerate(extents)
+    )
+    found = {}
+    for run in _runs(chunks):
+        name, start, length = run.range
+        assert length <= LONGEST
+        for offset, size, key in run.parts:
+            assert 0 <= offset <= offset + size <= length
+            found[key] = (name, start + offset, size)
+    assert found == {key: (name, offset, size) for name, offset, size, key in chunks}
+
+
+def test_a_run_ends_before_it_is_too_long() -> None:
+    half = LONGEST // 2 + 1
+    extents = [("a", n * half, half, (n, (), 0)) for n in range(3)]
+    assert [run.range for run in _runs(extents)] == [("a", n * half, half) for n in range(3)]
+    [run] = _runs([("a", 0, 3 * LONGEST, (0, (), 0))])
+    assert run.range == ("a", 0, 3 * LONGEST)
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(
+    stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
+) -> BuiltStore:
+    """A store whose bytes a test may change."""
+    return copy_store(stores["image"])
+
+
+def _change(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda path: _change(path, 100), "is damaged"),
+        (lambda path: _change(path, -9), "index fails its CRC32C"),
+        (lambda path: path.write_bytes(path.read_bytes()[:50]), "index fails its CRC32C"),
+        (lambda path: path.write_bytes(b""), "index fails"),
+        (lambda path: path.unlink(), "it is missing"),
+    ],
+    ids=["a chunk", "the index", "cut short", "empty", "missing"],
+)
+def test_damage_is_named_by_shard_and_key(
+    harm: Callable[[Path], Any], reason: str, own: BuiltStore
+) -> None:
+    harm(own.shard_path(1))
+    version = own.open()
+    reader = _reader(version)
+    with pytest.raises(DamageError, match=reason) as caught:
+        _read(reader, list(range(8, 16)))
+    assert "image/c/1/0/0/0" in str(caught.value)
+    assert any(repr(key) in str(caught.value) for key in version.keys[8:16])
+    expected = own.rows()
+    np.testing.assert_array_equal(_read(reader, [0, 20]), expected[[0, 20]])
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error(own: BuiltStore) -> None:
+    reader = _reader(own.open())
+    _read(reader, [8])
+    path = own.shard_path(1)
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(DamageError, match="shorter than its index says"):
+        _read(reader, [9])
+
+
+def test_a_version_that_is_removed_says_so(own: BuiltStore) -> None:
+    reader = _reader(own.open())
+    shutil.rmtree(own.path)
+    with pytest.raises(StoreError, match="was removed while it was read"):
+        _read(reader, [0])
+
+
+# --- arrays of other software -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [None, (6, 4, 8), (6, 8, 8)])
+def test_foreign_arrays_are_read_with_their_missing_chunks(
+    shards: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).integers(1, 99, (20, 8, 8)).astype("uint16")
+    values[6:12] = 7
+    group = zarr.create_group(tmp_path / "group.zarr")
+    chunks = (3, 4, 4) if shards else (3, 8, 4)
+    array = group.create_array(
+        "x", shape=values.shape, dtype=values.dtype, chunks=chunks, shards=shards, fill_value=7
+    )
+    array[:] = values
+    with precache.Loader(
+        tmp_path / "group.zarr", 7, device="cpu", fields={"x": "x"}, access="pread"
+    ) as loader:
+        for batch in loader:
+            np.testing.assert_array_equal(batch["x"].numpy(), values[batch["row"].numpy()])
+
+
+# --- from afar ----------------------------------------------------------------------------------
+
+
+def test_rows_from_a_bucket_without_a_cache(store: BuiltStore) -> None:
+    url = f"memory://ranges-{store.result.version}"
+    precache.pull(store.path, url)
+    expected = store.rows()
+    with precache.Loader(url, 5, device="cpu") as loader:
+        for batch in loader:
+            np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+    dataset = precache.CachedDataset(url)
+    [sample] = [dataset[4]]
+    np.testing.assert_array_equal(sample["image"].numpy(), expected[int(sample["row"])])
+    assert isinstance(open_folder(url).read_ranges([("nowhere", 0, 5)])[0], StorageError)
+
+
+def test_an_epoch_by_range_through_a_bad_network_is_right(
+    stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy
+) -> None:
+    """A request in twenty fails, by a seeded choice."""
+    store, url = stores["raw"], "s3://bucket/unsteady"
+    precache.pull(store.path, url, storage_options=s3.options())
+    expected, random = store.rows(), np.random.default_rng(5)
+    faults = [status(503), status(429), reset, truncated]
+    failed = []
+
+    def choose(method: str, path: str) -> Fault | None:
+        if method != "GET" or random.random() >= 0.05:
+            return None
+        failed.append(path)
+        return faults[len(failed) % len(faults)]
+
+    proxy.choose = choose
+    rows = []
+    with precache.Loader(url, 4, device="cpu", storage_options=s3.options(proxy.port)) as loader:
+        while len(failed) < len(faults):
+            for batch in loader:
+                rows += batch["row"].tolist()
+                found = batch["image"].numpy()
+                np.testing.assert_array_equal(found, expected[batch["row"].numpy()])
+    assert set(rows) == set(np.flatnonzero(precache.open(store.path).valid).tolist())
+
+
+def test_an_early_end_does_not_wait_for_a_server_that_hangs(
+    stores: dict[str, BuiltStore],
+    s3: S3Server,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(io_pool, "GRACE", 0.05)
+    store = stores["raw"]
+    precache.pull(store.path, "s3://bucket/hangs", storage_options=s3.options())
+    url, options = "s3://bucket/hangs", s3.options(proxy.port)
+    with precache.Loader(
+        url, 4, device="cpu", shuffle=False, threads=2, storage_options=options
+    ) as loader:
+        before = threading.active_count()
+        asked, answer = threading.Event(), threading.Event()
+
+        def hang(method: str, path: str) -> None:
+            if path.endswith("/image/c/1/0/0/0"):
+                asked.set()
+                assert answer.wait(60)
+
+        proxy.before = hang
+        for _ in loader:
+            assert asked.wait(60)
+            break
+        [left] = [r.message for r in caplog.records if r.name == "precache.runtime.io_pool"]
+        assert left == f"a request to {loader.version.path} is left behind: it is not answered"
+        assert not answer.is_set()
+        answer.set()
+        expected = store.rows()
+        for batch in loader:
+            np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+        proxy.stop()
+        poll(lambda: threading.active_count() <= before, "what was left behind ends")
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_hangs(
+    stores: dict[str, BuiltStore], s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io_pool, "GRACE", 60)
+    precache.pull(stores["raw"].path, "s3://bucket/pressed", storage_options=s3.options())
+    main, answer = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/0/0/0/0"):
+            signal.pthread_kill(main, signal.SIGINT)
+            assert answer.wait(90)
+
+    proxy.before = hang
+    options = s3.options(proxy.port)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            precache.Loader("s3://bucket/pressed", 4, storage_options=options) as loader,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            list(loader)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not answer.is_set()
+    answer.set()
+
+
+def test_requests_of_an_iterator_end_with_it() -> None:
+    requests = io_pool.Requests(2, "nowhere")
+    begun, answer, ended = threading.Event(), threading.Event(), list[str]()
+
+    def hang() -> None:
+        begun.set()
+        assert answer.wait(60)
+
+    def work() -> None:
+        with requests.made_here():
+            assert io_pool.asked(lambda: 5) == 5
+            with pytest.raises(ValueError, match="of no use"):
+                io_pool.asked(lambda: int("of no use"))
+            with pytest.raises(StorageError, match="stopped"):
+                io_pool.asked(hang)
+        assert io_pool.asked(threading.current_thread) is thread
+        ended.append("ended")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(60)
+    requests.stop()
+    thread.join()
+    assert ended == ["ended"]
+    with requests.made_here(), pytest.raises(StorageError, match="stopped"):
+        io_pool.asked(lambda: 5)
+    answer.set()
+    requests.close()

@@ -1,0 +1,857 @@
+"""Training from a URL: shards fetched ahead of need, once, checked, whatever the network does."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch.utils.data
+import xxhash
+
+import precache
+from precache.errors import DamageError, StorageError, StoreError, UsageError
+from precache.loading import stream
+from precache.reading import shard_prefetch
+from precache.reading.disk_cache import OVERHEAD, Lease, on_disk, said
+from precache.runtime import io_pool
+from precache.storage.open import open_folder
+from tests.conftest import BuiltStore
+from tests.support.building import cli, contents, environment, poll, put_photos, running
+from tests.support.servers import (
+    Fault,
+    FaultProxy,
+    S3Server,
+    reset,
+    stalled,
+    status,
+    truncated,
+    wrong_bytes,
+)
+
+Read = dict[int, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def large(image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore]) -> BuiltStore:
+    """160 rows, one of them a hole, in 16 shards of 10."""
+    source = image_folder(159, broken=1)
+    return make_store(source, precache.Pipeline.image(codec="zstd"), shard_samples=10)
+
+
+@pytest.fixture(scope="module")
+def url(large: BuiltStore, s3: S3Server) -> str:
+    """The store in a bucket."""
+    precache.pull(large.path, "s3://bucket/large", storage_options=s3.options())
+    return "s3://bucket/large"
+
+
+def cache_bytes(store: BuiltStore, shards: int) -> int:
+    """A limit that holds so many shards, for two loaders."""
+    return OVERHEAD + 2 * said(shards) + shards * max(on_disk(each) for each in _sizes(store))
+
+
+def _sizes(store: BuiltStore) -> list[int]:
+    sizes: list[int] = _table_of(store)[:, 0].tolist()
+    return sizes
+
+
+def _table_of(store: BuiltStore) -> np.ndarray:
+    table = store.open().shard_table("image")
+    assert table is not None
+    return table.copy()
+
+
+def epoch(loader: precache.Loader) -> Read:
+    """Row -> pixels of an epoch that yields every row once."""
+    found: Read = {}
+    for batch in loader:
+        for row, pixels in zip(batch["row"].tolist(), batch["image"].numpy(), strict=True):
+            assert row not in found
+            found[row] = pixels.copy()
+    return found
+
+
+def assert_whole(found: Read, store: BuiltStore) -> None:
+    """Every valid row is there, with its pixels."""
+    expected = store.rows()
+    assert sorted(found) == np.flatnonzero(store.open().valid).tolist()
+    for row, pixels in found.items():
+        np.testing.assert_array_equal(pixels, expected[row])
+
+
+def shards_asked(proxy: FaultProxy) -> Counter[str]:
+    """Requests for each shard."""
+    found: Counter[str] = Counter()
+    for (method, path), count in proxy.seen.items():
+        if method == "GET" and re.search(r"/image/c/\d+/0/0/0$", path):
+            found[path] += count
+    return found
+
+
+# --- what is fetched ----------------------------------------------------------------------------
+
+
+def test_each_shard_comes_once_and_the_next_epoch_asks_for_nothing(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    cached: dict[str, Any] = {
+        "cache_dir": tmp_path / "cache",
+        "storage_options": s3.options(proxy.port),
+    }
+    with precache.Loader(url, 32, device="cpu", **cached) as loader:
+        assert_whole(epoch(loader), large)
+        stats = loader.stats()
+        assert (stats.fetched.objects, stats.fetched.nbytes) == (16, sum(_sizes(large)))
+        assert set(shards_asked(proxy).values()) == {1}
+        assert len(shards_asked(proxy)) == 16
+        asked = sum(proxy.seen.values())
+        assert_whole(epoch(loader), large)
+        assert sum(proxy.seen.values()) == asked
+        assert loader.stats().fetched.objects == 0
+    with precache.Loader(url, 32, shuffle="full", device="cpu", **cached) as loader:
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 0
+
+
+def test_training_starts_with_the_first_shards(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """The server hands out half of the shards, and no more before the first batch is there."""
+    handed, first_batch = set[str](), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if "/image/c/" in path and path not in handed:
+            if len(handed) == 8:  # more than are fetched before any is read, in whatever order
+                assert first_batch.wait(60)
+            handed.add(path)
+
+    proxy.before = hold
+    with precache.Loader(
+        url,
+        8,
+        window=2,
+        device="cpu",
+        cache_dir=tmp_path / "cache",
+        storage_options=s3.options(proxy.port),
+    ) as loader:
+        batches = iter(loader)
+        next(batches)
+        first_batch.set()
+        assert len(list(batches)) == len(loader) - 1
+
+
+def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    with precache.Loader(
+        url,
+        8,
+        device="cpu",
+        cache_dir=tmp_path / "cache",
+        cache_limit=cache_bytes(large, 8),
+        storage_options=s3.options(),
+    ) as loader:
+        for number in range(4):
+            assert_whole(epoch(loader), large)
+            fetched = loader.stats().fetched.objects
+            assert fetched == 16 if number == 0 else 4 <= fetched <= 14
+        shuffle = {"kind": "block", "block": 10, "window": 2, "nodes": 1}
+        assert loader.state_dict()["shuffle"] == shuffle
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": "block", "window": 3}])
+@pytest.mark.parametrize("batch_size", [1, 7, 40, 159])
+def test_any_order_and_batch_size_gets_by_with_what_it_claims(
+    batch_size: int,
+    options: dict[str, Any],
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    tmp_path: Path,
+) -> None:
+    cached: dict[str, Any] = {"cache_dir": tmp_path, "storage_options": s3.options()}
+    with pytest.raises(UsageError, match=r"cache_limit is 70000 bytes") as caught:
+        precache.Loader(url, batch_size, device="cpu", cache_limit=70_000, **options, **cached)
+    smallest = int(str(caught.value).rpartition(" ")[2])
+    with precache.Loader(
+        url, batch_size, device="cpu", cache_limit=smallest, **options, **cached
+    ) as loader:
+        for _ in range(2):
+            assert_whole(epoch(loader), large)
+    with pytest.raises(UsageError, match=rf"give at least {smallest}$"):
+        precache.Loader(
+            url, batch_size, device="cpu", cache_limit=smallest - 1, **options, **cached
+        )
+
+
+def test_shares_of_nodes_that_meet_within_a_shard_do_not_block_an_epoch(
+    image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore], tmp_path: Path
+) -> None:
+    """The shard that both nodes read is read by early batches of one and late ones of the other."""
+    store = make_store(image_folder(310, (40, 40)), shard_samples=8)
+    precache.pull(store.path, "memory://shares")
+    with precache.Loader(
+        "memory://shares", 46, "block", 92, device="cpu", window=4, num_canonical_nodes=2,
+        threads=4, cache_dir=tmp_path,
+    ) as loader:  # fmt: skip
+        loader.set_epoch(2)
+        assert_whole(epoch(loader), store)
+
+
+def test_the_log_names_what_a_batch_waits_for(
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_prefetch, "PATIENCE", 0.05)
+    messages, reported = list[str](), threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+            if "as shard 3 " in messages[-1]:
+                reported.set()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/3/0/0/0"):
+            assert reported.wait(60)
+
+    proxy.before = hang
+    handler = Handler()
+    logging.getLogger("precache.reading.shard_prefetch").addHandler(handler)
+    try:
+        with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
+            assert_whole(epoch(loader), large)
+    finally:
+        logging.getLogger("precache.reading.shard_prefetch").removeHandler(handler)
+    said = [message for message in messages if "as shard 3 " in message]
+    assert f"{loader.version.path}: nothing was read for 0 s" in said[0]
+    assert "as shard 3 (image/c/3/0/0/0) is being fetched; it holds" in said[0]
+    assert "3 (coming)" in said[0]
+
+
+def test_two_iterators_of_a_loader_each_have_their_share(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    with precache.Loader(
+        url, 16, device="cpu", cache_dir=tmp_path, storage_options=s3.options()
+    ) as loader:
+        one, other = iter(loader), iter(loader)
+        rows: tuple[list[int], list[int]] = ([], [])
+        for pair in zip(one, other, strict=True):
+            for seen, batch in zip(rows, pair, strict=True):
+                seen.extend(batch["row"].tolist())
+        assert sorted(rows[0]) == sorted(rows[1]) == np.flatnonzero(large.open().valid).tolist()
+
+
+@pytest.mark.parametrize("part", [1, 1 << 30])
+def test_an_early_end_leaves_no_thread_and_holds_nothing(
+    part: int,
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "PART_NBYTES", part)
+    before = threading.active_count()
+    with precache.Loader(
+        url, 8, device="cpu", cache_dir=tmp_path, storage_options=s3.options()
+    ) as loader:
+        threads = threading.active_count()
+        for _ in loader:
+            break
+        poll(lambda: threading.active_count() <= threads, "the threads end")
+        [user] = (tmp_path / "users").iterdir()
+        head, *held = user.read_text().splitlines()
+        assert json.loads(head)["claim"] > 0
+        assert set(held) == {" " * 16}
+        assert_whole(epoch(loader), large)
+    assert list((tmp_path / "users").iterdir()) == []
+    assert threading.active_count() <= before + 1  # fsspec's own
+
+
+def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
+    large: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precache.pull(large.path, "memory://collected")
+    begun, dropped, first = threading.Event(), threading.Event(), set[int]()
+    fetch = shard_prefetch.ShardFeed._fetch
+
+    def collecting(self: shard_prefetch.ShardFeed, objects: Any, number: int, target: int) -> None:
+        if number not in first and not begun.is_set():  # batches being decoded wait for it
+            begun.set()
+            dropped.wait(60)
+            gc.collect()
+        fetch(self, objects, number, target)
+
+    class Trainer:
+        def __init__(self, batches: Iterator[Any]) -> None:
+            self.batches, self.itself = batches, self
+
+    monkeypatch.setattr(shard_prefetch.ShardFeed, "_fetch", collecting)
+    before = threading.active_count()
+    loader = precache.Loader(
+        "memory://collected", 8, device="cpu", cache_dir=tmp_path, window=2, ahead=3, threads=2
+    )
+    first.update((next(loader._order.epoch(0)) // 10).tolist())
+    gc.disable()
+    try:
+        trainer = Trainer(iter(loader))
+        next(trainer.batches)
+        assert begun.wait(60)
+        del trainer
+        dropped.set()
+        poll(lambda: threading.active_count() <= before, "the threads end")
+    finally:
+        gc.enable()
+
+    def is_left() -> bool:
+        """By the threads, of which others may have been counted; and by errors of theirs."""
+        gc.collect()
+        return not list((tmp_path / "users").iterdir())
+
+    poll(is_left, "the cache is left")
+    assert_whole(epoch(loader), large)
+    loader.close()
+
+
+def test_a_loader_that_is_refused_holds_nothing(url: str, s3: S3Server, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="label is not among") as kept:
+        _cached(url, s3.options(), tmp_path, fields=["image"], output="tuple")
+    assert list((tmp_path / "users").iterdir()) == []
+    del kept
+
+
+def test_what_is_free_on_a_disk_does_not_change_the_order(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    for rank, free in enumerate((10**12, int(1.5 * cache_bytes(large, 16)))):
+        usage = shutil.disk_usage(tmp_path)._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, usage=usage: usage)
+        folder = tmp_path / str(rank)
+        with _cached(url, s3.options(), folder, rank=rank, world_size=2) as loader:
+            for batch in loader:
+                rows += batch["row"].tolist()
+    assert set(rows) == set(np.flatnonzero(large.open().valid).tolist())
+
+
+def test_an_early_end_does_not_wait_for_a_server_that_hangs(
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    no_collection: None,
+) -> None:
+    monkeypatch.setattr(io_pool, "GRACE", 0.05)
+    asked, answer = threading.Event(), threading.Event()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/3/0/0/0"):
+            asked.set()
+            assert answer.wait(60)
+
+    proxy.before = hang
+    with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
+        for _ in loader:
+            assert asked.wait(60)
+            break
+        assert [r.message for r in caplog.records if r.name == "precache.runtime.io_pool"] == [
+            f"a request to {loader.version.path} is left behind: it is not answered"
+        ]
+        answer.set()
+        assert_whole(epoch(loader), large)
+    poll(lambda: list((tmp_path / "users").iterdir()) == [], "what was left behind lets go")
+
+
+def test_a_state_from_another_window_is_refused(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"device": "cpu", "storage_options": s3.options()}
+    with precache.Loader(url, 8, cache_dir=tmp_path, window=2, **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with (
+        precache.Loader(url, 8, cache_dir=tmp_path, window=3, **options) as loader,
+        pytest.raises(UsageError, match="the saved state has shuffle="),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_group_of_other_software_has_no_checksums_to_cache_by(tmp_path: Path) -> None:
+    import zarr
+
+    store = zarr.storage.FsspecStore.from_url("memory://foreign.zarr")
+    zarr.create_array(store, name="x", data=np.arange(24, dtype="u1").reshape(4, 6))
+    with pytest.raises(StoreError, match="no checksums, which a cache needs"):
+        precache.Loader(
+            "memory://foreign.zarr", 2, fields={"x": "x"}, cache_dir=tmp_path, device="cpu"
+        )
+
+
+def test_a_limit_needs_a_cache(stores: dict[str, BuiltStore], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cache_limit is '1GB' and there is no cache_dir"):
+        precache.Loader(stores["raw"].path, 2, cache_limit="1GB")
+    with pytest.raises(UsageError, match="cache_shared is True and there is no cache_dir"):
+        precache.Loader(stores["raw"].path, 2, cache_shared=True)
+    with precache.Loader(stores["raw"].path, 2, cache_dir=tmp_path / "c", device="cpu") as loader:
+        assert loader.state_dict()["shuffle"]["kind"] == "full"  # it is on a local disk
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_dataset_reads_by_range_in_any_kind_of_worker(
+    context: str, url: str, large: BuiltStore, s3: S3Server
+) -> None:
+    dataset = precache.CachedDataset(url, storage_options=s3.options())
+    assert int(dataset[0]["row"]) == 0  # which starts whatever threads there are, before the fork
+    some = torch.utils.data.Subset(dataset, [3, 140, 77, 5, 6, 7])
+    loader = torch.utils.data.DataLoader(
+        some, 2, num_workers=2, multiprocessing_context=context, collate_fn=dataset.collate
+    )
+    expected = large.rows()
+    rows = []
+    for batch in loader:
+        rows += batch["row"].tolist()
+        np.testing.assert_array_equal(batch["image"].numpy(), expected[batch["row"].numpy()])
+    assert rows == np.flatnonzero(large.open().valid)[[3, 140, 77, 5, 6, 7]].tolist()
+
+
+def test_bench_measures_a_store_in_a_bucket(url: str, s3: S3Server, tmp_path: Path) -> None:
+    options = [f"--storage-option={k}={json.dumps(v)}" for k, v in s3.options().items()]
+    limit = ["--cache-dir", tmp_path / "cache", "--cache-limit", "1GB", "--cache-shared"]
+    done = cli("bench", url, "--epochs", 1, "--json", *limit, *options)
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["samples"] == 159
+    assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o2770
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def _cached(url: str, options: dict[str, Any], folder: Path, **more: Any) -> precache.Loader:
+    return precache.Loader(url, 16, device="cpu", cache_dir=folder, storage_options=options, **more)
+
+
+def test_a_twentieth_of_all_requests_may_fail(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    dice = random.Random(4)
+    kinds: list[Fault] = [status(503), status(429, 0), status(500), reset, truncated, wrong_bytes]
+    failed = 0
+
+    def choose(method: str, path: str) -> Fault | None:
+        nonlocal failed
+        if not re.search(r"/image/c/\d+/0/0/0$", path) or dice.random() >= 0.05:
+            return None
+        failed += 1
+        return dice.choice(kinds)
+
+    proxy.choose = choose
+    for number in range(6):
+        with _cached(url, s3.options(proxy.port), tmp_path / str(number)) as loader:
+            assert_whole(epoch(loader), large)
+    assert failed >= 3
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_answers_that_stall_for_half_a_minute_are_waited_for(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    proxy.faults["GET", "/image/c/3/0/0/0"] = [stalled(30.0)]
+    with _cached(url, s3.options(proxy.port), tmp_path / "whole") as loader:
+        assert_whole(epoch(loader), large)
+    assert proxy.requests("GET", "/image/c/3/0/0/0") == 1
+    photos = "s3://bucket/stalled-photos"
+    put_photos(open_folder(photos, s3.options()))
+    proxy.faults["GET", "/cat/03.jpg"] = [stalled(30.0)]
+    results = [
+        precache.build(
+            photos, f"{photos}-{name}", address="serial", storage_options=s3.options(port)
+        )
+        for name, port in (("well", None), ("ill", proxy.port))
+    ]
+    assert proxy.faults["GET", "/cat/03.jpg"] == []
+    assert [result.failed for result in results] == [1, 1]
+    assert results[0].version == results[1].version
+
+
+def test_a_twentieth_of_a_builds_requests_may_fail(
+    s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    photos = "s3://bucket/bad-photos"
+    put_photos(open_folder(photos, s3.options()), 120)
+    dice = random.Random(1)
+    kinds: list[Fault] = [status(503), status(429, 0), status(500), reset, truncated]
+    failed = 0
+
+    def choose(method: str, path: str) -> Fault | None:
+        nonlocal failed
+        if method != "GET" or not path.endswith(".jpg") or dice.random() >= 0.05:
+            return None
+        failed += 1
+        return dice.choice(kinds)
+
+    proxy.choose = choose
+    stores = [tmp_path / "well", tmp_path / "ill"]
+    for store, port in zip(stores, (None, proxy.port), strict=True):
+        precache.build(photos, store, address="serial", storage_options=s3.options(port))
+    assert failed >= 3
+    assert contents(stores[0]) == contents(stores[1])
+
+
+def test_wrong_bytes_never_get_into_the_cache(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    shard = "/image/c/3/0/0/0"
+    proxy.faults["GET", shard] = [wrong_bytes] * (shard_prefetch.TRIES - 1)
+    with _cached(url, s3.options(proxy.port), tmp_path / "some") as loader:
+        assert_whole(epoch(loader), large)
+    proxy.faults["GET", shard] = [wrong_bytes] * 99
+    with (
+        _cached(url, s3.options(proxy.port), tmp_path / "all") as loader,
+        pytest.raises(DamageError, match=rf"{shard} is damaged .*its checksum does not hold"),
+    ):
+        epoch(loader)
+    assert not list((tmp_path / "all" / "objects").glob("*-image-3-*"))
+    proxy.faults.clear()
+    with _cached(url, s3.options(proxy.port), tmp_path / "all") as loader:
+        assert_whole(epoch(loader), large)
+
+
+def test_a_shard_that_cannot_be_had_is_an_error_at_its_batch(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    proxy.faults["GET", "/image/c/3/0/0/0"] = [status(403)] * 99
+    with _cached(url, s3.options(proxy.port), tmp_path, shuffle=False) as loader:
+        batches = iter(loader)
+        assert next(batches)["row"].tolist()[0] == 0
+        with pytest.raises(StorageError, match=r"cannot read s3://bucket/large/.*/c/3/0/0/0"):
+            list(batches)
+
+
+def test_a_shard_that_is_gone_is_named(large: BuiltStore, tmp_path: Path) -> None:
+    precache.pull(large.path, "memory://gone")
+    fsspec.filesystem("memory").rm(f"/gone/{large.result.version}/image/c/2/0/0/0")
+    with (
+        _cached("memory://gone", {}, tmp_path) as loader,
+        pytest.raises(DamageError, match=r"memory://gone/.*/c/2/0/0/0 is damaged .* it is missing"),
+    ):
+        epoch(loader)
+
+
+def _copy(folder: Path, number: int) -> Path:
+    """The copy of a shard in a cache."""
+    [path] = (folder / "objects").glob(f"*-image-{number}-*")
+    return path
+
+
+def _flip(path: Path, place: float) -> None:
+    """Flip a bit of a file, in place."""
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(int(place * (size - 1)))
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_a_copy_that_went_bad_is_fetched_again(
+    place: float,
+    url: str,
+    large: BuiltStore,
+    s3: S3Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Wherever it is bad, its index included."""
+    with _cached(url, s3.options(), tmp_path) as loader:
+        epoch(loader)
+    whole = _copy(tmp_path, 5).read_bytes()
+    _flip(_copy(tmp_path, 5), place)
+    for again in (1, 0):
+        with _cached(url, s3.options(), tmp_path) as loader:
+            assert_whole(epoch(loader), large)
+            assert loader.stats().fetched.objects == again
+    assert caplog.messages == [f"{_copy(tmp_path, 5)} is damaged; it is fetched again"]
+    assert _copy(tmp_path, 5).read_bytes() == whole
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def _make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _make_link(path: Path) -> None:
+    elsewhere = path.parents[2] / f"{path.name}-elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("spoil", [_cut_short, _make_fifo, _make_link, Path.unlink])
+def test_what_lies_in_the_place_of_a_copy_is_replaced(
+    spoil: Callable[[Path], None], url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with _cached(url, s3.options(), cache) as loader:
+        epoch(loader)
+    spoil(_copy(cache, 5))
+    with _cached(url, s3.options(), cache) as loader:
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 1
+        spoil(_copy(cache, 6))
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 1
+
+
+def test_copies_that_changed_places_are_fetched_again(
+    stores: dict[str, BuiltStore], s3: S3Server, tmp_path: Path
+) -> None:
+    """Both are whole, of one size and in each other's place; a loader that reads stays right."""
+    store = stores["raw"]
+    precache.pull(store.path, "s3://bucket/swapped", storage_options=s3.options())
+    assert _sizes(store)[0] == _sizes(store)[1]
+
+    def open_loader() -> precache.Loader:
+        return precache.Loader(
+            "s3://bucket/swapped", 1, shuffle=False, device="cpu", cache_dir=tmp_path,
+            storage_options=s3.options(),
+        )  # fmt: skip
+
+    with open_loader() as running_on:
+        assert_whole(epoch(running_on), store)
+        running_on.stats()
+        batches = iter(running_on)
+        first = next(batches)
+        one, other = _copy(tmp_path, 0), _copy(tmp_path, 1)
+        aside = tmp_path / "objects" / "aside"
+        one.rename(aside)
+        other.rename(one)
+        aside.rename(other)
+        with open_loader() as loader:
+            assert_whole(epoch(loader), store)
+            fetched = loader.stats().fetched.objects
+        found = {int(b["row"]): b["image"].numpy().copy()[0] for b in (first, *batches)}
+        assert_whole(found, store)
+        assert_whole(epoch(running_on), store)
+        assert fetched + running_on.stats().fetched.objects == 2
+
+
+def test_damage_that_comes_while_a_copy_is_read_is_mended(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    """On every thread that reads it, and where it was checked before."""
+    with _cached(url, s3.options(), tmp_path, verify="always", threads=3) as loader:
+        assert_whole(epoch(loader), large)
+        loader.stats()
+        for number in (5, 9):
+            _flip(_copy(tmp_path, number), 0.5)
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects == 2
+
+
+def test_damage_of_the_stores_own_object_is_named(
+    large: BuiltStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy is what was written: to fetch it once more would bring the same."""
+    precache.pull(large.path, "memory://written-badly")
+    files = fsspec.filesystem("memory")
+    shard = f"/written-badly/{large.result.version}/image/c/3/0/0/0"
+    data = bytearray(files.cat(shard))
+    data[len(data) // 2] ^= 1
+    files.pipe(shard, bytes(data))
+    table = _table_of(large)
+    table[3, 1] = xxhash.xxh3_64_intdigest(data)
+    monkeypatch.setattr(precache.Version, "shard_table", lambda self, name: table)
+    with (
+        _cached("memory://written-badly", {}, tmp_path) as loader,
+        pytest.raises(
+            DamageError, match=rf"^shard memory:/.*{shard} is damaged at row 3\d"
+        ) as caught,
+    ):
+        epoch(loader)
+    assert "cache" not in str(caught.value).replace("precache", "")
+    assert len(list((tmp_path / "objects").glob("*-image-3-*"))) == 1
+
+
+def test_a_copy_that_cannot_be_mapped_is_named(
+    url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int) -> np.ndarray:
+        raise OSError("it cannot be mapped: no more maps")
+
+    monkeypatch.setattr(shard_prefetch, "map_file", refused)
+    with (
+        _cached(url, s3.options(), tmp_path) as loader,
+        pytest.raises(StorageError, match=rf"cannot map {tmp_path}/objects/.*: it cannot be mapp"),
+    ):
+        epoch(loader)
+
+
+def test_a_full_disk_ends_the_epoch_and_not_the_cache(
+    url: str, large: BuiltStore, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = iter(range(100))
+    pwrite = os.pwrite
+
+    def full(descriptor: int, data: bytes, start: int) -> int:
+        if len(data) > 4096 and next(count) >= 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, start)
+
+    with _cached(url, s3.options(), tmp_path) as loader:
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(StorageError, match=rf"cannot write to the cache {tmp_path}: No space"):
+            epoch(loader)
+        assert list((tmp_path / "parts").iterdir()) == []
+        monkeypatch.undo()
+        assert_whole(epoch(loader), large)
+        assert loader.stats().fetched.objects >= 16
+
+
+def test_a_cache_that_cannot_be_written_any_more_is_an_error_and_no_hang(
+    url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(lease: Lease, name: str) -> None:
+        raise StorageError(f"cannot write of {name}")
+
+    monkeypatch.setattr(Lease, "give_back", broken)
+
+    loader = precache.Loader(
+        url, 20, device="cpu", cache_dir=tmp_path, storage_options=s3.options(),
+        shuffle="block", window=1, threads=1, ahead=4,
+    )  # fmt: skip
+    with pytest.raises(StorageError, match="cannot write of"):
+        list(loader)
+
+
+# --- several processes --------------------------------------------------------------------------
+
+_TRAIN = """
+import hashlib, json, sys
+import numpy as np
+import precache
+url, cache, limit, seed, options = sys.argv[1:]
+with precache.Loader(
+    url, 8, seed=int(seed), device="cpu", cache_dir=cache, cache_limit=int(limit),
+    storage_options=json.loads(options),
+) as loader:
+    for epoch in range(3):
+        rows = {}
+        for number, batch in enumerate(loader):
+            for row, pixels in zip(batch["row"].tolist(), batch["image"].numpy()):
+                rows[row] = hashlib.sha256(pixels.tobytes()).hexdigest()
+            if number == 3:
+                print("going", flush=True)
+        print(json.dumps(rows), flush=True)
+"""
+
+
+def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Half the store fits; the limit is watched from outside, and every fetch counted."""
+    limit = cache_bytes(large, 8)
+    cache = tmp_path / "cache"
+    most = 0
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.is_set():
+            most = max(most, _disk_usage(cache))
+
+    def line(seed: int) -> list[str]:
+        settings = [url, str(cache), str(limit), str(seed), json.dumps(s3.options(proxy.port))]
+        return [sys.executable, "-c", _TRAIN, *settings]
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with running(line(0), environment()) as one:
+            with running(line(1), environment()) as dead:
+                assert dead.stdout is not None
+                assert dead.stdout.readline() == "going\n"
+                os.kill(dead.pid, signal.SIGKILL)
+                dead.wait()
+            with running(line(1), environment()) as other:
+                outputs = [process.communicate() for process in (one, other)]
+    finally:
+        over.set()
+        watcher.join()
+    assert [errors for _, errors in outputs] == ["", ""]
+    assert limit // 2 < most <= limit
+    digests = _digests(large)
+    for lines, _ in outputs:
+        epochs = [json.loads(each) for each in lines.splitlines() if each != "going"]
+        assert epochs == [digests] * 3
+    asked = shards_asked(proxy)
+    assert len(asked) == 16
+    assert max(asked.values()) <= 3 * 3  # no loader fetches a shard twice in an epoch
+    with _cached(url, s3.options(), cache, cache_limit=limit, window=2) as loader:
+        assert len(list((cache / "users").iterdir())) == 1
+        assert_whole(epoch(loader), large)
+
+
+def _digests(store: BuiltStore) -> dict[str, str]:
+    rows, valid = store.rows(), np.flatnonzero(store.open().valid)
+    return {str(row): hashlib.sha256(rows[row].tobytes()).hexdigest() for row in valid}
+
+
+def _disk_usage(folder: Path) -> int:
+    command = ["du", "-s", "-B1", str(folder)]  # which says 1 where a file went meanwhile
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return int(done.stdout.split()[0] if done.stdout else 0)
+
+
+def test_two_loaders_at_once_fetch_each_shard_once_where_all_fit(
+    url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    start = threading.Barrier(2)
+    found: list[Read] = []
+
+    def train(seed: int) -> None:
+        with _cached(url, s3.options(proxy.port), tmp_path, seed=seed, window=2) as loader:
+            start.wait()
+            found.append(epoch(loader))
+
+    threads = [threading.Thread(target=train, args=[seed]) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in found:
+        assert_whole(each, large)
+    assert set(shards_asked(proxy).values()) == {1}

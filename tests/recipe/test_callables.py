@@ -1,0 +1,115 @@
+"""Functions and classes of the user's own, given as they are where a recipe is made in Python."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precache.errors import PipelineError
+from precache.recipe.ops import CenterCrop, Decode, Resize
+from precache.recipe.pipeline import Field, Pipeline
+from tests.support.building import build_here, pixels, write_jpegs
+
+
+def shift(image: np.ndarray, by: int = 1) -> np.ndarray:
+    return image + np.uint8(by)
+
+
+class Shift:
+    made = 0
+
+    def __init__(self, by: int = 1) -> None:
+        Shift.made += 1
+        self.by = np.uint8(by)
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        return image + self.by
+
+
+instance = Shift(3)
+alias = functools.partial(shift, by=2)
+
+
+def recipe(*ops: Any) -> Pipeline:
+    own = (Decode(), Resize(size=(8, 8)), CenterCrop(size=8), *ops)
+    return Pipeline(fields={"image": Field(ops=own)})
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "params", "by"),
+    [
+        (shift, "shift", {}, 1),
+        (functools.partial(shift, by=7), "shift", {"by": 7}, 7),
+        (alias, "shift", {"by": 2}, 2),
+        (Shift, "Shift", {}, 1),
+        (functools.partial(Shift, by=5), "Shift", {"by": 5}, 5),
+        (instance, "instance", {}, 3),
+    ],
+)
+def test_what_has_a_name_in_a_module_is_an_op(
+    op: Any, name: str, params: dict[str, Any], by: int, tmp_path: Path
+) -> None:
+    found = recipe(op)
+    assert found.functions[0].function == f"tests.recipe.test_callables:{name}"
+    assert found.functions[0].params == params
+    assert Pipeline.from_dict(found.to_dict()) == found
+    photos = write_jpegs(tmp_path / "photos", 5)
+    build_here(photos, tmp_path / "plain", recipe())
+    build_here(photos, tmp_path / "store", found)
+    plain, shifted = pixels(tmp_path / "plain"), pixels(tmp_path / "store")
+    assert all((shifted[key] - plain[key] == by).all() for key in plain)
+
+
+def local() -> Any:
+    def inside(image: np.ndarray) -> np.ndarray:
+        return image
+
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (lambda image: image, r"lambda.* has no name in a module"),
+        (local(), r"inside.* has no name in a module"),
+        (Shift(4), r"has no name in a module"),
+        (instance.__call__, r"has no name in a module"),
+        (functools.partial(shift, np.zeros(1)), "has positional arguments; give them by name"),
+        (functools.partial(shift, by=np.zeros(1)), "params must be what JSON can hold"),
+        (7, "ops"),
+        (Decode, r"write Decode\(…\)"),
+    ],
+)
+def test_what_workers_cannot_import_is_refused(op: Any, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        recipe(op)
+
+
+def test_functions_of_the_script_that_runs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(image: np.ndarray) -> np.ndarray:
+        return image
+
+    main = __import__("__main__")
+    mine.__module__, mine.__qualname__ = "__main__", "mine"
+    monkeypatch.setattr(main, "mine", mine, raising=False)
+    with pytest.raises(PipelineError, match=r"is in the script that runs.*put it into a module"):
+        recipe(mine)
+
+
+def test_a_class_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    photos = write_jpegs(tmp_path / "photos", 2)
+    with pytest.raises(PipelineError, match=r"test_callables:Shift\(\*\*{'to': 3}\) failed: Type"):
+        build_here(photos, tmp_path / "store", recipe(functools.partial(Shift, to=3)))
+
+
+def test_functions_of_packages_are_ops_as_well(tmp_path: Path) -> None:
+    photos = write_jpegs(tmp_path / "photos", 2)
+    assert recipe(np.flipud).functions[0].function == "numpy:flipud"
+    build_here(photos, tmp_path / "store", recipe(np.flipud))
+    build_here(photos, tmp_path / "plain", recipe())
+    plain, flipped = pixels(tmp_path / "plain"), pixels(tmp_path / "store")
+    assert all(np.array_equal(flipped[key], plain[key][:, ::-1]) for key in plain)

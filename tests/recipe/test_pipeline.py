@@ -1,0 +1,418 @@
+"""Pipelines: one meaning, one fingerprint; wrong ones refused with the place and the choices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import precache
+from precache.cli.main import main
+from precache.errors import PipelineError, PrecacheError
+from precache.recipe.base import canonical_json
+from precache.recipe.ops import (
+    DTYPES,
+    OPS,
+    CenterCrop,
+    Decode,
+    Function,
+    HorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToDType,
+)
+from precache.recipe.pipeline import Field, ImageCodec, Pipeline, ZstdCodec
+from tests.conftest import BuiltStore
+
+VERSIONS = {"pillow": "12.0", "torch": "2.9"}
+
+
+# --- one meaning, one fingerprint ---------------------------------------------------------------
+
+
+class _Stop(PrecacheError):
+    """Ends a command once it has made its pipeline."""
+
+
+def _from_flags(flags: str, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    seen: list[Pipeline] = []
+
+    def build(source: str, store: str, pipeline: Pipeline, **_: Any) -> None:
+        seen.append(pipeline)
+        raise _Stop("enough")
+
+    monkeypatch.setattr(precache, "build", build)
+    assert main(["build", "in", "out", *flags.split()]) == 1
+    return seen[0]
+
+
+SAME = {
+    "plain": ("", "[fields.image]\nops = [{op = 'decode'}]\n", Pipeline.image()),
+    "resize and crop": (
+        "--resize 256 --crop 224 --codec image",
+        """
+        [[fields.image.ops]]
+        op = "decode"
+        [[fields.image.ops]]
+        op = "resize"
+        size = 256
+        [[fields.image.ops]]
+        op = "center_crop"
+        size = [224, 224]
+        """,
+        Pipeline(fields={"image": Field(ops=(Decode(), Resize(size=256), CenterCrop(size=224)))}),
+    ),
+    "exact size": (
+        "--resize 64x96 --interpolation bicubic --mode L --codec zstd --seed 7",
+        """
+        seed = 7
+        [fields.image]
+        codec = { name = "zstd", level = 1 }
+        ops = [
+            { op = "decode", mode = "L" },
+            { op = "resize", size = [64, 96], interpolation = "bicubic" },
+        ]
+        """,
+        Pipeline(
+            fields={
+                "image": Field(
+                    ops=(Decode(mode="L"), Resize(size=(64, 96), interpolation="bicubic")),
+                    codec="zstd",
+                )
+            },
+            seed=7,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_flags_toml_and_python_give_the_same_fingerprint(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags, toml, python = SAME[case]
+    file = tmp_path / "recipe.toml"
+    file.write_text(toml)
+    pipelines = [
+        _from_flags(flags, monkeypatch),
+        _from_flags(f"--pipeline {file}", monkeypatch),
+        Pipeline.from_toml(file),
+        python,
+    ]
+    assert len({p.fingerprint(VERSIONS) for p in pipelines}) == 1
+    assert all(p == python for p in pipelines)
+
+
+def test_the_fingerprint_is_the_sha256_of_the_canonical_json() -> None:
+    pipeline = Pipeline.image(resize=256, crop=224)
+    recipe = {"pipeline": pipeline.to_dict(), "ops": 1, "versions": VERSIONS}
+    expected = hashlib.sha256(canonical_json(recipe)).hexdigest()
+    assert pipeline.fingerprint(VERSIONS) == expected
+    assert pipeline.fingerprint(dict(reversed(VERSIONS.items()))) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resize": 255},
+        {"crop": 223},
+        {"interpolation": "bicubic"},
+        {"mode": "L"},
+        {"codec": "zstd"},
+        {"seed": 1},
+    ],
+)
+def test_another_meaning_has_another_fingerprint(change: dict[str, Any]) -> None:
+    base: dict[str, Any] = {"resize": 256, "crop": 224}
+    one, other = Pipeline.image(**base), Pipeline.image(**{**base, **change})
+    assert one.fingerprint(VERSIONS) != other.fingerprint(VERSIONS)
+
+
+def test_another_library_has_another_fingerprint() -> None:
+    pipeline = Pipeline.image()
+    assert pipeline.fingerprint({"pillow": "12.0"}) != pipeline.fingerprint({"pillow": "12.1"})
+
+
+def test_canonical_json_has_one_form() -> None:
+    assert canonical_json({"b": [1, 2.5], "a": "é"}) == '{"a":"é","b":[1,2.5]}'.encode()
+
+
+# --- round trips --------------------------------------------------------------------------------
+
+SIZES = st.integers(1, 512)
+PAIRS = st.tuples(SIZES, SIZES)
+BOUNDS = st.tuples(st.floats(0.01, 1), st.floats(1, 4))
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+INTERPOLATIONS = st.sampled_from(["bilinear", "bicubic"])
+LATER_OPS = st.one_of(
+    st.builds(Resize, size=SIZES | PAIRS, interpolation=INTERPOLATIONS),
+    st.builds(CenterCrop, size=SIZES | PAIRS),
+    st.builds(RandomResizedCrop, size=PAIRS, scale=BOUNDS, ratio=BOUNDS),
+    st.builds(HorizontalFlip, p=st.floats(0, 1)),
+    st.builds(ToDType, dtype=st.sampled_from(DTYPES)),
+    st.builds(
+        Function,
+        function=st.just("package.module:function"),
+        version=st.none() | st.text(max_size=4),
+        params=st.dictionaries(st.text(max_size=3), JSON_VALUES, max_size=2),
+        dtype=st.none() | st.sampled_from(DTYPES),
+        shape=st.none() | st.lists(SIZES, min_size=1, max_size=3).map(tuple),
+    ),
+)
+DECODES = st.builds(Decode, mode=st.sampled_from(["RGB", "L", "RGBA"]), scaled=st.booleans())
+CODEC_CHOICES = st.none() | st.sampled_from(["raw", "zstd", {"name": "zstd", "level": -3}])
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> Field:
+    first = draw(st.lists(DECODES, max_size=1))
+    try:
+        return Field(
+            ops=(*first, *draw(st.lists(LATER_OPS, max_size=3))),
+            codec=draw(CODEC_CHOICES),
+            input=draw(st.none() | st.text(max_size=3) | st.integers(0, 3)),
+        )
+    except PipelineError:
+        assume(False)
+        raise
+
+
+PIPELINES = st.builds(
+    Pipeline,
+    fields=st.dictionaries(st.sampled_from(["image", "mask", "depth"]), fields(), min_size=1),
+    seed=st.integers(-(2**40), 2**40),
+)
+
+
+@given(PIPELINES)
+def test_plain_data_round_trips_and_keeps_the_fingerprint(pipeline: Pipeline) -> None:
+    data = json.loads(canonical_json(pipeline.to_dict()))
+    again = Pipeline.from_dict(data)
+    assert again == pipeline
+    assert again.to_dict() == pipeline.to_dict()
+    assert again.fingerprint(VERSIONS) == pipeline.fingerprint(VERSIONS)
+
+
+@given(st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=3) | JSON_VALUES)
+def test_any_other_data_is_refused_as_a_pipeline_error(data: Mapping[str, Any]) -> None:
+    with pytest.raises(PipelineError):
+        Pipeline.from_dict(data)
+
+
+def test_a_pipeline_does_not_change() -> None:
+    pipeline = Pipeline.image()
+    with pytest.raises(Exception, match="frozen"):
+        pipeline.seed = 1  # type: ignore[misc]  # it is frozen
+
+
+# --- what is refused, and how it says so --------------------------------------------------------
+
+
+def _image(*ops: Mapping[str, Any], **field: Any) -> dict[str, Any]:
+    return {"fields": {"image": {"ops": list(ops), **field}}}
+
+
+DECODE = {"op": "decode"}
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "unknown op": (
+        _image(DECODE, {"op": "blur"}),
+        ["fields.image.ops[1]", "'blur'", *(f"'{name}'" for name in OPS)],
+    ),
+    "op without a name": (_image({"size": 3}), ["fields.image.ops[0]", "op"]),
+    "unknown parameter": (
+        _image(DECODE, {"op": "resize", "siez": 3, "size": 3}),
+        ["resize", "siez", "unknown parameter", "size, interpolation"],
+    ),
+    "parameter missing": (_image(DECODE, {"op": "resize"}), ["resize.size", "required"]),
+    "wrong type": (
+        _image(DECODE, {"op": "center_crop", "size": "big"}),
+        ["center_crop.size", "'big'"],
+    ),
+    "zero": (_image(DECODE, {"op": "center_crop", "size": 0}), ["center_crop.size", "0"]),
+    "choice": (
+        _image(DECODE, {"op": "resize", "size": 8, "interpolation": "nearest"}),
+        ["interpolation", "'nearest'", "'bilinear'", "'bicubic'"],
+    ),
+    "mode": (_image({"op": "decode", "mode": "CMYK"}), ["mode", "'CMYK'", "'RGB'", "'L'"]),
+    "dtype": (_image(DECODE, {"op": "to_dtype", "dtype": "half"}), ["'half'", "'float16'"]),
+    "scale to integers": (
+        _image(DECODE, {"op": "to_dtype", "dtype": "uint8", "scale": True}),
+        ["to_dtype", "scale", "float", "uint8"],
+    ),
+    "probability": (_image(DECODE, {"op": "horizontal_flip", "p": 1.5}), ["p", "1.5", "1"]),
+    "bounds": (
+        _image(DECODE, {"op": "random_resized_crop", "size": 8, "scale": [2, 1]}),
+        ["scale", "[2.0, 1.0]", "ascending"],
+    ),
+    "function name": (_image({"op": "function", "function": "f"}), ["function", "'f'"]),
+    "decode late": (_image({"op": "horizontal_flip"}, DECODE), ["decode must come first"]),
+    "crop over an integer resize": (
+        _image(DECODE, {"op": "resize", "size": 200}, {"op": "center_crop", "size": 224}),
+        ["fields.image", "224 x 224", "200", "resize to at least 224"],
+    ),
+    "crop over an exact resize": (
+        _image(DECODE, {"op": "resize", "size": [300, 200]}, {"op": "center_crop", "size": 224}),
+        ["224 x 224", "300", "200"],
+    ),
+    "crop over a crop": (
+        _image(DECODE, {"op": "center_crop", "size": 100}, {"op": "center_crop", "size": 101}),
+        ["101 x 101", "100"],
+    ),
+    "unknown codec": (_image(DECODE, codec="jpeg2000"), ["'jpeg2000'", "'raw'", "'zstd'", "image"]),
+    "codec parameter": (
+        _image(DECODE, codec={"name": "zstd", "speed": 1}),
+        ["speed", "unknown parameter", "level"],
+    ),
+    "codec without parameters": (
+        _image(DECODE, codec={"name": "raw", "level": 1}),
+        ["level", "no parameter"],
+    ),
+    "level": (_image(DECODE, codec={"name": "zstd", "level": 23}), ["level", "23", "22"]),
+    "image codec of floats": (
+        _image(DECODE, {"op": "to_dtype", "dtype": "float32"}, codec="image"),
+        ["'image'", "uint8", "float32", "zstd"],
+    ),
+    "image codec of vectors": (
+        _image({"op": "function", "function": "m:f", "shape": [8]}, codec="image"),
+        ["'image'", "(8,)"],
+    ),
+    "field parameter": (_image(DECODE, format="x"), ["format", "ops, codec, input"]),
+    "pipeline parameter": ({**_image(DECODE), "name": "x"}, ["name", "fields, seed"]),
+    "no field": ({"fields": {}}, ["fields"]),
+    "reserved field": ({"fields": {"label": {"ops": []}}}, ["'label'", "row", "valid"]),
+    "field with a path": ({"fields": {"../x": {"ops": []}}}, ["'../x'", "identifier"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_pipeline_names_the_place_the_value_and_the_choices(case: str) -> None:
+    data, words = REFUSED[case]
+    with pytest.raises(PipelineError) as caught:
+        Pipeline.from_dict(data)
+    text = str(caught.value)
+    assert not [word for word in words if word not in text], text
+    assert "\n" not in text
+    assert "pydantic" not in text
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Resize(size=0), ["size"]),
+        (lambda: Resize(size=8, sizes=9), ["sizes", "unknown parameter", "size, interpolation"]),
+        (lambda: Field(ops=({"op": "resize", "size": 8, "k": 1},)), ["ops[0]", "k", "size, inter"]),
+        (lambda: Field(ops=("decode",)), ["ops[0]", "'decode'"]),
+        (Pipeline, ["fields", "required"]),
+        (lambda: Pipeline.image(resize=100, crop=101), ["101 x 101", "100"]),
+        (lambda: Pipeline.image(codec="png"), ["'png'", "'image'"]),
+    ],
+)
+def test_python_gets_the_same_errors(make: Callable[[], Any], words: list[str]) -> None:
+    with pytest.raises(PipelineError) as caught:
+        make()
+    assert not [word for word in words if word not in str(caught.value)], caught.value
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()])
+def test_function_parameters_that_json_cannot_hold_are_refused(value: Any) -> None:
+    with pytest.raises(PipelineError, match="params"):
+        Pipeline(
+            fields={"x": Field(ops=(Function(function="m:f", params={"a": value}),))}
+        ).fingerprint({})
+
+
+def test_a_toml_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"nowhere\.toml: No such file"):
+        Pipeline.from_toml(tmp_path / "nowhere.toml")
+    with pytest.raises(PipelineError, match="Is a directory"):
+        Pipeline.from_toml(tmp_path)
+    broken = tmp_path / "broken.toml"
+    for content in (b"fields = ", b"\xff\xfe"):
+        broken.write_bytes(content)
+        with pytest.raises(PipelineError, match=r"broken.toml is not TOML"):
+            Pipeline.from_toml(broken)
+
+
+# --- defaults -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ops", "codec"),
+    [
+        ((Decode(),), ImageCodec()),
+        ((Decode(mode="L"), CenterCrop(size=8)), ImageCodec()),
+        ((Decode(), ToDType(dtype="float16", scale=True)), ZstdCodec()),
+        ((Decode(), Function(function="m:f", dtype="int32")), ZstdCodec()),
+        ((Decode(), Function(function="m:f", shape=(16,))), ZstdCodec()),
+        ((), ZstdCodec()),
+        ((Function(function="m:f"),), ZstdCodec()),
+    ],
+)
+def test_the_codec_follows_from_dtype_and_shape(ops: tuple[Any, ...], codec: Any) -> None:
+    assert Field(ops=ops).codec == codec
+
+
+@pytest.mark.parametrize(
+    ("ops", "dtype", "shape"),
+    [
+        ((Decode(),), "uint8", None),
+        ((Decode(), Resize(size=8)), "uint8", None),
+        ((Decode(), Resize(size=(8, 9))), "uint8", (3, 8, 9)),
+        ((Decode(mode="RGBA"), Resize(size=8), CenterCrop(size=5)), "uint8", (4, 5, 5)),
+        ((Decode(), CenterCrop(size=(8, 9)), Resize(size=4)), "uint8", None),
+        ((Decode(mode="L"), RandomResizedCrop(size=7), HorizontalFlip()), "uint8", (1, 7, 7)),
+        ((Decode(), ToDType(dtype="float32")), "float32", None),
+        ((Function(function="m:f", dtype="int8", shape=(4,)),), "int8", (4,)),
+        ((), None, None),
+    ],
+)
+def test_dtype_and_shape_are_known_where_the_ops_tell(
+    ops: tuple[Any, ...], dtype: str | None, shape: tuple[int, ...] | None
+) -> None:
+    field = Field(ops=ops)
+    assert (field.dtype, field.shape) == (dtype, shape)
+
+
+@pytest.fixture
+def module_of_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+        import numpy as np
+        def halves(image):
+            return image.astype(np.float32) + np.float32(0.1)
+        def plane(image):
+            return image[..., 0]
+    """
+    lines = [line[8:] for line in source.splitlines()]
+    (tmp_path / "own_functions.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("module_of_functions")
+@pytest.mark.parametrize("name", ["halves", "plane"])
+def test_a_function_whose_result_is_no_image_is_stored_as_it_is_or_refused(
+    name: str, image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore]
+) -> None:
+    function = Function(function=f"own_functions:{name}")
+    pipeline = Pipeline(fields={"image": Field(ops=(Decode(), function))})
+    folder = image_folder(3, (16, 16))
+    try:
+        store = make_store(folder, pipeline)
+    except PrecacheError:
+        return
+    with precache.Loader(store.path, batch_size=3, shuffle=False) as loader:
+        [batch] = list(loader)
+    for row, key in zip(batch["image"].numpy(), store.open().keys, strict=True):
+        pixels = store.pixels(key)
+        expected = pixels.astype(np.float32) + np.float32(0.1) if name == "halves" else pixels[0]
+        np.testing.assert_array_equal(row, expected)

@@ -1,0 +1,81 @@
+"""What the machine did, where it can be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from precache.runtime import machine
+from precache.runtime.machine import MachineReader
+
+_BURN = "import time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass"
+
+
+def _burn(seconds: float) -> list[str]:
+    return [sys.executable, "-c", _BURN.format(seconds)]
+
+
+def test_cpu_time_is_that_of_the_whole_tree() -> None:
+    reader = MachineReader()
+    assert reader.read().cpu_cores is None
+    started = time.monotonic()
+    subprocess.run(_burn(0.5), check=True)  # gone by the time of reading
+    with subprocess.Popen(_burn(60)) as child:
+        process = psutil.Process(child.pid)
+        while process.cpu_times().user < 0.5:
+            time.sleep(0.01)  # until the child has had so much
+        found = reader.read().cpu_cores
+        wall = time.monotonic() - started
+        child.kill()
+    assert found is not None
+    assert found * wall >= 0.9
+
+
+def test_what_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.setattr(machine, "PRESSURE", tmp_path / "none")
+    monkeypatch.setattr(machine, "STAT", tmp_path / "none")
+    reader = MachineReader()
+    reader.read()
+    found = reader.read()
+    assert (found.cpu_cores, found.gpu_utilization, found.io_wait) == (None, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "some avg10=0.00", "some avg10=0 total=x"])
+def test_a_pressure_file_that_says_nothing_is_passed_over(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "PRESSURE", tmp_path / "io")
+    monkeypatch.setattr(machine, "STAT", tmp_path / "none")
+    (tmp_path / "io").write_text(text)
+    reader = MachineReader()
+    reader.read()
+    assert reader.read().io_wait is None
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("PRESSURE", "some avg10=0.00 total=1000000\nfull total=7\n", "some avg10=9 total=1500000"),
+        ("STAT", "cpu 1 2 3 4 0 6 7 8", "cpu 1 2 3 4 5000 6 7 8"),
+    ],
+)
+def test_io_wait_is_what_its_counter_gained(
+    name: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "counter"
+    monkeypatch.setattr(machine, "PRESSURE", tmp_path / "none")
+    monkeypatch.setattr(machine, name, file)
+    reader = MachineReader()
+    file.write_text(before)
+    reader.read()
+    file.write_text(after)
+    found = reader.read().io_wait
+    assert found is not None
+    assert found > 0
+    assert reader.read().io_wait == 0

@@ -1,0 +1,194 @@
+"""Working ahead: in order, errors at their turn, no thread left over."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.runtime.ordered_map import prefetch
+from tests.support.building import poll
+
+
+def _ours() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("precache")]
+
+
+@pytest.fixture(autouse=True)
+def _threads_go_back_to_before() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert not _ours()
+    assert threading.active_count() <= before  # one of another test may just have ended
+
+
+@given(st.lists(st.integers(), max_size=30), st.integers(1, 4), st.integers(1, 6))
+def test_results_come_in_the_order_of_items(items: list[int], threads: int, ahead: int) -> None:
+    assert list(prefetch(lambda x: x * 2, items, threads, ahead)) == [x * 2 for x in items]
+
+
+def test_a_slow_item_does_not_let_later_ones_overtake() -> None:
+    others_done = threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0:
+            assert others_done.wait(30)
+        if item == 3:
+            others_done.set()
+        return item
+
+    assert list(prefetch(work, range(8), threads=2, ahead=4)) == list(range(8))
+
+
+def test_work_runs_on_several_threads_at_once() -> None:
+    meeting = threading.Barrier(3, timeout=30)
+    assert list(prefetch(lambda _: meeting.wait() >= 0, range(6), 3, 3)) == [True] * 6
+
+
+def test_no_more_than_ahead_items_are_taken_before_the_consumer_asks() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for i in itertools.count():
+            taken.append(i)
+            yield i
+
+    work = prefetch(lambda x: x, items(), threads=2, ahead=3)
+    assert taken == []
+    assert next(work) == 0
+    assert len(taken) == 4  # one handed out, three in the making
+    assert next(work) == 1
+    assert len(taken) == 5
+    work.close()
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 20])
+def test_an_error_is_raised_at_the_turn_of_its_item(together: int) -> None:
+    def work(item: int) -> int:
+        if item >= 2:
+            raise ValueError(f"item {item}")
+        return item
+
+    results = prefetch(work, range(10), threads=4, ahead=10, together=together)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(ValueError, match="item 2"):
+        next(results)
+    with pytest.raises(StopIteration):
+        next(results)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_error_holds_nothing_once_it_was_handled() -> None:
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+
+    def work(item: int, held: Held = held) -> int:
+        raise ValueError(f"item {item}")
+
+    results = prefetch(work, range(10), threads=2, ahead=3, together=2)
+    with pytest.raises(ValueError, match="item 0"):
+        next(results)
+    del results, work, held
+    poll(lambda: alive() is None, "threads that have ended let go of their work")
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 20])
+@pytest.mark.parametrize("taken", [0, 1, 4, 9])
+def test_what_nobody_took_is_let_go(together: int, taken: int) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    class Made:
+        pass
+
+    def work(item: int) -> Made:
+        result = Made()
+        made.append(weakref.ref(result))
+        return result
+
+    results = prefetch(work, range(9), 2, 3, together)
+    for _ in range(taken):
+        next(results)
+    results.close()
+    assert made or not taken
+    assert not any(each() for each in made)
+
+
+@pytest.mark.parametrize("together", [2, 3, 20])
+def test_results_of_one_thread_at_a_time_come_in_order(together: int) -> None:
+    items = list(range(50))
+    found = list(prefetch(lambda x: 3 * x, items, threads=3, ahead=2, together=together))
+    assert found == [3 * x for x in items]
+
+
+def test_an_error_of_the_items_reaches_the_consumer() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise KeyError("listing")
+
+    with pytest.raises(KeyError, match="listing"):
+        list(prefetch(lambda x: x, items(), 2, 3))
+
+
+def test_an_early_close_cancels_what_has_not_begun_and_joins() -> None:
+    begun: list[int] = []
+    release, blocked = threading.Event(), threading.Event()
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item:
+            blocked.set()
+            assert release.wait(30)
+        return item
+
+    results = prefetch(work, range(20), threads=1, ahead=10)
+    assert next(results) == 0
+    assert blocked.wait(30)
+    closer = threading.Thread(target=results.close)
+    closer.start()
+    release.set()
+    closer.join(30)
+    assert not closer.is_alive()
+    assert len(begun) < 10
+    assert list(results) == []
+
+
+def test_a_loop_that_is_left_early_leaves_no_thread() -> None:
+    for result in prefetch(lambda x: x, range(100), threads=3, ahead=5):
+        if result == 2:
+            break
+
+
+def test_a_forgotten_iterator_is_joined_at_once() -> None:
+    results = prefetch(lambda x: x, range(100), threads=3, ahead=5)
+    next(results)
+    assert _ours()
+    del results
+    assert not _ours()
+
+
+def test_an_iterator_that_never_ran_has_no_thread() -> None:
+    results = prefetch(lambda x: x, range(100), threads=3, ahead=5)
+    assert not _ours()
+    results.close()
+
+
+def test_a_result_that_was_dropped_is_gone_when_the_next_one_comes() -> None:
+    class Result:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    before: weakref.ref[Result] | None = None
+    # One thread: it lets go of an item's result before it makes the next.
+    for result in prefetch(Result, range(6), threads=1, ahead=1):
+        assert before is None or before() is None
+        before = weakref.ref(result)
+        del result

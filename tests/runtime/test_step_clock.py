@@ -1,0 +1,220 @@
+"""The stall clock adds up what it is told."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.loading.cuda_clock import _seconds_between
+from precache.runtime.step_clock import WINDOW, StallClock, ThreadTime, Times
+
+SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
+
+
+def test_times_of_nothing_are_zero() -> None:
+    assert Times.of([]) == Times(0.0, 0.0, 0.0, 0.0)
+
+
+@given(SECONDS)
+def test_times_lie_in_order(seconds: list[float]) -> None:
+    times = Times.of(seconds)
+    assert min(seconds) <= times.median <= times.max == max(seconds)
+    assert times.median <= times.p95 <= times.max
+    assert times.mean == pytest.approx(sum(seconds) / len(seconds))
+
+
+def test_the_95th_percentile_leaves_out_the_slowest_twentieth() -> None:
+    assert Times.of([1.0] * 95 + [9.0] * 5).p95 == 9.0
+    assert Times.of([1.0] * 96 + [9.0] * 4).p95 == 1.0
+
+
+class Hands:
+    """A clock that stands where it was put."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.passed = math.inf
+
+    def clock(self) -> StallClock[float]:
+        return StallClock(lambda: self.now, self.between)
+
+    def between(self, start: float, end: float) -> float | None:
+        """As a device does it: unknown until it has passed the end."""
+        return end - start if end <= self.passed else None
+
+
+def _run(hands: Hands, clock: StallClock[float], steps: list[tuple[float, float]]) -> None:
+    clock.begin()
+    for waited, worked in steps:
+        hands.now += waited
+        clock.arrived(samples=4, nbytes=100, ready=3)
+        hands.now += worked
+        clock.asked()
+
+
+def test_a_report_sums_batches_and_tells_waiting_from_working() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(0.25, 0.125), (0.125, 0.5)])
+    stats = clock.report(cpu_seconds=1.5)
+    assert (stats.batches, stats.samples, stats.bytes) == (2, 8, 200)
+    assert stats.data == Times.of([0.25, 0.125])
+    assert stats.step == Times.of([0.125, 0.5])
+    assert stats.iteration == Times.of([0.375, 0.625])
+    assert stats.stall_ratio == pytest.approx(0.375)
+    assert (stats.cpu_seconds, stats.ready) == (1.5, 3.0)
+
+
+def test_what_happens_between_two_epochs_is_no_step() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 2.0)])
+    hands.now += 100
+    _run(hands, clock, [(1.0, 2.0)])
+    stats = clock.report()
+    assert stats.data.max == 1.0
+    assert stats.step.max == 2.0
+
+
+def test_a_loop_that_is_left_early_counts_what_was_whole() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    clock.begin()
+    hands.now += 1
+    clock.arrived(4, 100, 0)
+    stats = clock.report()
+    assert (stats.data.max, stats.step.max, stats.batches) == (1.0, 0.0, 1)
+
+
+def test_times_that_the_device_does_not_know_yet_come_with_a_later_report() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.passed = 4.0
+    _run(hands, clock, [(1.0, 2.0), (1.0, 2.0)])
+    first = clock.report()
+    assert (first.data, first.step) == (Times.of([1.0, 1.0]), Times.of([2.0]))
+    hands.passed = math.inf
+    second = clock.report()
+    assert (second.data, second.step) == (Times(), Times.of([2.0]))
+
+
+class Device:
+    """Works through what a host queues, in order; a mark is when it comes by."""
+
+    def __init__(self) -> None:
+        self.host = self.free = self.busy = 0.0
+
+    def mark(self) -> float:
+        return max(self.host, self.free)
+
+    def between(self, start: float, end: float) -> float | None:
+        return end - start if end <= self.host else None
+
+    def queue(self, seconds: float) -> None:
+        self.free = self.mark() + seconds
+        self.busy += seconds
+
+    def synchronize(self) -> None:
+        self.host = self.mark()
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0.1, 9), st.booleans()), min_size=1))
+def test_a_device_stalls_for_as_long_as_it_has_nothing_to_do(
+    steps: list[tuple[float, float, bool]],
+) -> None:
+    """Whether the host runs ahead of it or waits for it."""
+    device = Device()
+    clock = StallClock(device.mark, device.between)
+    clock.begin()
+    for fetching, working, waits in steps:
+        device.host += fetching
+        clock.arrived()
+        device.queue(working)
+        if waits:
+            device.synchronize()
+        clock.asked()
+    device.synchronize()
+    stats = clock.report()
+    assert stats.stall_ratio == pytest.approx(1 - device.busy / device.free, abs=1e-9)
+    assert stats.iteration.mean == pytest.approx(device.free / len(steps))
+
+
+def test_a_step_that_comes_to_no_end_can_be_left_out() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 2.0)])
+    hands.now += 50
+    clock.arrived()
+    hands.now += 50
+    clock.forget()
+    clock.forget()
+    stats = clock.report()
+    assert (stats.batches, stats.data.max, stats.iteration.max) == (1, 1.0, 3.0)
+
+
+def test_a_report_starts_a_new_one() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 1.0)])
+    clock.report()
+    stats = clock.report()
+    assert (stats.batches, stats.samples, stats.bytes, stats.stall_ratio) == (0, 0, 0, 0.0)
+    assert stats.data == stats.step == Times()
+    assert stats.ready == 0.0
+
+
+def test_a_clock_that_is_never_asked_keeps_a_bounded_history_and_true_totals() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    _run(hands, clock, [(1.0, 1.0)] * (WINDOW + 10))
+    assert all(len(times) == WINDOW for times in clock._times.values())
+    stats = clock.report()
+    assert stats.batches == WINDOW + 10
+    assert stats.stall_ratio == 0.5
+
+
+def test_the_time_of_several_threads_adds_up() -> None:
+    spent = ThreadTime()
+
+    def work() -> None:
+        with spent.counted():
+            until = time.thread_time() + 0.05
+            while time.thread_time() < until:
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.15 <= spent.take() < 1
+    assert spent.take() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("passed", "expected"), [((True, True), 0.25), ((True, False), None), ((False, True), None)]
+)
+def test_a_device_that_has_not_come_by_both_events_tells_no_time(
+    passed: tuple[bool, bool], expected: float | None
+) -> None:
+    """The second may be passed first: they may be on two streams."""
+
+    class Event:
+        def __init__(self, passed: bool) -> None:
+            self.passed = passed
+
+        def query(self) -> bool:
+            return self.passed
+
+        def elapsed_time(self, end: Event) -> float:
+            assert self.passed
+            assert end.passed
+            return 250.0
+
+    start, end = (Event(each) for each in passed)
+    assert _seconds_between(start, end) == expected  # type: ignore[arg-type]  # stand-ins

@@ -1,0 +1,295 @@
+"""What commands print of text that others wrote: shown as it is, never obeyed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+import precache
+from precache.cli import main as command_line
+from precache.cli.jobs import show_job
+from precache.runtime.terminal import Terminal, say_rows
+from tests.support.building import command, cut, encoded, environment, shard_files, write
+
+TITLE = "\x1b]0;pwned\x07"
+FORGED = "hole: forged.jpg: no image"
+NAMES = (
+    f"{TITLE}\x1b[31mred",
+    f"nl\n{FORGED}",
+    f"sep\u2028{FORGED}",
+    "[bold]x[-bold] [link=http:x][",
+    ":smile: é日本😀",
+    "rtl\u202egpj.exe",
+    "c1\x9b31m\x7f",
+    "tab\tcr\rbs\x08",
+    "$\\frac{",
+)
+CLASSES = (f"evil{TITLE}\n{FORGED}", "[red]cls[-red]", "$\\frac{", "rtl\u202ex")
+OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What no output holds that goes into a file; newlines are our own."""
+
+RECIPE = ("--resize", 16, "--crop", 16, "--address", "serial", "--max-failures", 50)
+
+Run = Callable[..., str]
+
+
+def write_hostile(root: Path) -> Path:
+    """Photographs and broken files whose names and folders a terminal would obey."""
+    for number, name in enumerate(NAMES):
+        folder = root / CLASSES[number % len(CLASSES)]
+        write(folder / f"{name}.jpg", encoded(cut(number)))
+        write(folder / f"{name} broken.jpg", b"no photo")
+    return root
+
+
+def assert_harmless(text: str) -> None:
+    assert not OBEYED.search(text), OBEYED.findall(text)
+    assert not any(line.startswith(FORGED) for line in text.split("\n"))
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A command's whole output, looked through, and its JSON."""
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+    def run(*arguments: object, status: int = 0) -> str:
+        capfd.readouterr()
+        try:
+            ended = command_line.main([str(each) for each in arguments])
+        except SystemExit as error:
+            ended = int(error.code or 0)
+        out, err = capfd.readouterr()
+        assert ended == status, err
+        assert_harmless(out)
+        assert_harmless(err)
+        return out + err
+
+    return run
+
+
+def test_no_command_obeys_what_names_and_classes_hold(run: Run, tmp_path: Path) -> None:
+    source, store = write_hostile(tmp_path / "in"), tmp_path / "store"
+    planned = run("plan", source, store, *RECIPE)
+    assert r"nl\nhole: forged.jpg" in planned
+    built = run("build", source, store, *RECIPE, "--report", tmp_path / "report.json")
+    for name in (
+        "[bold]x[-bold] [link=http:][",
+        ":smile: é日本😀",
+        r"rtl\u202egpj.exe",
+        r"\x9b31m",
+    ):
+        assert name.replace("[link=http:][", "[link=http:x][") in built
+    assert "class" in run("info", store)
+    run("info", store, "--json")
+    run("build", source, store, *RECIPE, "--json")
+    run("ls", store)
+    run("verify", store)
+    run("status", store)
+    run("bench", store, "--epochs", 1, "--batch-size", 4)
+    json.loads((tmp_path / "report.json").read_text())
+
+    changed = write(next((source / CLASSES[1]).glob("*.jpg")), encoded(cut(77)))
+    (source / CLASSES[0]).joinpath(f"{NAMES[0]}.jpg").rename(
+        source / CLASSES[0] / f"new{TITLE}.jpg"
+    )
+    os.utime(changed, (1, 1))
+    assert r"\x1b]0;pwned\x07" in run("plan", source, store, *RECIPE)
+    run("build", source, store, *RECIPE)
+    first, second = (path.name for path in store.iterdir() if path.name != "commits")
+    assert r"new\x1b]0;pwned\x07.jpg" in run("diff", f"{store}@{first}", f"{store}@{second}")
+    run("use", f"{store}@{first}")
+    run("gc", store, "--keep", 1, "--older-than", "0s")
+    run("pull", store, "--to", tmp_path / "here")
+    run("view", store, "--source", source, "--out", tmp_path / "page.html")
+
+    [shard] = shard_files(store).values()
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    assert r"sep\u2028hole" in run("verify", store, status=1)
+
+
+def test_no_error_obeys_what_a_user_is_made_to_type(run: Run, tmp_path: Path) -> None:
+    evil = f"{TITLE}\n{FORGED}"
+    source = write_hostile(tmp_path / "in")
+    (tmp_path / "labels.csv").write_text(f'"no{evil}.jpg",{TITLE}\n')
+    (tmp_path / "classes").write_text(f"other{TITLE}\n")
+    (tmp_path / "recipe.toml").write_text('[fields.image]\nops = [{ op = "x\\u001b[31m" }]\n')
+    (tmp_path / evil).mkdir()
+    for arguments in (
+        ("info", tmp_path / evil),
+        ("info", f"{tmp_path}@{evil}"),
+        ("verify", f"s3{evil}://x"),
+        ("build", tmp_path / evil, tmp_path / "store"),
+        ("build", f"python:{evil}:x", tmp_path / "store", *RECIPE),
+        ("build", source, tmp_path / "store", *RECIPE, "--labels", tmp_path / "labels.csv"),
+        ("build", source, tmp_path / "store", *RECIPE, "--classes", tmp_path / "classes"),
+        ("build", source, tmp_path / "s", "--pipeline", tmp_path / "recipe.toml"),
+        ("build", source, tmp_path / "s", "--crop", evil),
+        ("build", source, tmp_path / "s", *RECIPE, "--address", evil),
+        ("gc", tmp_path / evil, "--older-than", evil),
+        ("cancel", evil, "--address", evil),
+        ("simulate", "--trace", tmp_path / "labels.csv", "--step-ms", 1, "--loaders", 1),
+        ("pull", tmp_path / evil, "--to", tmp_path / "here"),
+        ("nothing", evil),
+        ("info", tmp_path, evil),
+        ("doctor", tmp_path / evil),
+        ("view", tmp_path / evil),
+    ):
+        run(*arguments, status=2)
+
+
+def test_a_forged_document_of_a_store_is_shown_and_not_obeyed(run: Run, tmp_path: Path) -> None:
+    source, store = write_hostile(tmp_path / "in"), tmp_path / "store"
+    run("build", source, store, *RECIPE)
+    [document] = store.glob("*/zarr.json")
+    data = json.loads(document.read_text())
+    data["attributes"]["precache"]["created"] = f"{TITLE}\n{FORGED}"
+    document.write_text(json.dumps(data))
+    assert rf"\x1b]0;pwned\x07\n{FORGED}" in run("info", store)
+    run("ls", store)
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """What a terminal gets of a command."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        command(*arguments),
+        stdout=follower,
+        stderr=follower,
+        stdin=follower,
+        env=environment(TERM="xterm"),
+    ) as process:
+        os.close(follower)
+        found = bytearray()
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while chunk := os.read(leader, 1 << 16):
+                found += chunk
+        assert process.wait() == 0
+    os.close(leader)
+    return found.decode()
+
+
+def test_a_terminal_gets_the_programs_own_sequences_alone(tmp_path: Path) -> None:
+    source = write_hostile(tmp_path / "in")
+    text = on_a_terminal("build", source, tmp_path / "store", *RECIPE)
+    assert "\x1b[" in text  # a bar is drawn
+    for name in (TITLE, "\x1b[31mred", "\x9b", "\u202e", "\u2028", "\x08"):
+        assert name not in text
+    assert not any(line.startswith(FORGED) for line in re.split(r"\r|\n", text))
+    assert "[bold]x[-bold]" in text
+    assert ":smile: é日本😀" in text
+
+
+# --- the console --------------------------------------------------------------------------------
+
+
+class Screen:
+    """A console's file."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        self.console = Terminal(file=self.stream, width=10_000)
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+
+@given(st.text(st.characters()) | st.text(st.sampled_from("[]/:=bold smile\x1b\n\r\u202e\\$")))
+def test_a_string_is_a_line_wherever_it_is_printed(text: str) -> None:
+    for shown in (
+        lambda out: out.print(text),
+        lambda out: out.print(text, style="bold", soft_wrap=True),
+        lambda out: say_rows([("", text)], out=out),
+    ):
+        screen = Screen()
+        shown(screen.console)
+        assert_harmless(screen.text)
+        assert screen.text.count("\n") == 1
+    table = Table(box=None, padding=0)
+    table.add_column(Text("head"), no_wrap=True)
+    table.add_row(text)
+    screen = Screen()
+    screen.console.print(table)
+    assert_harmless(screen.text)
+    assert screen.text.count("\n") == 2
+
+
+LOGGING = f"""
+import logging, sys, warnings
+from precache.runtime.terminal import guard_output
+guard_output()
+warnings.simplefilter("always")
+log = logging.getLogger("anything")
+log.warning("key %s of http://user:pass-word@host/x", {f"{TITLE}{chr(10)}{FORGED}"!r})
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("failed")
+warnings.warn({f"{TITLE}{chr(10)}{FORGED}"!r})
+raise ValueError({f"{TITLE}{chr(10)}{FORGED}"!r} + " at s3://KEY:pass-word@bucket")
+"""
+
+
+def test_logs_warnings_and_tracebacks_are_lines_of_their_own(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    text = run_python(LOGGING, check=False).stderr
+    assert_harmless(text)
+    assert "pass-word" not in text
+    assert "Traceback" in text
+    assert text.count(r"\x1b]0;pwned\x07") >= 3
+
+
+# --- jobs of a cluster --------------------------------------------------------------------------
+
+
+class Cluster:
+    """A job server with one job, whose log and whose words are hostile."""
+
+    address = "http://head:8265"
+
+    def get_job_info(self, job: str) -> Any:
+        return SimpleNamespace(
+            status=SimpleNamespace(value="FAILED"),
+            metadata={"precache_store": f"store{TITLE}"},
+            driver_exit_code=1,
+            start_time=1,
+            end_time=2,
+            message=TITLE,
+        )
+
+    def get_job_logs(self, job: str) -> str:
+        return f"listed {TITLE}\nline\u2028{FORGED}\r{FORGED}\nprecache: no {TITLE}\u202e\n"
+
+
+def test_the_log_of_a_job_is_shown_and_not_obeyed(capfd: pytest.CaptureFixture[str]) -> None:
+    from precache_workers.jobs.submission import ClusterJob
+
+    job = ClusterJob(Cluster(), Cluster.address, "precache-0123456789ab-1")
+    with pytest.raises(precache.BuildError) as caught:
+        show_job(job, no_wait=False, as_json=False)
+    out, err = capfd.readouterr()
+    assert_harmless(out + err)
+    assert_harmless(str(caught.value))
+    assert r"line\u2028hole: forged.jpg: no image\rhole" in err
+    from precache.cli.output import print_job
+
+    print_job(job.status())
+    out, err = capfd.readouterr()
+    assert_harmless(out + err)
+    assert r"store\x1b]0;pwned\x07" in out

@@ -1,0 +1,496 @@
+"""Samples that take too long, or too many bytes: found, and left as holes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import precache
+from precache.errors import FetchError, HangError, UsageError
+from precache_workers.cluster.executor import REPORT, executor
+from precache_workers.doctor.measure import Question, examine
+from precache_workers.runtime import time_limit
+from precache_workers.runtime.time_limit import DECODING, FETCHING, Notes, notes, run_in_time
+from precache_workers.runtime.watchdog import _is_stopped
+from precache_workers.shards.shard_task import SampleTask, fetch_ahead
+from precache_workers.sources.base import (
+    MOST_SAMPLE_BYTES,
+    Fetched,
+    FolderSource,
+    Sample,
+    open_source,
+)
+from tests.support.building import (
+    MARKED,
+    PYTHONPATH,
+    REPOSITORY,
+    ask,
+    assert_all_but_the_marked,
+    block,
+    build_here,
+    build_marked,
+    cli,
+    cut,
+    encoded,
+    environment,
+    gone,
+    marked_photos,
+    marked_recipe,
+    pixels,
+    poll,
+    running,
+    write,
+)
+from tests.support.servers import POLL, PatientServer
+
+SLOW = precache.Pipeline.from_dict(tomllib.loads(marked_recipe("hang")))
+PLAIN = precache.Pipeline.image(resize=(48, 48))
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return marked_photos(tmp_path / "in")
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+# --- what hangs, and what waits for it ----------------------------------------------------------
+
+
+def hang_at(key: str, released: threading.Event, done: list[str]) -> None:
+    """Take three samples, one after another; at one, wait."""
+    for each in "abc":
+        notes().begin(DECODING, each)
+        if each == key:
+            released.wait()
+        done.append(each)
+
+
+@pytest.mark.parametrize("key", ["a", "c"])
+def test_work_that_hangs_at_a_sample_is_given_up(key: str, released: threading.Event) -> None:
+    with pytest.raises(HangError, match=f"^{key}: {DECODING} 0.1 s .*--address local") as caught:
+        run_in_time(lambda: hang_at(key, released, []), 0.1)
+    assert caught.value.late == {key: f"{DECODING} 0.1 s (--sample-timeout)"}
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.late, str(again)) == (caught.value.late, str(caught.value))
+
+
+def test_what_was_given_up_ends_at_its_next_sample(released: threading.Event) -> None:
+    before, done = set(threading.enumerate()), list[str]()
+    with pytest.raises(HangError):
+        run_in_time(lambda: hang_at("b", released, done), 0.1)
+    released.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    assert done == ["a", "b"]
+
+
+def test_an_error_is_that_of_the_work() -> None:
+    def fail() -> None:
+        raise FetchError("no luck")
+
+    with pytest.raises(FetchError, match="no luck"):
+        run_in_time(fail, 1.0)
+
+
+def test_time_for_which_the_process_was_stopped_does_not_count(
+    released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count(0, 10_000)
+
+    def monotonic() -> int:
+        if (now := next(looks)) == 40_000:
+            released.set()
+        return now
+
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=monotonic))
+    done: list[str] = []
+    run_in_time(lambda: hang_at("b", released, done), 1.0)
+    assert done == ["a", "b", "c"]
+
+
+def test_what_may_wait_for_a_late_sample_is_suspected_too_and_what_is_read_is_not(
+    released: threading.Event,
+) -> None:
+    kept, begun = Notes(1.0), threading.Barrier(2)
+
+    def stay(key: str, foreign: bool) -> None:
+        with kept.kept():
+            kept.begin(DECODING, key, foreign=foreign)
+            begun.wait()
+            released.wait()
+
+    for kept.clock, key, foreign in [(0, "late", True), (5, "waits", True), (5, "read", False)]:
+        threading.Thread(target=stay, args=[key, foreign], daemon=True).start()
+        begun.wait()
+    kept.clock = 0.9
+    assert not kept.late()
+    kept.clock = 5.1
+    assert kept.late().keys() == {"late", "waits"}
+
+
+@dataclass
+class Recorded:
+    """A source that keeps what was fetched together."""
+
+    fetched: list[list[str]]
+    fetch_threads: int = 2
+
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+        self.fetched.append(list(keys))
+        return [Sample({0: key}) for key in keys]
+
+
+class _Drips(BaseHTTPRequestHandler):
+    """A file comes at once, and another byte by byte."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while self.path.endswith("b.jpg"):
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                self.server.dripping.wait(0.1)  # type: ignore[attr-defined]  # set below
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_file_that_drips_is_late_and_those_beside_it_are_not() -> None:
+    with PatientServer(("127.0.0.1", 0), _Drips) as server:
+        server.dripping = threading.Event()  # type: ignore[attr-defined]  # never set
+        threading.Thread(target=server.serve_forever, args=[POLL], daemon=True).start()
+        source = open_source(f"http://127.0.0.1:{server.server_address[1]}/photos")
+        with pytest.raises(HangError) as caught:
+            run_in_time(lambda: source.fetch(["a.jpg", "b.jpg", "c.jpg"], [-1] * 3), 1.0)
+        server.shutdown()
+    assert list(caught.value.late) == ["b.jpg"]
+
+
+def test_suspects_are_tried_one_by_one_and_then_the_one_is_left_out() -> None:
+    task: Any = Turn("free", ["a", "b", "c"])
+    both = dict.fromkeys("ab", f"{FETCHING} 1 s (--sample-timeout)")
+    task = task.after(HangError(late=both))
+    assert (task.alone, task.barred) == ({"a", "b"}, {})
+    source: Any = Recorded([])
+    with contextlib.closing(
+        fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone)
+    ) as samples:
+        for key in "ab":
+            assert next(samples)[0] == key
+            assert source.fetched[-1] == [key]
+        assert [key for key, _ in samples] == ["c", "d"]
+    assert source.fetched == [["a"], ["b"], ["c", "d"]]
+
+    task = task.after(HangError(late={"b": both["b"]}))
+    assert task.barred == {"b": both["b"]}
+    source.fetched.clear()
+    fetched = dict(fetch_ahead(source, "abcd", [1] * 4, task.barred, task.alone))
+    assert source.fetched == [["a"], ["c", "d"]]
+    assert str(fetched["b"]) == both["b"]
+
+
+# --- in a process that is not a worker ----------------------------------------------------------
+
+
+class Locked:
+    """A data set with a lock of its own, of which one item never comes."""
+
+    released = threading.Event()
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        with self.lock:
+            if index == 23:
+                self.hang()
+            return np.full((8, 8, 3), index, np.uint8)
+
+    def hang(self) -> None:
+        self.released.wait()
+
+
+class Holding(Locked):
+    """The same, where the interpreter's lock is held."""
+
+    def hang(self) -> None:
+        block()
+
+
+def test_a_serial_build_ends_with_an_error_that_names_the_sample(
+    photos: Path, tmp_path: Path
+) -> None:
+    options = {"address": "serial", "sample_timeout": 0.5, "shard_samples": 20}
+    error = ask(build_here, photos, tmp_path / "store", SLOW, options)
+    assert isinstance(error, HangError)
+    assert str(error).startswith(f"{MARKED[0]}: {DECODING} 0.5 s (--sample-timeout). Only the end")
+    source = "python:tests.runtime.test_time_limit:Locked"
+    with pytest.raises(HangError, match=rf"^23: {FETCHING} 0.5 s \(--sample-timeout\)\. Only"):
+        precache.build(source, tmp_path / "other", precache.Pipeline.image(), **options)
+    Locked.released.set()
+
+
+def test_a_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photos: Path) -> None:
+    with pytest.raises(HangError, match=f"^{MARKED[0]}: {DECODING} 0.3 s"):
+        precache.plan(photos, photos.with_name("store"), SLOW, sample_timeout=0.3)
+    failures = dict(examine(Question(str(photos), SLOW, samples=40, seconds=3.0)).failures)
+    late = {key for key, why in failures.items() if why.startswith(f"{DECODING} 3 s")}
+    assert late
+    assert late <= set(MARKED)
+
+
+BLOCKED = """
+from tests.support.building import block
+from precache_workers.runtime import time_limit
+time_limit.GRACE_SECONDS = 0.0
+
+def work():
+    time_limit.notes().begin(time_limit.FETCHING, "not this one", foreign=False)
+    time_limit.notes().begin(time_limit.DECODING, "evil\\x1b[2J.jpg")
+    block()
+
+with time_limit.lookout_kept():
+    time_limit.run_in_time(work, 0.5)
+"""
+
+
+def test_a_process_whose_lock_is_held_is_ended_and_the_sample_named() -> None:
+    line = [sys.executable, "-c", BLOCKED]
+    ran = subprocess.run(line, cwd=REPOSITORY, env=environment(), timeout=60, check=False,
+        capture_output=True, text=True)  # fmt: skip
+    assert ran.returncode == -signal.SIGKILL
+    assert ran.stderr.startswith(
+        "\nprecache: evil\\u001b[2J.jpg: decoding it took longer than 0.5 s"
+    )
+    assert "not this one" not in ran.stderr
+
+
+def test_the_lookout_ends_with_its_process() -> None:
+    script = (
+        "from precache_workers.runtime.time_limit import Lookout\n"
+        "print(Lookout()._process.pid); input()"
+    )
+    with running([sys.executable, "-c", script], environment(), REPOSITORY) as process:
+        assert process.stdout is not None
+        lookout = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+        poll(lambda: gone(lookout), "the lookout has ended")
+
+
+def test_a_process_that_is_stopped_is_not_taken_for_one_that_hangs() -> None:
+    with running(["sleep", "99"], environment()) as process:
+        assert not _is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        poll(lambda: _is_stopped(process.pid), "it is stopped")
+        process.send_signal(signal.SIGCONT)
+        poll(lambda: not _is_stopped(process.pid), "it goes on")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("source", ["photos", "python:tests.runtime.test_time_limit:Holding"])
+def test_a_serial_build_in_which_the_lock_is_held_ends_and_names_the_sample(
+    photos: Path, source: str
+) -> None:
+    recipe = write(photos.parent / "recipe.toml", marked_recipe("hold_the_lock").encode())
+    given: list[object] = [photos, "--pipeline", recipe] if source == "photos" else [source]
+    ran = cli("build", *given, photos.with_name("store"), "--address", "serial",
+        "--sample-timeout", 1, cwd=REPOSITORY)  # fmt: skip
+    assert ran.returncode == -signal.SIGKILL
+    why = f"{MARKED[0]}: {DECODING} 1 s" if source == "photos" else f"23: {FETCHING} 1 s"
+    assert f"\nprecache: {why} (--sample-timeout). Only the end of its process" in ran.stderr
+
+
+# --- in workers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turn(SampleTask):
+    """Samples of which one hangs, or none; gives its process, and what was left out."""
+
+    how: str
+    keys: Sequence[str]
+    job: None = None
+    memory: int = 0
+
+    def run(self) -> tuple[int, Mapping[str, str]]:
+        return run_in_time(self._run, 0.5)
+
+    def _run(self) -> tuple[int, Mapping[str, str]]:
+        for key in self.keys:
+            notes().begin(DECODING, key)
+            if key == "evil" and key not in self.barred:
+                while self.how == "free":
+                    sum(range(10_000))
+                block()
+        return os.getpid(), self.barred
+
+
+def test_a_worker_in_which_a_sample_hangs_is_replaced_and_the_sample_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)  # for the workers
+    with executor("local", cpus=1) as run:
+        last = 0
+        for how in ("free", "held"):
+            [(_, (first, _))] = run(Turn.run, [Turn(how, ["a"])])
+            [(_, (second, left_out))] = run(Turn.run, [Turn(how, ["a", "evil", "b"])])
+            assert left_out == {"evil": f"{DECODING} 0.5 s (--sample-timeout)"}
+            assert first != second
+            assert last in (0, first)
+            last = second
+    assert not list(Path(tempfile.gettempdir()).glob(f"{REPORT}*"))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("function", ["hang", "hold_the_lock"])
+def test_photos_that_hang_are_holes_and_all_others_have_their_pixels(
+    photos: Path, function: str
+) -> None:
+    recipe = marked_recipe(function)
+    result = build_marked(photos, recipe, "--sample-timeout", 1)
+    assert dict(result["holes"]) == dict.fromkeys(MARKED, f"{DECODING} 1 s (--sample-timeout)")
+    assert_all_but_the_marked(photos, photos.with_name("store"), recipe)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["Locked", "Holding"])
+def test_an_item_that_hangs_in_the_lock_of_its_dataset_is_the_only_hole(
+    tmp_path: Path, kind: str
+) -> None:
+    source, store = f"python:tests.runtime.test_time_limit:{kind}", tmp_path / "store"
+    ran = cli("build", source, store, "--cpus", 2, "--sample-timeout", 1, "--shard-samples", 20,
+        "--keep-order", "--json", cwd=REPOSITORY)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["holes"] == [["23", f"{FETCHING} 1 s (--sample-timeout)"]]
+    rows = pixels(store)
+    assert {key: (row.min(), row.max()) for key, row in rows.items()} == {
+        str(index): (index, index) for index in range(40) if index != 23
+    }
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+def make_sparse(path: Path, nbytes: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(nbytes)
+
+
+def test_a_file_of_too_many_bytes_is_a_hole_that_is_not_read(photos: Path) -> None:
+    make_sparse(photos / "cat/0000.jpg", 1 << 40)
+    make_sparse(photos / "eel/0023.jpg", 100_001)
+    limits = {"max_sample_bytes": "100kB", "shard_samples": 20}
+    plan = precache.plan(photos, photos.with_name("store"), PLAIN, **limits)
+    assert plan.samples == 40
+    result = ask(build_here, photos, photos.with_name("store"), PLAIN, limits)
+    assert dict(result.holes) == {
+        "cat/0000.jpg": "has 1.1 TB, over the limit of 100 KB (--max-sample-bytes)",
+        "eel/0023.jpg": "has 100 KB, over the limit of 100 KB (--max-sample-bytes)",
+    }
+    told = examine(Question(str(photos), PLAIN, samples=40, seconds=3.0))
+    assert dict(told.failures)["cat/0000.jpg"].startswith("has 1.1 TB, over the limit of 537 MB")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_memory_that_does_not_suffice_for_a_file_is_its_failure(
+    tmp_path: Path, known: bool
+) -> None:
+    """A petabyte is more than any machine gives."""
+    make_sparse(tmp_path / "b.jpg", 1 << 43)
+    write(tmp_path / "a.jpg", b"12345")
+    source = open_source(str(tmp_path), most_bytes=1 << 50)
+    sizes = [5, 1 << 43] if known else [-1, -1]
+    first, second = source.fetch(["a.jpg", "b.jpg"], sizes)
+    assert isinstance(first, Sample)
+    assert str(second) == "has 8.8 TB, for which memory does not suffice"
+
+
+def test_a_file_that_has_grown_is_not_read_to_its_end(tmp_path: Path) -> None:
+    make_sparse(tmp_path / "a.jpg", 1 << 43)
+    [found] = open_source(str(tmp_path)).fetch(["a.jpg"], [5])
+    assert isinstance(found, FetchError)
+    assert "has more than 5 bytes and had 5 when it was listed" in str(found)
+
+
+def test_a_file_of_unknown_size_is_looked_at_before_it_is_read(tmp_path: Path) -> None:
+    make_sparse(tmp_path / "a.jpg", MOST_SAMPLE_BYTES + 1)
+    source = open_source(str(tmp_path))
+    assert isinstance(source, FolderSource)
+    [found] = source.fetch(["a.jpg"], [-1])
+    assert "over the limit" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"max_sample_bytes": "much"}, "max_sample_bytes is 'much'; give bytes, or a size such as"),
+        ({"max_sample_bytes": 0}, "max_sample_bytes is 0; give a whole number from 1 up"),
+        ({"sample_timeout": 0}, "sample_timeout is 0; give more than 0 seconds"),
+        ({"sample_timeout": float("inf")}, "sample_timeout is inf; give more than 0 seconds"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(
+    tmp_path: Path, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        precache.build(tmp_path, tmp_path / "store", **options)
+
+
+def test_requests_are_given_the_time_to_be_made_again(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give more than 120 seconds, for which requests to a"):
+        precache.build("s3://bucket/in", tmp_path / "store", sample_timeout=60)
+
+
+def test_the_command_line_takes_both_limits(photos: Path) -> None:
+    make_sparse(photos / "cat/0000.jpg", 1 << 40)
+    line = [sys.executable, "-m", "precache", "build", str(photos), str(photos.with_name("store"))]
+    line += ["--address", "serial", "--json", "--max-sample-bytes", "1MB", "--sample-timeout", "99"]
+    ran = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    holes = dict(json.loads(ran.stdout)["holes"])
+    assert holes["cat/0000.jpg"] == "has 1.1 TB, over the limit of 1 MB (--max-sample-bytes)"
+
+
+def test_after_a_limit_was_raised_the_way_to_use_it_is_said(photos: Path) -> None:
+    make_sparse(photos / "cat/0000.jpg", 1 << 40)
+    write(photos / "eel/0023.jpg", encoded(cut(1), quality=90) + bytes(100_000))
+    where = [photos, photos.with_name("store"), "--address", "serial", "--max-sample-bytes"]
+    assert "--retry-failed" in cli("build", *where, "100kB").stdout
+    assert "--retry-failed" in cli("build", *where, "1MB").stdout
+    result = json.loads(cli("build", *where, "1MB", "--retry-failed", "--json").stdout)
+    assert (result["mended"], [key for key, _ in result["holes"]]) == (1, ["cat/0000.jpg"])

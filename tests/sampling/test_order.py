@@ -1,0 +1,353 @@
+"""Orders are functions: bijections that never change from release to release."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precache.sampling.order import WINDOW, BlockPermutation, Order, Permutation, Shuffle, ValidRows
+
+GOLDEN = {
+    (10, ("full", 0, 0)): [5, 2, 1, 8, 9, 3, 7, 6, 0, 4],
+    (10, ("full", 0, 1)): [0, 9, 3, 1, 5, 7, 4, 2, 6, 8],
+    (10, ("full", 1, 0)): [6, 2, 4, 9, 7, 8, 0, 3, 1, 5],
+    (17, ("rows", 0)): [7, 12, 4, 6, 11, 1, 5, 2, 9, 16, 3, 10, 14, 13, 15, 8, 0],
+}
+GOLDEN_BLOCKS = [13, 15, 16, 14, 12, 10, 3, 0, 2, 9, 11, 1, 8, 5, 7, 6, 4]
+
+
+@given(st.integers(1, 3000), st.integers(-(2**63), 2**63), st.integers(0, 10**6))
+def test_a_permutation_is_a_bijection(n: int, seed: int, epoch: int) -> None:
+    images = Permutation(n, "full", seed, epoch)(np.arange(n))
+    assert images.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(images), np.arange(n))
+
+
+@given(st.integers(1, 2**63 - 1), st.integers(0, 100), st.data())
+def test_any_position_of_any_size_can_be_asked_alone(
+    n: int, seed: int, data: st.DataObject
+) -> None:
+    permutation = Permutation(n, seed)
+    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
+    images = permutation(positions)
+    assert ((images >= 0) & (images < n)).all()
+    np.testing.assert_array_equal(images, [permutation(p[None])[0] for p in positions])
+    assert len(set(images.tolist())) == len(set(positions.tolist()))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 3)])
+def test_positions_may_have_any_shape(shape: tuple[int, ...]) -> None:
+    images = Permutation(100, 3)(np.full(shape, 7))
+    assert np.shape(images) == shape
+    assert set(np.ravel(images).tolist()) <= set(Permutation(100, 3)(np.array([7])).tolist())
+
+
+def test_the_positions_given_are_not_changed() -> None:
+    positions = np.arange(5, dtype=np.uint64)
+    Permutation(5, 1)(positions)
+    np.testing.assert_array_equal(positions, np.arange(5))
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_orders_are_those_of_earlier_releases(case: tuple[int, tuple[int | str, ...]]) -> None:
+    n, key = case
+    assert Permutation(n, *key)(np.arange(n)).tolist() == GOLDEN[case]
+
+
+def test_keys_of_several_parts_do_not_run_together() -> None:
+    orders = {
+        tuple(Permutation(50, *key)(np.arange(50)).tolist())
+        for key in [(1, 23), (12, 3), (123,), ("1", "2", "3"), (-1, 23)]
+    }
+    assert len(orders) == 5
+
+
+def test_a_shuffle_spreads_rows_evenly_over_the_positions() -> None:
+    """Chi-squared over (row, tenth of the epoch); 90 cells, three standard deviations."""
+    counts = np.zeros((10, 10))
+    for epoch in range(400):
+        images = Permutation(10, "full", 0, epoch)(np.arange(10))
+        counts[np.arange(10), images] += 1
+    statistic = ((counts - 40) ** 2 / 40).sum()
+    assert statistic < 81 + 3 * np.sqrt(2 * 81)
+
+
+FEW = settings(max_examples=15, derandomize=True, deadline=None)
+
+# --- rows that are not holes --------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=200))
+def test_valid_rows_are_those_of_a_mask(mask: list[bool]) -> None:
+    valid = np.array(mask)
+    rows = ValidRows(len(valid), np.flatnonzero(~valid))
+    assert len(rows) == valid.sum()
+    np.testing.assert_array_equal(rows(np.arange(len(rows))), np.flatnonzero(valid))
+
+
+def test_valid_rows_without_holes_are_all() -> None:
+    np.testing.assert_array_equal(ValidRows(4, np.array([]))(np.array([3, 0])), [3, 0])
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+def _edges(n: int, block: int) -> np.ndarray:
+    return ValidRows(n, np.array([], np.int64)).edges(block)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60).filter(any), st.integers(1, 20))
+def test_edges_are_where_runs_of_rows_begin(mask: list[bool], block: int) -> None:
+    valid = np.array(mask)
+    edges = ValidRows(len(valid), np.flatnonzero(~valid)).edges(block)
+    counts = [int(valid[start : start + block].sum()) for start in range(0, len(valid), block)]
+    assert np.diff(edges).tolist() == [count for count in counts if count]
+    assert (edges[0], edges[-1]) == (0, valid.sum())
+
+
+@FEW
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=200).filter(any),
+    st.integers(1, 20),
+    st.integers(1, 5),
+)
+def test_holes_do_not_shift_a_block_shuffle_out_of_its_shards(
+    mask: list[bool], block: int, window: int
+) -> None:
+    valid = np.array(mask)
+    order = Order(ValidRows(len(valid), np.flatnonzero(~valid)), 1, Shuffle("block", block, window))
+    shards = [int(rows[0]) // block for rows in order.epoch(0)]
+    changes = [shard for at, shard in enumerate(shards) if shard not in shards[:at]]
+    for group in (changes[at : at + window] for at in range(0, len(changes), window)):
+        places = [at for at, shard in enumerate(shards) if shard in group]
+        assert places == list(range(places[0], places[0] + len(places)))
+
+
+@given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 9), st.integers(0, 50))
+def test_a_shuffle_of_blocks_is_a_bijection(n: int, block: int, window: int, seed: int) -> None:
+    images = BlockPermutation(_edges(n, block), window, "block", seed)(np.arange(n))
+    assert images.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(images), np.arange(n))
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 9))
+def test_a_shuffle_of_blocks_reads_a_few_blocks_at_a_time(
+    blocks: int, block: int, window: int
+) -> None:
+    edges = _edges(blocks * block, block)
+    images = BlockPermutation(edges, window, 7)(np.arange(blocks * block))
+    size = window * block
+    runs = [set((images[i : i + size] // block).tolist()) for i in range(0, len(images), size)]
+    assert all(len(run) == window for run in runs[:-1])
+    assert sum(map(len, runs)) == len(set().union(*runs)) == blocks
+
+
+@given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 5), st.data())
+def test_any_run_of_positions_of_a_block_shuffle_can_be_asked_alone(
+    n: int, block: int, window: int, data: st.DataObject
+) -> None:
+    permutation = BlockPermutation(_edges(n, block), window, 1)
+    start = data.draw(st.integers(0, n - 1))
+    stop = data.draw(st.integers(start + 1, n))
+    whole = permutation(np.arange(n))
+    np.testing.assert_array_equal(permutation(np.arange(start, stop)), whole[start:stop])
+
+
+def test_block_shuffles_are_those_of_earlier_releases() -> None:
+    images = BlockPermutation(_edges(17, 4), 2, "block", 0, 0)(np.arange(17))
+    assert images.tolist() == GOLDEN_BLOCKS
+
+
+# --- batches of an epoch ------------------------------------------------------------------------
+
+SHUFFLES = st.sampled_from([None, Shuffle(), Shuffle("block", 8, 2), Shuffle("block", 3, 100)])
+ORDERS = st.builds(
+    lambda rows, holes, batch, shuffle, seed, drop: Order(
+        ValidRows(rows, np.array(sorted(h for h in holes if h < rows - 1), np.int64)),
+        batch,
+        shuffle,
+        seed,
+        drop,
+    ),
+    st.integers(1, 120),
+    st.sets(st.integers(0, 119), max_size=20),
+    st.integers(1, 40),
+    SHUFFLES,
+    st.integers(0, 5),
+    st.booleans(),
+)
+
+
+@given(ORDERS, st.integers(0, 3))
+def test_batches_hold_every_valid_row_once(order: Order, epoch: int) -> None:
+    batches = list(order.epoch(epoch))
+    rows = np.concatenate(batches) if batches else np.array([], np.int64)
+    everything = order.valid(np.arange(len(order.valid)))
+    kept = len(everything) - len(everything) % order.batch_size * order.drop_last
+    assert len(batches) == order.batches
+    assert all(len(batch) == order.batch_size for batch in batches[:-1])
+    assert len(rows) == kept == len(set(rows.tolist()))
+    assert set(rows.tolist()) <= set(everything.tolist())
+    if order.shuffle is None:
+        np.testing.assert_array_equal(rows, everything[:kept])
+
+
+def _lists(order: Order, epoch: int, start: int = 0) -> list[list[int]]:
+    return [rows.tolist() for rows in order.epoch(epoch, start)]
+
+
+@given(ORDERS, st.integers(0, 3), st.data())
+def test_an_epoch_can_begin_at_any_batch(order: Order, epoch: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, order.batches))
+    assert _lists(order, epoch, start) == _lists(order, epoch)[start:]
+
+
+@pytest.mark.parametrize("batch_size", [1, WINDOW // 2 - 1, WINDOW, WINDOW + 1])
+def test_windows_of_the_computation_leave_no_trace(batch_size: int) -> None:
+    n = 2 * WINDOW + 5
+    order = Order(ValidRows(n, np.array([])), batch_size, seed=3)
+    rows = np.concatenate(list(order.epoch(1)))
+    np.testing.assert_array_equal(rows, Permutation(n, "full", 3, 1)(np.arange(n)))
+
+
+def test_a_shuffle_is_another_each_epoch_and_each_seed() -> None:
+    valid, kinds = ValidRows(60, np.array([])), (Shuffle(), Shuffle("block", 6, 3))
+    orders = {
+        str(_lists(Order(valid, 60, kind, seed), epoch))
+        for kind in kinds
+        for seed in range(3)
+        for epoch in range(3)
+    }
+    assert len(orders) == 18
+
+
+def test_the_order_does_not_depend_on_the_batch_size() -> None:
+    def epoch(batch_size: int) -> list[int]:
+        order = Order(ValidRows(50, np.array([3, 4])), batch_size, seed=9)
+        return np.concatenate(list(order.epoch(2))).tolist()
+
+    assert epoch(7) == epoch(48) == epoch(1)
+
+
+def test_a_given_sequence_replaces_the_order_of_rows() -> None:
+    order = Order(ValidRows(4, np.array([2])), 2, shuffle=None, sequence=np.array([3, 0, 1]))
+    assert _lists(order, 5) == [[3, 0], [1]]
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+NODES = st.sampled_from([None, Shuffle(), Shuffle("block", 8, 2), Shuffle("block", 5, 2, nodes=2)])
+
+
+def _order(rows: int, batch: int, world: int, rank: int, **how: Any) -> Order:
+    holes = np.arange(3, rows - 1, 7)
+    return Order(ValidRows(rows, holes), batch, rank=rank, world_size=world, **how)
+
+
+@FEW
+@given(st.integers(100, 400), st.sampled_from([1, 2, 4, 8]), NODES, st.booleans())
+def test_every_step_takes_the_same_rows_on_any_number_of_ranks(
+    rows: int, world: int, shuffle: Shuffle | None, drop_last: bool
+) -> None:
+    how: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "seed": 5}
+    alone = _lists(_order(rows, 16, 1, 0, **how), 3)
+    ranks = [_lists(_order(rows, 16 // world, world, rank, **how), 3) for rank in range(world)]
+    assert len({len(rank) for rank in ranks}) == 1
+    assert all(len({len(batch) for batch in step}) == 1 for step in zip(*ranks, strict=True))
+    steps = [sorted(row for batch in step for row in batch) for step in zip(*ranks, strict=True)]
+    whole = len(alone) - (not drop_last)
+    assert steps[:whole] == [sorted(batch) for batch in alone[:whole]]
+    if not drop_last:  # the rest is filled up from the epoch's beginning
+        more = len(steps[-1]) - len(alone[-1])
+        assert 0 <= more < world
+        assert steps[-1] == sorted(alone[-1] + alone[0][:more])
+
+
+@FEW
+@given(st.integers(100, 400), st.sampled_from([1, 2, 4]), NODES, st.integers(0, 5))
+def test_ranks_can_begin_at_any_step(
+    rows: int, world: int, shuffle: Shuffle | None, start: int
+) -> None:
+    for rank in range(world):
+        order = _order(rows, 4, world, rank, shuffle=shuffle)
+        assert _lists(order, 1, start) == _lists(order, 1)[start:]
+
+
+@pytest.mark.parametrize("holes", [0, 40])
+@pytest.mark.parametrize(("nodes", "ranks_of_a_node"), [(2, 1), (4, 2)])
+def test_each_canonical_node_reads_its_own_shards_in_every_epoch(
+    nodes: int, ranks_of_a_node: int, holes: int
+) -> None:
+    rows, block, world = 1600, 50, nodes * ranks_of_a_node
+    valid = ValidRows(rows, np.sort(np.random.default_rng(0).permutation(rows)[:holes]))
+    shards: list[set[int]] = []
+    for node in range(nodes):
+        read = set()
+        for rank in range(node * ranks_of_a_node, (node + 1) * ranks_of_a_node):
+            shuffle = Shuffle("block", block, 2, nodes)
+            order = Order(valid, 8, shuffle, drop_last=True, rank=rank, world_size=world)
+            for epoch in range(3):
+                read |= {row // block for batch in order.epoch(epoch) for row in batch.tolist()}
+        shards.append(read)
+    assert set().union(*shards) == set(range(rows // block))
+    assert sum(map(len, shards)) <= rows // block + nodes - 1  # where shares meet
+
+
+@given(
+    st.integers(60, 300),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 20),
+    st.integers(5, 30),
+    st.integers(1, 4),
+    st.sampled_from([1, 2]),
+)
+def test_no_batch_needs_more_blocks_than_are_claimed(
+    rows: int, world: int, batch: int, block: int, window: int, nodes: int
+) -> None:
+    for shuffle in (None, Shuffle("block", block, window, nodes)):
+        order = _order(rows, 2 * batch, world, 0, shuffle=shuffle)
+        if order.global_batch > len(order.valid):
+            return
+        most = max(len(set((rows // block).tolist())) for rows in order.epoch(1))
+        assert most <= order.blocks_at_once(block)
+
+
+def test_the_rows_that_fill_up_an_epoch_count_among_those_at_hand() -> None:
+    """The last batch has the end of one window, all of another, and the beginning of the first."""
+    order = Order(ValidRows(1601, np.empty(0, np.int64)), 35, Shuffle("block", 100, 8), 0,
+                  rank=15, world_size=16)  # fmt: skip
+    [last] = order.epoch(284, order.batches - 1)
+    assert len(np.unique(last // 100)) == 17
+    assert order.blocks_at_once(100) == 17
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("holes", [0, 1_000_000])
+@pytest.mark.parametrize("shuffle", [Shuffle(), Shuffle("block", 1000, 8)])
+def test_an_order_of_a_billion_rows_takes_memory_for_holes_and_blocks_alone(
+    shuffle: Shuffle, holes: int
+) -> None:
+    """A list of its rows would take 8 GB."""
+    rows = 1_000_000_000
+    missing = np.arange(holes, dtype=np.int64) * 999
+    tracemalloc.start()
+    try:
+        order = Order(ValidRows(rows, missing), 256, shuffle, rank=3, world_size=8)
+        for start in (0, order.batches // 2, order.batches - 2):
+            batches = [batch for batch, _ in zip(order.epoch(7, start), range(2), strict=False)]
+            assert len(batches[0]) == 256
+            assert all(0 <= batch.min() <= batch.max() < rows for batch in batches)
+            found = np.concatenate(batches)
+            assert not ((found % 999 == 0) & (found // 999 < holes)).any()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    blocks = rows // shuffle.block if shuffle.kind == "block" else 0
+    assert peak < 32_000_000 + 64 * holes + 128 * blocks

@@ -1,0 +1,460 @@
+"""One shard, made whole: what it puts, what it leaves out, and that it can be made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from PIL import Image
+
+import precache
+from precache.errors import FetchError, SampleError, StorageError
+from precache.storage.open import open_folder
+from precache.store.layout import RowShape, decode_index
+from precache.store.receipts import Receipt
+from precache_workers.planning.target_version import receipt_name
+from precache_workers.shards.outputs import Sums
+from precache_workers.shards.probe import ProbeTask, run_probe
+from precache_workers.shards.shard_task import (
+    Job,
+    ShardTask,
+    run_shard,
+)
+from precache_workers.sources.base import Sample, open_source
+from tests.support.building import ask, contents, cut, encoded, poll, remains, write
+
+RAW = precache.Pipeline.image(codec="raw")
+WIDTH, HEIGHT = 160, 144
+ROW_NBYTES = 3 * HEIGHT * WIDTH
+SHAPES = {"image": RowShape((3, HEIGHT, WIDTH), "uint8")}
+"""A row is a chunk of its own."""
+
+
+def photos(folder: Path, count: int) -> list[str]:
+    for number in range(count):
+        write(folder / f"{number}.png", encoded(cut(number, (WIDTH, HEIGHT)), "PNG"))
+    return [f"{number}.png" for number in range(count)]
+
+
+def task_of(
+    tmp_path: Path,
+    keys: Sequence[str],
+    pipeline: precache.Pipeline = RAW,
+    *,
+    shard: int = 0,
+    rows_per_shard: int = 8,
+    accept_missing: bool = False,
+    shapes: dict[str, RowShape] | None = None,
+) -> ShardTask:
+    source = open_source(str(tmp_path / "in"))
+    folder = open_folder(tmp_path / "version")
+    shapes = shapes or SHAPES
+    objects = {name: f"{name}/c/{shard}" + "/0" * len(each.shape) for name, each in shapes.items()}
+    sizes = [path.stat().st_size if path.exists() else -1
+             for path in (tmp_path / "in" / key for key in keys)]  # fmt: skip
+    return ShardTask(
+        Job(source, pipeline), folder, shapes, objects, rows_per_shard, shard,
+        list(keys), sizes, accept_missing,
+    )  # fmt: skip
+
+
+def stored(task: ShardTask) -> bytes:
+    return (task.folder.root / task.objects["image"]).read_bytes()
+
+
+def raw_rows(data: bytes, rows: int, row_nbytes: int = ROW_NBYTES) -> list[bytes]:
+    """The rows of a raw shard with a chunk a row and room for `rows`."""
+    index = decode_index(memoryview(data)[-(rows * 16 + 4) :], rows)
+    places = [(int(offset), int(length)) for offset, length in index if offset != 2**64 - 1]
+    assert all(length == row_nbytes + 4 for _, length in places)
+    return [data[offset : offset + length - 4] for offset, length in places]
+
+
+def reading(key: str, tmp_path: Path) -> bytes:
+    with Image.open(io.BytesIO((tmp_path / "in" / key).read_bytes())) as image:
+        return np.asarray(image).transpose(2, 0, 1).tobytes()
+
+
+# --- what is put --------------------------------------------------------------------------------
+
+
+def test_rows_come_in_the_order_of_the_keys(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 8)[::-1]
+    task = task_of(tmp_path, keys)
+    run_shard(task)
+    assert raw_rows(stored(task), 8) == [reading(key, tmp_path) for key in keys]
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
+def test_the_same_task_puts_the_same_bytes(tmp_path: Path, codec: str) -> None:
+    keys = photos(tmp_path / "in", 6)
+    write(tmp_path / "in/broken.png", b"none")
+    task = task_of(tmp_path, [*keys, "broken.png"], precache.Pipeline.image(codec=codec))
+    first = run_shard(task)
+    before = contents(tmp_path / "version")
+    second = run_shard(task)
+    after = contents(tmp_path / "version")
+    name = receipt_name(0)
+    assert {k: v for k, v in before.items() if k != name} == {
+        k: v for k, v in after.items() if k != name
+    }
+    timed = {"seconds": {}, "cpu_seconds": 0.0, "import_seconds": 0.0, "began": 0.0, "slowest": []}
+    assert dataclasses.replace(first, **timed) == dataclasses.replace(second, **timed)
+
+
+def test_another_process_puts_the_same_bytes(tmp_path: Path) -> None:
+    task = task_of(tmp_path, photos(tmp_path / "in", 5), precache.Pipeline.image())
+    run_shard(task)
+    before = stored(task)
+    receipt = ask(run_shard, task)
+    assert isinstance(receipt, Receipt)
+    assert stored(task) == before
+
+
+def test_tasks_travel_to_workers(tmp_path: Path) -> None:
+    task = pickle.loads(pickle.dumps(task_of(tmp_path, photos(tmp_path / "in", 2))))
+    assert run_shard(task).shard == 0
+
+
+def test_the_last_shard_is_padded_in_its_index_alone(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 3)
+    task = task_of(tmp_path, keys, shard=5)
+    run_shard(task)
+    assert len(raw_rows(stored(task), 8)) == 3
+    assert (tmp_path / "version/image/c/5/0/0/0").exists()
+
+
+def test_black_rows_are_written_like_any_other(tmp_path: Path) -> None:
+    write(tmp_path / "in/0.png", encoded(Image.new("RGB", (WIDTH, HEIGHT)), "PNG"))
+    task = task_of(tmp_path, ["0.png"])
+    assert run_shard(task).holes == {}
+    assert raw_rows(stored(task), 8) == [bytes(ROW_NBYTES)]
+
+
+def test_small_rows_share_a_chunk_that_is_padded(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"in/{number}.png", encoded(cut(number, (8, 8)), "PNG"))
+    shape = RowShape((3, 8, 8), "uint8")
+    per_chunk = shape.rows_per_chunk
+    assert per_chunk > 3
+    task = task_of(
+        tmp_path,
+        ["0.png", "1.png", "2.png"],
+        rows_per_shard=2 * per_chunk,
+        shapes={"image": shape},
+    )
+    receipt = run_shard(task)
+    [chunk] = raw_rows(stored(task), 2, per_chunk * shape.nbytes)
+    assert chunk[: 3 * shape.nbytes] == b"".join(
+        reading(f"{number}.png", tmp_path) for number in range(3)
+    )
+    assert not any(chunk[3 * shape.nbytes :])
+    assert receipt.objects["image"].raw_nbytes == per_chunk * shape.nbytes
+
+
+# --- receipts -----------------------------------------------------------------------------------
+
+
+def test_the_receipt_says_what_was_put(tmp_path: Path) -> None:
+
+    keys = photos(tmp_path / "in", 4)
+    task = task_of(tmp_path, keys, shard=3)
+    before = time.time()
+    receipt = run_shard(task)
+    data = stored(task)
+    made = receipt.objects["image"]
+    assert receipt.shard == 3
+    assert made.size == len(data)
+    assert made.xxh3 == xxhash.xxh3_64_intdigest(data)
+    assert made.raw_nbytes == 4 * ROW_NBYTES
+    assert receipt.content == [
+        xxhash.xxh3_128_hexdigest((tmp_path / "in" / key).read_bytes()) for key in keys
+    ]
+    assert set(receipt.seconds) == {"fetch", "ops", "encode", "put"}
+    assert min(receipt.seconds.values()) >= 0
+    assert receipt.cpu_seconds > 0
+    assert receipt.host == socket.gethostname()
+    assert before <= receipt.began <= time.time()
+    assert [s.seconds for s in receipt.slowest] == sorted(s.seconds for s in receipt.slowest)[::-1]
+    assert receipt.labels is None
+
+
+def test_the_receipt_is_stored_as_it_is_returned(tmp_path: Path) -> None:
+    task = task_of(tmp_path, photos(tmp_path / "in", 2))
+    receipt = run_shard(task)
+    assert Receipt.from_json(task.folder.read(receipt_name(0))) == receipt
+
+
+def test_sums_are_over_rows_that_are_no_holes(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 3)
+    write(tmp_path / "in/broken.png", b"none")
+    receipt = run_shard(task_of(tmp_path, [keys[0], "broken.png", *keys[1:]]))
+    rows = np.stack([np.frombuffer(reading(k, tmp_path), np.uint8) for k in keys])
+    channels = rows.reshape(3, 3, -1).astype(np.float64)
+    assert receipt.sums["image"].count == 3 * HEIGHT * WIDTH
+    assert receipt.sums["image"].total == pytest.approx(channels.sum((0, 2)))
+    assert receipt.sums["image"].squares == pytest.approx((channels**2).sum((0, 2)))
+
+
+@pytest.mark.parametrize("level", [255, None])
+@pytest.mark.parametrize("shape", [(3, 224, 224), (1, 5, 7), (4, 16, 16)])
+def test_sums_of_bytes_are_exact(shape: tuple[int, int, int], level: int | None) -> None:
+    random = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
+    rows = random if level is None else np.full_like(random, level)
+    sums = Sums(shape)
+    for row in rows:
+        sums.add(row)
+    wide = rows.astype(np.int64)
+    assert sums.result().total == wide.sum((0, 2, 3)).tolist()
+    assert sums.result().squares == (wide**2).sum((0, 2, 3)).tolist()
+    for row in rows:
+        sums.subtract(row)
+    assert (sums.result().count, sums.result().total) == (0, [0] * shape[0])
+
+
+def test_sums_of_many_rows_are_those_of_each() -> None:
+    """As many at a time as there are, of a larger array, and again with fewer."""
+    rows = np.random.default_rng(0).integers(0, 256, (40, 3, 70, 71), np.uint8)[..., 2:, 3:]
+    one_by_one, together = Sums(rows.shape[1:]), Sums(rows.shape[1:])
+    for row in rows:
+        one_by_one.add(row)
+    for part in (rows[:31], rows[31:32], rows[32:]):
+        together.extend(part)
+    assert together.result() == one_by_one.result()
+
+
+# --- holes --------------------------------------------------------------------------------------
+
+
+def test_holes_have_reasons_and_shift_nothing(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 4)
+    whole = (tmp_path / "in/0.png").read_bytes()
+    write(tmp_path / "in/text.png", b"<html>")
+    write(tmp_path / "in/short.png", whole[: len(whole) // 2])
+    write(tmp_path / "in/large.png", encoded(cut(1, (WIDTH + 1, HEIGHT)), "PNG"))
+    write(tmp_path / "in/empty.png", b"")
+    order = [keys[0], "text.png", keys[1], "short.png", "large.png", keys[2], "empty.png", keys[3]]
+    task = task_of(tmp_path, order, shard=2)
+    receipt = run_shard(task)
+    assert sorted(receipt.holes) == [17, 19, 20, 22]
+    assert "not an image" in receipt.holes[17]
+    assert "truncated" in receipt.holes[19]
+    assert f"(3, {HEIGHT}, {WIDTH + 1})" in receipt.holes[20]
+    assert f"(3, {HEIGHT}, {WIDTH})" in receipt.holes[20]
+    assert receipt.holes[22]
+    rows = raw_rows(stored(task), 8)
+    expected = [reading(key, tmp_path) if key in keys else bytes(ROW_NBYTES) for key in order]
+    assert rows == expected
+
+
+def test_a_hole_in_one_field_is_a_hole_in_all(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 2)
+    write(tmp_path / "in/large.png", encoded(cut(1, (WIDTH + 9, HEIGHT)), "PNG"))
+    fields = {
+        "image": {"ops": [{"op": "decode"}], "codec": "raw"},
+        "small": {"ops": [{"op": "decode"}, {"op": "resize", "size": [160, 160]}], "codec": "raw"},
+    }
+    shapes = {"image": SHAPES["image"], "small": RowShape((3, 160, 160), "uint8")}
+    for pipeline_fields in (fields, dict(reversed(fields.items()))):
+        pipeline = precache.Pipeline.from_dict({"fields": pipeline_fields})
+        task = task_of(
+            tmp_path, [keys[0], "large.png", keys[1]], pipeline,
+            shapes={name: shapes[name] for name in pipeline_fields},
+        )  # fmt: skip
+        receipt = run_shard(task)
+        assert list(receipt.holes) == [1]
+        small = (tmp_path / "version/small/c/0/0/0/0").read_bytes()
+        rows = raw_rows(small, 8, 3 * 160 * 160)
+        assert any(rows[0])
+        assert not any(rows[1])
+        assert any(rows[2])
+        assert receipt.sums["small"].count == 2 * 160 * 160
+
+
+def test_all_rows_may_be_holes(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"in/{number}.png", b"none")
+    task = task_of(tmp_path, [f"{number}.png" for number in range(3)])
+    receipt = run_shard(task)
+    assert sorted(receipt.holes) == [0, 1, 2]
+    assert raw_rows(stored(task), 8) == [bytes(ROW_NBYTES)] * 3
+    assert receipt.sums["image"].count == 0
+
+
+# --- fetches that fail --------------------------------------------------------------------------
+
+
+def test_a_fetch_that_fails_leaves_the_shard_undone(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 4)
+    task = task_of(tmp_path, keys)
+    (tmp_path / "in/1.png").unlink()
+    (tmp_path / "in/3.png").write_bytes(b"another size")
+    with pytest.raises(
+        FetchError, match=r"shard 0: 2 samples could not be fetched: .*1\.png.*3\.png"
+    ):
+        run_shard(task)
+    assert contents(tmp_path / "version") == {}
+
+
+def test_many_failed_fetches_are_counted(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 8)
+    task = task_of(tmp_path, keys)
+    for key in keys:
+        (tmp_path / "in" / key).unlink()
+    with pytest.raises(FetchError, match=r"8 samples could not be fetched: .*; and 3 more"):
+        run_shard(task)
+
+
+def test_missing_samples_are_holes_where_accepted(tmp_path: Path) -> None:
+    keys = photos(tmp_path / "in", 4)
+    task = task_of(tmp_path, keys, accept_missing=True)
+    (tmp_path / "in/1.png").unlink()
+    receipt = run_shard(task)
+    assert list(receipt.holes) == [1]
+    assert receipt.holes[1].startswith("could not be fetched: ")
+    assert "1.png" in receipt.holes[1]
+    assert receipt.content[1] == ""
+    assert raw_rows(stored(task), 8)[1:3] == [bytes(ROW_NBYTES), reading("2.png", tmp_path)]
+
+
+def test_an_object_that_cannot_be_put_leaves_no_receipt(tmp_path: Path) -> None:
+    task = task_of(tmp_path, photos(tmp_path / "in", 2))
+    write(tmp_path / "version/image", b"a file where a folder must be")
+    with pytest.raises(StorageError, match=r"cannot write .*version/image/c/0/0/0/0"):
+        run_shard(task)
+    assert not (tmp_path / "version" / receipt_name(0)).exists()
+    assert not [name for name in remains(tmp_path / "version") if name.endswith(".tmp")]
+
+
+def test_threads_end_with_the_task(tmp_path: Path) -> None:
+    import threading
+
+    keys = photos(tmp_path / "in", 4)
+    before = threading.active_count()
+    run_shard(task_of(tmp_path, keys))
+    task = task_of(tmp_path, keys)
+    (tmp_path / "in/1.png").unlink()
+    with pytest.raises(FetchError):
+        run_shard(task)
+    assert threading.active_count() <= before
+
+
+def test_torch_gets_its_threads_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    run_shard(task_of(tmp_path, photos(tmp_path / "in", 1)))
+    assert torch.get_num_threads() == before
+
+
+# --- fetching ahead -----------------------------------------------------------------------------
+
+FETCHED: list[str] = []
+
+
+class Slides:
+    """A source that notes what was fetched."""
+
+    labels_with_samples = False
+    fetch_threads = 1
+
+    def list(self, tick: object) -> None:
+        raise NotImplementedError
+
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> list[Sample | FetchError]:
+        FETCHED.extend(keys)
+        return [Sample({"x": np.zeros(16, np.uint8)}) for _ in keys]
+
+
+def wait_for_the_next(array: np.ndarray) -> np.ndarray:
+    """Rows of the first samples wait until later ones were fetched, which they must not hinder."""
+    poll(lambda: len(FETCHED) > 20, "samples were fetched while others were worked on")
+    assert len(FETCHED) < 100, "not all at once"
+    return array
+
+
+def test_the_next_samples_are_fetched_during_work_but_not_all(tmp_path: Path) -> None:
+    FETCHED.clear()
+    op = {"op": "function", "function": f"{__name__}:wait_for_the_next", "version": "1"}
+    pipeline = precache.Pipeline.from_dict({"fields": {"x": {"ops": [op], "codec": "raw"}}})
+    keys = [str(number) for number in range(20)]
+    task = ShardTask(
+        Job(Slides(), pipeline), open_folder(tmp_path), {"x": RowShape((16,), "uint8")},
+        {"x": "x/c/0/0"}, 4096, 0, [*keys, *(str(n) for n in range(20, 300))], [-1] * 300,
+    )  # fmt: skip
+    receipt = run_shard(task)
+    late = [row for row in receipt.holes if row < 20]
+    assert late == []
+    assert [str(number) for number in range(300)] == FETCHED
+
+
+# --- the probe ----------------------------------------------------------------------------------
+
+
+def probe_of(tmp_path: Path, keys: Sequence[str], pipeline: precache.Pipeline = RAW) -> ProbeTask:
+    return ProbeTask(Job(open_source(str(tmp_path / "in")), pipeline), keys, [-1] * len(keys))
+
+
+def test_the_probe_learns_the_first_shape(tmp_path: Path) -> None:
+    write(tmp_path / "in/0.png", encoded(cut(0, (30, 20)), "PNG"))
+    write(tmp_path / "in/1.png", encoded(cut(0, (40, 20)), "PNG"))
+    assert run_probe(probe_of(tmp_path, ["0.png", "1.png"])).shapes == {
+        "image": RowShape((3, 20, 30), "uint8")
+    }
+    assert run_probe(probe_of(tmp_path, ["1.png", "0.png"])).shapes == {
+        "image": RowShape((3, 20, 40), "uint8")
+    }
+
+
+def test_the_probe_passes_over_what_does_not_decode(tmp_path: Path) -> None:
+    write(tmp_path / "in/0.png", b"none")
+    write(tmp_path / "in/1.png", encoded(cut(0, (40, 20)), "PNG"))
+    assert run_probe(probe_of(tmp_path, ["0.png", "gone.png", "1.png"])).shapes["image"]
+
+
+def test_the_probe_says_why_nothing_decodes(tmp_path: Path) -> None:
+    write(tmp_path / "in/0.png", b"none")
+    with pytest.raises(SampleError, match=r"none of the first 2 samples has a row: 0\.png: not an"):
+        run_probe(probe_of(tmp_path, ["0.png", "gone.png"]))
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd", "image"])
+@pytest.mark.parametrize("size", [(200, 160), (20, 16)])
+def test_the_estimate_of_bytes_is_near_what_is_stored(
+    tmp_path: Path, codec: str, size: tuple[int, int]
+) -> None:
+    keys = []
+    for number in range(64):
+        write(tmp_path / f"in/{number}.png", encoded(cut(number, size), "PNG"))
+        keys.append(f"{number}.png")
+    pipeline = precache.Pipeline.image(codec=codec)
+    probe = run_probe(probe_of(tmp_path, keys[::4], pipeline))
+    assert 64 % probe.shapes["image"].rows_per_chunk == 0
+    task = task_of(tmp_path, keys, pipeline, rows_per_shard=64, shapes=dict(probe.shapes))
+    found = run_shard(task).objects["image"].size
+    assert 0.8 < probe.stored_per_row * 64 / found < 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "bool"])
+def test_other_dtypes_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None:
+    keys = photos(tmp_path / "in", 2)
+    ops = [{"op": "decode"}, {"op": "to_dtype", "dtype": dtype, "scale": dtype.startswith("float")}]
+    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops, "codec": "raw"}}})
+    probe = run_probe(probe_of(tmp_path, keys, pipeline))
+    assert probe.shapes["image"] == RowShape((3, HEIGHT, WIDTH), dtype)
+    task = task_of(tmp_path, keys, pipeline, shapes=dict(probe.shapes))
+    run_shard(task)
+    nbytes = probe.shapes["image"].nbytes * probe.shapes["image"].rows_per_chunk
+    chunks = 8 // probe.shapes["image"].rows_per_chunk
+    [first, *_] = raw_rows(stored(task), chunks, nbytes)
+    row = np.frombuffer(first, dtype)[:ROW_NBYTES]
+    pixels = np.frombuffer(reading(keys[0], tmp_path), np.uint8)
+    scale = 255 if dtype.startswith("float") else 1
+    assert np.allclose(row, (pixels / scale).astype(dtype))

@@ -1,0 +1,306 @@
+"""The page of a simulation, in a browser, and its picture."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from precache.cli import main as cli
+from precache.errors import StorageError, UsageError
+from precache.simulation import pictures
+from precache.simulation.model import Simulation, simulate
+from precache.simulation.player import PLAYED
+from tests.support.browser import AXE, CHROMIUM, Tab, chromium
+
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+
+STEADY = simulate(2000, 100, 7)
+SETTINGS = {
+    "steady": STEADY,
+    "varied": simulate(2000, 100, 7, load_cv=0.4),
+    "blocked": simulate(350, 100, 7, load_cv=0.2),
+    "no queue": simulate(200, 100, 3, queue=0, seconds=5),
+    "nothing came": simulate(2000, 100, 7, seconds=1),
+    "one batch": simulate(800, 100, 1, seconds=1),
+    "many loaders": simulate(4000, 10, 200, load_cv=0.3, seconds=20),
+    "measured": simulate([10, 0, 30.5], 12.25, 2, seconds=2),
+}
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+def test_a_page_is_one_file_without_links_and_with_the_figures() -> None:
+    page = pictures.page(STEADY)
+    assert not re.findall(
+        r"""(?:src|href)=["']?(?!data:|\#)[^"'\s>]+|https?://|@import|url\((?!\#)""", page
+    )
+    assert "{{" not in page
+    assert "65.0% of the consumer&#39;s time after start-up, 67.3% with it" in page
+    assert "112 batches (+14)" in page
+
+
+@pytest.mark.parametrize("found", SETTINGS.values(), ids=SETTINGS)
+def test_the_data_of_a_page_are_those_of_the_simulation(found: Simulation) -> None:
+    match = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', pictures.page(found)
+    )
+    assert match
+    data = json.loads(match[1])
+    assert data["waits"] == pytest.approx(found.stalls_ms.tolist(), abs=1e-3)
+    assert data["batches"]["begun"] == pytest.approx((found.begun / 1e6).tolist(), abs=1e-3)
+    done = [ms for ms in data["batches"]["done"] if ms is not None and ms <= data["end"]]
+    assert len(done) == found.batches
+
+
+def test_a_long_run_is_played_as_far_as_a_page_can_carry() -> None:
+    found = simulate(10, 1, 7, seconds=60)
+    page = pictures.page(found)
+    assert len(found.begun) > PLAYED
+    assert "Played and drawn up to 28.6 s of 60 s." in page
+    assert len(page) < 3_000_000
+
+
+def test_more_loaders_are_held_against_those_there_are() -> None:
+    found = dict(pictures.with_more(STEADY))
+    assert {name: len(each.stalls_ms) for name, each in found.items()} == {
+        "as simulated, 7 loaders": 99, "with one more": 113, "with 20, load / step time": 281,
+    }  # fmt: skip
+    page = pictures.page(STEADY)
+    for each in found.values():
+        assert f"<td>{each.stall_share:.1%}</td>" in page
+
+
+def test_the_law_foretells_what_steady_loaders_stall() -> None:
+    for _, each in pictures.with_more(STEADY):
+        assert pictures.by_law(each) == pytest.approx(each.stall_share, abs=0.01)
+
+
+def test_a_page_needs_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache.simulation.pictures.find_spec", lambda name: None)
+    page = pictures.page(STEADY)
+    assert "<h2>Times of a batch</h2>" in page
+    assert "<svg" not in page
+
+
+def test_times_are_those_of_what_was_done() -> None:
+    told = pictures.times(STEADY)
+    assert set(told["load"]) == {2000}
+    assert set(told["step"]) == {100}
+    assert told["wait before a step"].sum() == pytest.approx(STEADY.stalls_ms[1:].sum())
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    for write in (pictures.write_page, pictures.write_png):
+        with pytest.raises(StorageError, match="no/such"):
+            write(STEADY, tmp_path / "no/such/file")
+
+
+def test_the_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    page, picture = tmp_path / "a.html", tmp_path / "a.png"
+    arguments = ["simulate", "--load-ms", "2000", "--loaders", "7", "--step-ms", "100", "--json"]
+    assert cli.main([*arguments, "--html", str(page), "--png", str(picture)]) == 0
+    assert page.read_text("utf-8") == pictures.page(STEADY)
+    assert json.loads(capfd.readouterr().out)["batches"] == 98
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", SETTINGS.values(), ids=SETTINGS)
+def test_the_picture_shows_loading_steps_and_waits(found: Simulation, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    pictures.write_png(found, tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape[1:] == (1600, 3)
+
+    def has(colour: str) -> bool:
+        off = np.abs(pixels.astype(int) - list(bytes.fromhex(colour))).max(axis=2)
+        return bool((off < 20).sum() > 20)
+
+    assert has("1f6fb8")
+    assert has("1a7f4b") == (len(found.order) > 0)
+    assert has("b3261e") == (found.stall_share_with_startup > 0)
+
+
+def test_without_matplotlib_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(
+        UsageError, match=r'a\.png needs matplotlib: pip install "precache\[report\]"'
+    ):
+        pictures.write_png(STEADY, "a.png")
+
+
+# --- in a browser -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def opened(tab: Tab, tmp_path: Path) -> Tab:
+    tab.open(_written(STEADY, tmp_path))
+    return tab
+
+
+def _written(found: Simulation, folder: Path) -> Path:
+    pictures.write_page(found, folder / "page.html")
+    return folder / "page.html"
+
+
+def _now(tab: Tab) -> float:
+    """Seconds on the page's clock."""
+    return float(tab.run("document.querySelector('#clock').textContent").split(" s")[0])
+
+
+def _said(tab: Tab) -> str:
+    return str(tab.run("document.querySelector('#now').textContent"))
+
+
+@in_a_browser
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (1200, False)])
+def test_every_page_is_drawn_without_an_error_a_request_or_a_sideways_scroll(
+    tab: Tab, tmp_path: Path, name: str, width: int, dark: bool
+) -> None:
+    tab.errors.clear()
+    tab.requests.clear()
+    path = _written(SETTINGS[name], tmp_path)
+    tab.open(path, width, dark=dark)
+    for _ in range(3):
+        tab.click("#next")
+    assert tab.errors == []
+    assert [url for url in tab.requests if not url.startswith("data:")] == [path.as_uri()]
+    over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert tab.run(over) == 0
+    for canvas in tab.run("[...document.querySelectorAll('canvas')].map(each => each.id)"):
+        pen = f"document.querySelector('canvas#{canvas}').getContext('2d')"
+        assert tab.run(f"{pen}.getImageData(0, 0, {pen}.canvas.width, 60).data.some(v => v)")
+
+
+@in_a_browser
+def test_it_plays_and_pauses(opened: Tab) -> None:
+    assert _now(opened) == 0
+    opened.click("#play")
+    assert opened.run("document.querySelector('#play').textContent") == "Pause"
+    opened.until("parseFloat(document.querySelector('#clock').textContent) > 0.05")
+    opened.click("#play")
+    assert opened.run("document.querySelector('#play').textContent") == "Play"
+    stopped = _now(opened)
+    assert stopped > 0
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    opened.run(f"{frames}.then(() => 0)")
+    assert _now(opened) == stopped
+
+
+@in_a_browser
+def test_it_stops_at_the_end_and_plays_again_from_the_beginning(opened: Tab) -> None:
+    opened.run("document.querySelector('#speed').value = '100'")
+    opened.click("#play")
+    opened.until("document.querySelector('#play').textContent === 'Play'")
+    assert _now(opened) == 30
+    assert "98 batches done" in _said(opened)
+    opened.run("document.querySelector('#speed').value = '0.01'")
+    opened.click("#play")
+    assert _now(opened) < 5
+    opened.click("#play")
+
+
+@in_a_browser
+def test_what_is_said_at_a_time_is_what_the_simulation_has(opened: Tab) -> None:
+    at = "document.querySelector('#at')"  # in one script: a redraw between would set it back
+    opened.run(f"{at}.value = 2250, {at}.dispatchEvent(new Event('input'))")
+    wanted = "7 of 7 loaders loading; 4 of 7 in the queue; the training loop works; 2 batches done."
+    assert _said(opened) == f"At 2.25 s: {wanted}"
+    assert opened.run("document.querySelector('#at').getAttribute('aria-valuetext')") == _said(
+        opened
+    )
+    assert opened.run("document.querySelectorAll('.slot.full').length") == 4
+
+
+@in_a_browser
+def test_it_is_worked_by_keys_alone(opened: Tab) -> None:
+    """From the top of the page by Tab: play, back, next, speed, time."""
+    names = []
+    for _ in range(5):
+        opened.press("Tab")
+        names.append(opened.run("document.activeElement.id"))
+    assert names == ["play", "back", "next", "speed", "at"]
+    for key, change in (("ArrowRight", 0.03), ("PageUp", 0.6), ("ArrowLeft", -0.03)):
+        before = _now(opened)
+        opened.press(key)
+        assert _now(opened) - before == pytest.approx(change, abs=1e-6), key
+    opened.press("End")
+    assert _now(opened) == 30
+    opened.run("document.querySelector('#play').focus()")
+    opened.press(" ")
+    assert opened.run("document.querySelector('#play').textContent") == "Pause"
+    opened.press("Enter")
+    assert opened.run("document.querySelector('#play').textContent") == "Play"
+
+
+@in_a_browser
+def test_batches_and_the_time_line_are_stepped_to_by_clicks(opened: Tab) -> None:
+    for seconds in (2.0, 2.1, 2.2):
+        opened.click("#next")
+        assert _now(opened) == seconds
+    opened.click("#back")
+    assert _now(opened) == 2.1
+    opened.click("#lanes", 0.5)
+    assert 4 < _now(opened) < 6
+    opened.run("document.querySelector('#zoom').selectedIndex = 0")
+    opened.run("document.querySelector('#zoom').dispatchEvent(new Event('change'))")
+    assert opened.errors == []
+
+
+@in_a_browser
+def test_with_less_motion_it_goes_from_batch_to_batch(tab: Tab, tmp_path: Path) -> None:
+    tab.open(_written(STEADY, tmp_path), still=True)
+    tab.click("#play")
+    tab.until("parseFloat(document.querySelector('#clock').textContent) >= 2.1")
+    tab.click("#play")
+    taken = STEADY.taken[STEADY.order] / 1e9
+    assert np.isclose(taken, _now(tab)).any()
+
+
+def _contrast(one: str, other: str) -> float:
+    """Ratio of two colours ``#rrggbb`` or ``#rgb``, as WCAG 2 defines it."""
+    levels = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = np.frombuffer(bytes.fromhex(digits), np.uint8) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        levels.append(float(linear @ [0.2126, 0.7152, 0.0722]) + 0.05)
+    return max(levels) / min(levels)
+
+
+@in_a_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_stand_out_in_light_and_dark(tab: Tab, tmp_path: Path, dark: bool) -> None:
+    tab.open(_written(STEADY, tmp_path), dark=dark)
+    style = "getComputedStyle(document.documentElement).getPropertyValue('--{}').trim()"
+    names = ("bg", "card", "ink", "soft", "blue", "orange", "green", "bad")
+    colours = {name: str(tab.run(style.format(name))) for name in names}
+    for text, ground in itertools.product(("ink", "soft"), ("bg", "card")):
+        assert _contrast(colours[text], colours[ground]) > 4.5, (text, ground)
+    for mark in ("blue", "orange", "green", "bad"):
+        assert _contrast(colours[mark], colours["bg"]) > 3, mark
+
+
+@in_a_browser
+@pytest.mark.skipif(AXE is None, reason="needs axe-core-python")
+def test_axe_finds_nothing_to_mend(tab: Tab, tmp_path: Path) -> None:
+    tab.fine(_written(SETTINGS["blocked"], tmp_path))

@@ -1,0 +1,894 @@
+"""Listing and fetching of samples, labels and classes, and code of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import FetchError, PipelineError, SourceError, StorageError, UsageError
+from precache.storage.base import LINK_OUT, NO_FILE
+from precache.store.row_table import RowTable
+from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
+from precache_workers.sources.base import Listing, Sample, Source, open_source
+from precache_workers.sources.code_digest import code_digest
+from precache_workers.sources.user_code import load_object
+from tests.support.building import (
+    ask,
+    build_as_anyone,
+    build_here,
+    cut,
+    encoded,
+    labels,
+    pixels,
+    write,
+    write_jpegs,
+)
+
+SMALL = precache.Pipeline.image(resize=16, crop=16)
+
+
+def listed(source: object) -> Listing:
+    return open_source(str(source)).list(lambda found: None)
+
+
+def by_key(table: RowTable) -> dict[str, str | None]:
+    """Key -> name of its class."""
+    names = [table.classes[n] if n >= 0 else None for n in table.labels.tolist()]
+    return dict(zip(table.keys, names, strict=True))
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes an importable module, a new one each time, and gives its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    made: list[str] = []
+
+    def make(code: str) -> str:
+        name = f"user_code_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def test_the_class_is_the_first_folder_of_a_path(tmp_path: Path) -> None:
+    for key in ("dog/1.jpg", "cat/2.jpg", "cat/deep/er/3.png", "eel/4.webp"):
+        write(tmp_path / key, b"x")
+    table = listed(tmp_path).table
+    assert table.classes == ("cat", "dog", "eel")
+    assert by_key(table) == {
+        "cat/2.jpg": "cat",
+        "cat/deep/er/3.png": "cat",
+        "dog/1.jpg": "dog",
+        "eel/4.webp": "eel",
+    }
+    assert list(table.keys) == sorted(table.keys)
+
+
+def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
+    for name in ("b.jpg", "a.JPEG", "c.png"):
+        write(tmp_path / name, b"x")
+    table = listed(tmp_path).table
+    assert list(table.keys) == ["a.JPEG", "b.jpg", "c.png"]
+    assert table.classes == ()
+    assert table.labels.tolist() == [-1, -1, -1]
+
+
+def test_a_file_beside_the_class_folders_has_no_label(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    write(tmp_path / "stray.jpg", b"x")
+    assert by_key(listed(tmp_path).table) == {"cat/1.jpg": "cat", "stray.jpg": None}
+
+
+def test_sizes_and_times_of_files_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "a.jpg", b"12345")
+    table = listed(tmp_path).table
+    assert table.sizes.tolist() == [5]
+    assert table.mtimes.tolist() == [(tmp_path / "a.jpg").stat().st_mtime_ns]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jpg",
+        "a.JPG",
+        "a.jpeg",
+        "a.JPEG",
+        "a.jpe",
+        "a.jfif",
+        "a.png",
+        "a.webp",
+        "a.bmp",
+        "a.gif",
+        "a.tif",
+        "a.TIFF",
+        "a.b.jpg",
+    ],
+)
+def test_suffixes_of_images_count_in_any_case(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, b"x")
+    assert listed(tmp_path).table.keys == [name]
+
+
+def test_files_that_are_no_images_are_ignored_and_counted(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "README", "cat/list.txt", "cat/1.jpg.bak", "dog/Thumbs.db", "jpg"):
+        write(tmp_path / name, b"x")
+    listing = listed(tmp_path)
+    assert listing.table.keys == ["cat/1.jpg"]
+    assert listing.ignored == 5
+    assert listing.table.classes == ("cat",), "a folder without an image is no class"
+
+
+def test_tick_hears_of_every_sample(tmp_path: Path) -> None:
+    for number in range(7):
+        write(tmp_path / f"{number}.jpg", b"x")
+    heard: list[int] = []
+    open_source(str(tmp_path)).list(heard.append)
+    assert heard[-1] == 7
+
+
+def test_a_uri_of_a_file_system_is_a_path(tmp_path: Path) -> None:
+    write(tmp_path / "a.jpg", b"x")
+    assert listed(f"file://{tmp_path}").table.keys == ["a.jpg"]
+
+
+def test_keys_of_any_characters_survive_a_build(tmp_path: Path) -> None:
+    names = ["Zoë/größe 1.jpg", "Zoë/日本 'x' \"y\".jpg", "a,b/%41#?.jpg", "a,b/new\nline.jpg"]
+    for number, name in enumerate(names):
+        write(tmp_path / "in" / name, encoded(cut(number), quality=90))
+    build_here(tmp_path / "in", tmp_path / "store", SMALL)
+    assert labels(tmp_path / "store") == {
+        names[0]: 0,
+        names[1]: 0,
+        names[2]: 1,
+        names[3]: 1,
+    }
+
+
+def test_a_name_that_is_no_utf8_is_named_in_an_error(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 2)
+    odd = os.fsencode(tmp_path / "in") + b"/cat/odd-\xff.jpg"
+    Path(os.fsdecode(odd)).write_bytes(encoded(cut(7)))
+    with pytest.raises(SourceError, match="odd-"):
+        build_here(tmp_path / "in", tmp_path / "store", SMALL)
+    assert not (tmp_path / "store").exists()
+
+
+# --- links --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Path:
+    """A source of links, all of which lead out of it."""
+    for name in ("1.jpg", "2.jpg", "notes.txt"):
+        write(tmp_path / "elsewhere" / name, b"x")
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "cat").symlink_to(tmp_path / "elsewhere")
+    (source / "one.jpg").symlink_to(tmp_path / "elsewhere/1.jpg")
+    (source / "notes.txt").symlink_to(tmp_path / "elsewhere/notes.txt")
+    return source
+
+
+def test_links_within_a_source_are_followed(tmp_path: Path) -> None:
+    write(tmp_path / "all/1.jpg", b"1")
+    (tmp_path / "cat").symlink_to("all")
+    (tmp_path / "one.jpg").symlink_to(tmp_path / "all/1.jpg")
+    assert listed(tmp_path).table.keys == ["all/1.jpg", "cat/1.jpg", "one.jpg"]
+    assert fetch(open_source(str(tmp_path)), "cat/1.jpg").inputs == {"bytes": b"1"}
+
+
+def test_links_that_lead_out_of_a_source_are_counted(farm: Path) -> None:
+    write(farm / "a.jpg", b"x")
+    (farm / "lost.jpg").symlink_to(farm.parent / "nowhere.jpg")
+    listing = listed(farm)
+    assert listing.table.keys == ["a.jpg"]
+    assert listing.left_out == {LINK_OUT: 3}
+    assert listing.ignored == 1
+    for key in ("one.jpg", "cat/1.jpg", "lost.jpg"):
+        with pytest.raises(FetchError, match=r"it leads out of .*/in|No such file"):
+            fetch(open_source(str(farm)), key)
+
+
+def test_a_source_of_nothing_else_says_how_to_follow_them(farm: Path) -> None:
+    with pytest.raises(SourceError, match=r"no image .*left out: 2 links .*--follow-links"):
+        listed(farm)
+
+
+def test_links_that_lead_out_are_followed_where_that_is_asked_for(farm: Path) -> None:
+    source = open_source(str(farm), follow_links=True)
+    listing = source.list(lambda found: None)
+    assert listing.table.keys == ["cat/1.jpg", "cat/2.jpg", "one.jpg"]
+    assert listing.left_out == {}
+    assert fetch(pickle.loads(pickle.dumps(source)), "cat/2.jpg").inputs == {"bytes": b"x"}
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_what_is_no_file_is_counted_and_waited_for_by_nobody(tmp_path: Path, follow: bool) -> None:
+    source = tmp_path / "in"
+    write(source / "a.jpg", b"x")
+    os.mkfifo(source / "fifo.jpg")
+    os.mkfifo(source / "fifo")
+    (source / "to a fifo.jpg").symlink_to("fifo.jpg")
+    (source / "null.jpg").symlink_to("/dev/null")
+    (source / "kernel.jpg").symlink_to("/proc/kmsg")
+    (source / "proc").symlink_to("/proc")
+    bound = source / "socket.jpg"
+    with socket.socket(socket.AF_UNIX) as bind, contextlib.chdir(source):
+        bind.bind(bound.name)
+    found = open_source(str(source), follow_links=follow)
+    listing = found.list(lambda found: None)
+    assert listing.table.keys == ["a.jpg"]
+    links = 0 if follow else 3
+    assert listing.left_out == {NO_FILE: 6 - links} | ({LINK_OUT: links} if links else {})
+    assert listing.ignored == 1
+    for key in ("fifo.jpg", "to a fifo.jpg", "socket.jpg", "null.jpg", "kernel.jpg"):
+        with pytest.raises(FetchError, match=rf"{key}: "):
+            fetch(found, key)
+
+
+@pytest.mark.parametrize("key", ["../secret.jpg", "/etc/passwd", "a//b.jpg", "./a.jpg", "a\0b.jpg"])
+def test_a_key_that_is_no_name_in_the_source_is_not_fetched(tmp_path: Path, key: str) -> None:
+    write(tmp_path / "secret.jpg", b"x")
+    write(tmp_path / "in/a.jpg", b"x")
+    with pytest.raises(FetchError, match=f"{re.escape(repr(key))} is no name below .*/in: it must"):
+        fetch(open_source(str(tmp_path / "in")), key)
+
+
+@pytest.mark.parametrize("target", [".", "..", "cat", "cat/deep"])
+def test_a_link_back_up_lists_nothing_twice(tmp_path: Path, target: str) -> None:
+    source = tmp_path / "in"
+    for key in ("top.jpg", "cat/1.jpg", "cat/deep/2.jpg"):
+        write(source / key, b"x")
+    (source / "cat/deep/loop").symlink_to(source / "cat/deep" / target)
+    keys = listed(source).table.keys
+    assert keys == ["cat/1.jpg", "cat/deep/2.jpg", "top.jpg"]
+
+
+def test_a_link_to_the_source_itself_lists_nothing_twice(tmp_path: Path) -> None:
+    write(tmp_path / "a.jpg", b"x")
+    (tmp_path / "self").symlink_to(tmp_path)
+    table = listed(tmp_path).table
+    assert table.keys == ["a.jpg"]
+    assert table.classes == ()
+
+
+@pytest.mark.parametrize("target", ["nowhere.jpg", "link.jpg"])
+def test_a_link_to_nothing_or_to_itself_is_a_sample_that_cannot_be_fetched(
+    tmp_path: Path, target: str
+) -> None:
+    """Not one that is silently left out: what it led to may be a disk that is not mounted."""
+    write(tmp_path / "a.jpg", b"x")
+    (tmp_path / "link.jpg").symlink_to(tmp_path / target)
+    table = listed(tmp_path).table
+    assert dict(zip(table.keys, table.sizes.tolist(), strict=True)) == {"a.jpg": 1, "link.jpg": -1}
+    with pytest.raises(FetchError, match=r"link\.jpg"):
+        fetch(open_source(str(tmp_path)), "link.jpg")
+
+
+def test_two_links_to_one_folder_are_two_classes(tmp_path: Path) -> None:
+    """As torchvision has it; what a listing says must not depend on a directory's order."""
+    write(tmp_path / "in/b/1.jpg", b"x")
+    for name in ("a", "c", "d"):
+        (tmp_path / "in" / name).symlink_to(tmp_path / "in/b")
+    table = listed(tmp_path / "in").table
+    assert table.keys == ["a/1.jpg", "b/1.jpg", "c/1.jpg", "d/1.jpg"]
+    assert table.classes == ("a", "b", "c", "d")
+
+
+# --- sources that are none ----------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"nowhere does not exist; give a folder of images"):
+        listed(tmp_path / "nowhere")
+
+
+def test_a_file_is_no_source(tmp_path: Path) -> None:
+    write(tmp_path / "a.jpg", b"x")
+    with pytest.raises(SourceError, match=r"a\.jpg is not a folder"):
+        listed(tmp_path / "a.jpg")
+
+
+def test_a_folder_without_images_tells_what_images_end_in(tmp_path: Path) -> None:
+    write(tmp_path / "notes.txt", b"x")
+    with pytest.raises(SourceError, match=r"no image \(1 other files\); images end in .*\.jpg"):
+        listed(tmp_path)
+
+
+def test_a_protocol_that_is_not_supported_is_named() -> None:
+    with pytest.raises(UsageError, match=r"nowhere:// is not supported; give a local path, gs://"):
+        listed("nowhere://bucket/photos")
+
+
+# --- fetching -----------------------------------------------------------------------------------
+
+
+def fetch(source: Source, key: str, size: int = -1) -> Sample:
+    """One sample; raises where it cannot be had."""
+    [found] = source.fetch([key], [size])
+    if isinstance(found, FetchError):
+        raise found
+    return found
+
+
+def test_fetch_gives_bytes_and_their_hash(tmp_path: Path) -> None:
+    write(tmp_path / "a.jpg", b"12345")
+    write(tmp_path / "same.jpg", b"12345")
+    write(tmp_path / "other.jpg", b"54321")
+    source = open_source(str(tmp_path))
+    a, same, other = (fetch(source, f"{name}.jpg", 5) for name in ("a", "same", "other"))
+    assert next(iter(a.inputs.values())) == b"12345"
+    assert a.content == same.content != other.content
+    assert len(a.content) == 32
+
+
+def test_a_file_changed_since_the_listing_is_not_taken(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jpg", b"12345")
+    source = open_source(str(tmp_path))
+    path.write_bytes(b"123456")
+    with pytest.raises(FetchError, match=r"a\.jpg has more than 5 bytes and had 5 .* build again"):
+        fetch(source, "a.jpg", 5)
+
+
+def test_a_file_gone_since_the_listing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"cannot read .*a\.jpg: No such file"):
+        fetch(open_source(str(tmp_path)), "a.jpg", 5)
+
+
+def test_sources_travel_to_workers(tmp_path: Path) -> None:
+    write(tmp_path / "a.jpg", b"12345")
+    source = pickle.loads(pickle.dumps(open_source(str(tmp_path))))
+    assert fetch(source, "a.jpg").inputs
+
+
+# --- labels from a file -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> RowTable:
+    for key in ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg"):
+        write(tmp_path / "in" / key, b"x")
+    return listed(tmp_path / "in").table
+
+
+def relabelled(table: RowTable, tmp_path: Path, text: str | bytes) -> RowTable:
+    path = tmp_path / "labels.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return override_labels(table, str(path))
+
+
+HEADERS = pytest.mark.parametrize("header", ["", "key,label\n", "Key, Label\r\n"])
+
+
+@HEADERS
+def test_labels_by_name(table: RowTable, tmp_path: Path, header: str) -> None:
+    text = header + "cat/1.jpg,tiger\ncat/2.jpg,ant\ndog/3.jpg,wolf\n"
+    found = relabelled(table, tmp_path, text)
+    assert found.classes == ("ant", "tiger", "wolf")
+    assert by_key(found) == {"cat/1.jpg": "tiger", "cat/2.jpg": "ant", "dog/3.jpg": "wolf"}
+
+
+@HEADERS
+def test_labels_by_number(table: RowTable, tmp_path: Path, header: str) -> None:
+    found = relabelled(table, tmp_path, header + "cat/1.jpg,4\ncat/2.jpg, 0\ndog/3.jpg,2\n")
+    assert found.labels.tolist() == [4, 0, 2]
+    assert found.classes == ("0", "1", "2", "3", "4")
+
+
+def test_minus_one_is_no_class(table: RowTable, tmp_path: Path) -> None:
+    """As in a store, where it stands for none."""
+    found = relabelled(table, tmp_path, "cat/1.jpg,10\ncat/2.jpg,-1\ndog/3.jpg,2\n")
+    assert found.labels.tolist() == [10, -1, 2]
+
+
+def test_samples_that_the_file_does_not_name_keep_their_class(
+    table: RowTable, tmp_path: Path
+) -> None:
+    found = relabelled(table, tmp_path, "dog/3.jpg,wolf\n")
+    assert by_key(found) == {"cat/1.jpg": "cat", "cat/2.jpg": "cat", "dog/3.jpg": "wolf"}
+
+
+def test_commas_and_quotes_in_keys(tmp_path: Path) -> None:
+    write(tmp_path / 'in/a, "b".jpg', b"x")
+    found = relabelled(listed(tmp_path / "in").table, tmp_path, '"a, ""b"".jpg",x\n')
+    assert by_key(found) == {'a, "b".jpg': "x"}
+
+
+def test_a_byte_order_mark_does_not_count(table: RowTable, tmp_path: Path) -> None:
+    """Spreadsheets write one, and it would turn the header into a sample."""
+    text = "\ufeffkey,label\ncat/1.jpg,1\ncat/2.jpg,0\ndog/3.jpg,1\n"
+    assert relabelled(table, tmp_path, text).labels.tolist() == [1, 0, 1]
+    assert relabelled(table, tmp_path, text.replace("key,label\n", "")).labels[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "holds no label; each line is key,label"),
+        ("key,label\n", "holds no label"),
+        ("cat/1.jpg\n", r"line 1 of .*labels.csv is \['cat/1.jpg'\]; each line is key,label"),
+        ("cat/1.jpg,a\ncat/2.jpg,a,b\n", "line 2 of .*labels.csv is .*'b'"),
+        ("cats/1.jpg,a\n", "no key of .*labels.csv is in the source; its first is 'cats/1.jpg'"),
+        (b"cat/1.jpg,\xff\xfe\n", "cannot read labels from .*labels.csv"),
+    ],
+)
+def test_files_that_hold_no_labels(
+    table: RowTable, tmp_path: Path, text: str | bytes, error: str
+) -> None:
+    with pytest.raises(SourceError, match=error):
+        relabelled(table, tmp_path, text)
+
+
+def test_an_error_counts_lines_as_an_editor_does(table: RowTable, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="line 4 "):
+        relabelled(table, tmp_path, "key,label\n\ncat/1.jpg,a\ncat/2.jpg\n")
+
+
+def test_a_missing_file_of_labels_is_named(table: RowTable, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"cannot read labels from .*nowhere\.csv"):
+        override_labels(table, str(tmp_path / "nowhere.csv"))
+
+
+def test_labels_of_a_build_come_from_the_file(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "in", 4, classes=())
+    lines = "".join(f"{number:04d}.jpg,{number % 2}\n" for number in range(3))
+    (tmp_path / "labels.csv").write_text(lines)
+    build_here(tmp_path / "in", tmp_path / "store", SMALL, {"labels": tmp_path / "labels.csv"})
+    expected = {"0000.jpg": 0, "0001.jpg": 1, "0002.jpg": 0, "0003.jpg": -1}
+    assert labels(tmp_path / "store") == expected
+
+
+# --- frozen classes -----------------------------------------------------------------------------
+
+
+def test_classes_from_a_store(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "train", 3, classes=("ant", "bee", "cow"))
+    write_jpegs(tmp_path / "val", 2, classes=("bee", "cow"))
+    build_here(tmp_path / "train", tmp_path / "train.store", SMALL)
+    build_here(
+        tmp_path / "val", tmp_path / "val.store", SMALL, {"classes": tmp_path / "train.store"}
+    )
+    assert labels(tmp_path / "val.store") == {"bee/0000.jpg": 1, "cow/0001.jpg": 2}
+    assert precache.open(tmp_path / "val.store").classes == ("ant", "bee", "cow")
+
+
+@pytest.mark.parametrize(
+    "text", ["dog\ncat\n", "dog\r\n\r\n  cat  \n", '["dog", "cat"]', '\n[ "dog",\n "cat" ]\n']
+)
+def test_classes_from_a_file_keep_its_order(table: RowTable, tmp_path: Path, text: str) -> None:
+    (tmp_path / "classes").write_text(text)
+    classes = read_classes(str(tmp_path / "classes"))
+    assert classes == ("dog", "cat")
+    frozen = freeze_classes(table, classes, "classes")
+    assert frozen.labels.tolist() == [1, 1, 0]
+    assert frozen.classes == ("dog", "cat")
+
+
+def test_classes_that_the_source_has_beyond_are_named(table: RowTable) -> None:
+    with pytest.raises(SourceError, match=r"classes that list\.txt does not: dog; remove them"):
+        freeze_classes(table, ("ant", "cat"), "list.txt")
+
+
+def test_samples_without_a_class_stay_so(tmp_path: Path) -> None:
+    write(tmp_path / "a.jpg", b"x")
+    assert freeze_classes(listed(tmp_path).table, ("ant",), "x").labels.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n \n",
+        b"cat\ndog\ncat\n",
+        b'["cat", "cat"]',
+        b"[]",
+        b'["cat",',
+        b'{"cat": 0, "dog": 1}',
+        b'[{"name": "cat"}]',
+        b"cat\xff\n",
+    ],
+)
+def test_files_that_are_no_list_of_classes(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "classes.json").write_bytes(data)
+    with pytest.raises(SourceError, match=r"--classes .*classes\.json"):
+        read_classes(str(tmp_path / "classes.json"))
+
+
+def test_classes_from_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"--classes .*nowhere is neither a file nor a store"):
+        read_classes(str(tmp_path / "nowhere"))
+
+
+@given(
+    st.lists(st.sampled_from(["ant", "bee", "cow", "dog"]), min_size=1, max_size=12),
+    st.permutations(["ant", "bee", "cow", "dog", "elk"]),
+)
+def test_freezing_renumbers_and_never_renames(names: list[str], classes: list[str]) -> None:
+    own = tuple(sorted(set(names)))
+    unknown = np.full(len(names), -1)
+    numbers = np.array([own.index(name) for name in names])
+    keys = [f"{i}" for i in range(len(names))]
+    table = RowTable(keys, unknown, unknown, [""] * len(names), numbers, own)
+    assert by_key(freeze_classes(table, classes, "x")) == dict(zip(keys, names, strict=True))
+
+
+# --- torch datasets -----------------------------------------------------------------------------
+
+DATASET = """
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    class Squares(torch.utils.data.Dataset):
+        # What torchvision's datasets offer.
+        classes = ["even", "odd"]
+        targets = torch.arange(9) % 2
+
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, i):
+            pixels = np.full((8, 8, 3), 20 * i, np.uint8)
+            return Image.fromarray(pixels), i % 2
+
+    class Bare(torch.utils.data.Dataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, i):
+            return {"image": torch.full((3, 8, 8), i, dtype=torch.uint8), "target": i + 3,
+                    "vector": np.arange(4, dtype=np.float32) * i}
+
+    class Alone(Bare):
+        def __getitem__(self, i):
+            return np.full((8, 8, 3), i, np.uint8)
+"""
+
+
+def test_a_dataset_of_tuples(module: Callable[[str], str], tmp_path: Path) -> None:
+    source = f"python:{module(DATASET)}:Squares"
+    build_here(source, tmp_path / "store", precache.Pipeline.image())
+    version = precache.open(tmp_path / "store")
+    assert version.classes == ("even", "odd")
+    assert labels(tmp_path / "store") == {str(i): i % 2 for i in range(9)}
+    for key, row in pixels(tmp_path / "store").items():
+        assert np.array_equal(row, np.full((3, 8, 8), 20 * int(key)))
+
+
+def test_a_dataset_of_dicts_without_targets(module: Callable[[str], str], tmp_path: Path) -> None:
+    fields = {
+        "image": {"ops": [{"op": "decode"}]},
+        "vector": {"input": "vector"},
+        "again": {"input": "image", "ops": [{"op": "decode", "mode": "L"}]},
+    }
+    pipeline = precache.Pipeline.from_dict({"fields": fields})
+    build_here(f"python:{module(DATASET)}:Bare", tmp_path / "store", pipeline)
+    assert labels(tmp_path / "store") == {str(i): i + 3 for i in range(5)}
+    for key, row in pixels(tmp_path / "store").items():
+        assert np.array_equal(row, np.full((3, 8, 8), int(key)))
+    assert pixels(tmp_path / "store", "again")["4"].shape == (1, 8, 8)
+    vectors = pixels(tmp_path / "store", "vector")
+    assert vectors["2"].dtype == np.float32
+    assert vectors["2"].tolist() == [0, 2, 4, 6]
+
+
+def test_a_dataset_of_images_alone(module: Callable[[str], str], tmp_path: Path) -> None:
+    build_here(f"python:{module(DATASET)}:Alone", tmp_path / "store", precache.Pipeline.image())
+    assert set(labels(tmp_path / "store").values()) == {-1}
+
+
+def test_inputs_of_a_tuple_go_by_position(module: Callable[[str], str], tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        class Pair(list):
+            def __init__(self):
+                super().__init__((np.full(4, i, np.int32), i, np.full(2, -i, np.int16))
+                                 for i in range(3))
+    """
+    fields = {"left": {"input": 0}, "right": {"input": 2}}
+    pipeline = precache.Pipeline.from_dict({"fields": fields})
+    build_here(f"python:{module(code)}:Pair", tmp_path / "store", pipeline)
+    assert pixels(tmp_path / "store", "left")["2"].tolist() == [2, 2, 2, 2]
+    assert pixels(tmp_path / "store", "right")["2"].tolist() == [-2, -2]
+    assert labels(tmp_path / "store") == {"0": 0, "1": 1, "2": 2}
+
+
+def test_an_input_that_samples_lack_is_named(module: Callable[[str], str], tmp_path: Path) -> None:
+    pipeline = precache.Pipeline.from_dict({"fields": {"mask": {"input": "masks"}}})
+    with pytest.raises(SourceError, match="field 'mask' starts from 'masks'; samples have 'image'"):
+        build_here(f"python:{module(DATASET)}:Bare", tmp_path / "store", pipeline)
+
+
+def test_hashes_tell_samples_apart(module: Callable[[str], str]) -> None:
+    source = open_source(f"python:{module(DATASET)}:Bare")
+    hashes = [fetch(source, str(i)).content for i in (0, 1, 1, 2)]
+    assert hashes[1] == hashes[2]
+    assert len(set(hashes)) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("np.zeros(3, np.complex64)", "complex64"),
+        ("np.array(['2020-01-01'], 'M8[D]')", "datetime64"),
+        ("np.array([None])", "object"),
+        ("'a caption'", "str"),
+        ("np.zeros(2, [('a', 'u1'), ('b', 'f4')])", "void"),
+    ],
+)
+def test_values_that_no_store_holds_are_named(
+    module: Callable[[str], str], tmp_path: Path, value: str, name: str
+) -> None:
+    code = f"import numpy as np\ndef make():\n    return [{{'x': {value}}}] * 3\n"
+    pipeline = precache.Pipeline.from_dict({"fields": {"x": {"codec": "raw"}}})
+    with pytest.raises(UsageError, match=name):
+        build_here(f"python:{module(code)}:make", tmp_path / "store", pipeline)
+    assert not (tmp_path / "store/commits").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("class D:\n    def __getitem__(self, i): return i", "without a length"),
+        ("class D(list): pass", "is empty"),
+        ("class D(list):\n    targets = [1]\n    __len__ = lambda self: 3", "targets"),
+        (
+            "class D(list):\n    targets = ['a', 'b']\n    __len__ = lambda self: 2",
+            "targets",
+        ),
+    ],
+)
+def test_datasets_that_cannot_be_listed(
+    module: Callable[[str], str], code: str, error: str
+) -> None:
+    with pytest.raises(SourceError, match=error):
+        listed(f"python:{module(code)}:D")
+
+
+def test_labels_that_are_no_numbers_are_named(module: Callable[[str], str], tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        class D(list):
+            def __init__(self):
+                super().__init__({"image": np.zeros((8, 8, 3), np.uint8), "label": name}
+                                 for name in ("cat", "dog"))
+    """
+    with pytest.raises(precache.PrecacheError, match=r"label.*'(cat|dog)'"):
+        build_here(f"python:{module(code)}:D", tmp_path / "store", precache.Pipeline.image())
+
+
+@pytest.mark.parametrize(
+    "name", ["no_such_module:D", "json:NoSuchThing", "json", ":D", "json:", "..:x"]
+)
+def test_factories_that_cannot_be_loaded(name: str) -> None:
+    with pytest.raises(PipelineError, match=r"cannot load|cannot find the source"):
+        listed(f"python:{name}")
+
+
+def test_a_module_that_fails_on_import_is_named(module: Callable[[str], str]) -> None:
+    for code in ("1 / 0", "def f(:", "raise SystemError"):
+        name = module(code)
+        with pytest.raises(PipelineError, match=name):
+            load_object(f"{name}:f")
+
+
+def test_a_sample_that_fails_is_not_a_hole_but_a_fetch_that_failed(
+    module: Callable[[str], str],
+) -> None:
+    name = module(
+        "class D:\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): raise OSError('link is down')"
+    )
+    with pytest.raises(FetchError, match=f"sample 3 of {name}:D: .*link is down"):
+        fetch(open_source(f"python:{name}:D"), "3")
+
+
+def test_a_dataset_is_asked_by_one_thread_at_a_time(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    """As by a DataLoader: datasets seek in files that they hold open."""
+    code = """
+        import threading
+        import numpy as np
+
+        class D:
+            def __init__(self):
+                self.free = threading.Lock()
+
+            def __len__(self):
+                return 96
+
+            def __getitem__(self, i):
+                assert self.free.acquire(blocking=False), "two at once"
+                try:
+                    pixels = np.random.default_rng(i).integers(0, 9, (64, 64, 3), np.uint8)
+                    return np.sort(pixels.reshape(-1)).reshape(64, 64, 3), 0
+                finally:
+                    self.free.release()
+    """
+    result = build_here(
+        f"python:{module(code)}:D",
+        tmp_path / "store",
+        precache.Pipeline.image(),
+        {"shard_samples": 96, "accept_missing": True, "max_failures": 96},
+    )
+    assert result.failed == 0, result.holes[:2]
+
+
+IMPORTED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import imported_before
+from precache_workers.sources.user_code import load_object
+
+first = imported_before.number
+assert load_object("imported_before:number") is first
+path = Path(imported_before.__file__)
+path.write_text("def number(): return 22")
+assert load_object("imported_before:number")() == 22
+"""
+
+
+def test_a_module_imported_before_runs_again_only_where_it_changed(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "imported_before.py").write_text("def number(): return 1")  # a moment ago
+    run_python(IMPORTED, tmp_path)
+
+
+def test_a_factory_is_called_once_in_a_process(module: Callable[[str], str]) -> None:
+    code = """
+        import threading
+        calls = []
+        gate = threading.Barrier(2, timeout=10)
+        def make():
+            calls.append(1)
+            try:
+                gate.wait(0.2)  # for another caller, who must not come
+            except threading.BrokenBarrierError:
+                pass
+            return [(b"", 0)] * 4
+    """
+    name = module(code)
+    source = open_source(f"python:{name}:make")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda key: fetch(source, key), ["0", "1"]))
+    assert sum(sys.modules[name].calls) == 1
+
+
+def test_the_dataset_counts_as_changed_with_its_module(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    name = module(DATASET)
+    before = listed(f"python:{name}:Bare").table.digest
+    path = tmp_path / f"{name}.py"
+    path.write_text(path.read_text() + "\n# a comment\n")
+    assert listed(f"python:{name}:Bare").table.digest == before
+    path.write_text(path.read_text().replace("i + 3", "i + 4"))
+    assert listed(f"python:{name}:Bare").table.digest != before
+
+
+def test_a_torch_dataset_is_split_like_any_other(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    code = (
+        DATASET
+        + """
+    def half():
+        return torch.utils.data.Subset(Squares(), [1, 3, 5])
+    """
+    )
+    build_here(f"python:{module(code)}:half", tmp_path / "store", precache.Pipeline.image())
+    assert labels(tmp_path / "store") == {"0": 1, "1": 1, "2": 1}
+    assert torch.equal(
+        torch.from_numpy(pixels(tmp_path / "store")["2"]),
+        torch.full((3, 8, 8), 100, dtype=torch.uint8),
+    )
+
+
+# --- digests of code ----------------------------------------------------------------------------
+
+CODE = '''
+def f(array, gain=2):
+    """What it does."""
+    return array * gain
+'''
+
+
+@pytest.mark.parametrize(
+    ("code", "same"),
+    [
+        (CODE + "# a comment\n", True),
+        (CODE.replace("* gain", "*   gain  # why").replace("\n", "\n\n"), True),
+        (CODE.replace("(array, gain=2)", "(\n    array,\n    gain=2,\n)"), True),
+        (CODE.replace("gain=2", "gain=3"), False),
+        (CODE.replace("*", "+"), False),
+        (CODE.replace("What it does", "What else"), True),
+        (CODE + "x = 1\n", True),
+        (CODE.replace("2", "2.0"), False),
+        (CODE.replace("2", "'2'"), False),
+        (CODE.replace("2", "b'2'"), False),
+        (CODE.replace("2", "True"), False),
+        (CODE.replace("array", "other"), False),
+        (CODE.replace("return", "yield"), False),
+    ],
+)
+def test_the_digest_of_a_function_is_of_what_it_does(
+    module: Callable[[str], str], tmp_path: Path, code: str, same: bool
+) -> None:
+    name = module(CODE)
+    before = code_digest(f"{name}:f")
+    (tmp_path / f"{name}.py").write_text(code)
+    assert (code_digest(f"{name}:f") == before) is same
+
+
+def test_hashing_does_not_run_the_module(module: Callable[[str], str]) -> None:
+    name = module("raise RuntimeError('imported')")
+    assert len(code_digest(f"{name}:f")) == 32
+    assert name not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["itertools:count", "nowhere_at_all:f", "a.b.c:f"])
+def test_modules_without_source_ask_for_a_version(name: str) -> None:
+    with pytest.raises(PipelineError, match="declare a version"):
+        code_digest(name)
+
+
+def test_a_module_that_does_not_parse_is_named(module: Callable[[str], str]) -> None:
+    name = module("def f(:")
+    with pytest.raises(PipelineError, match=name):
+        code_digest(f"{name}:f")
+
+
+def test_a_source_that_cannot_be_searched_is_told_apart_from_a_missing_one(
+    tmp_path: Path,
+) -> None:
+    locked = tmp_path / "locked"
+    write_jpegs(locked / "in", 2)
+    locked.chmod(0)
+    try:
+        found = ask(build_as_anyone, locked / "in", tmp_path / "store", SMALL, {})
+    finally:
+        locked.chmod(0o700)
+    assert isinstance(found, StorageError | SourceError)
+    assert "locked" in str(found)
+    assert "Permission denied" in str(found)
+
+
+def test_json_of_a_listing_is_stable(tmp_path: Path) -> None:
+    """The digest of a listing decides a version: the same folder, the same digest."""
+    for key in ("b/1.jpg", "a/2.jpg"):
+        write(tmp_path / key, key.encode())
+    first, second = listed(tmp_path).table, listed(f"{tmp_path}/").table
+    assert first.digest == second.digest
+    assert json.dumps(list(first.keys)) == json.dumps(list(second.keys))

@@ -1,0 +1,104 @@
+"""Datasets that name their samples, and tell which of them changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import SourceError
+from tests.support.building import build_here, pixels, write
+
+CODE = """
+import numpy as np
+
+ITEMS = {items}
+
+class Data:
+    def __init__(self):
+        self.items = list(ITEMS.items())
+        self.targets = [0] * len(self.items)
+    def __len__(self):
+        return len(self.items)
+    def __getitem__(self, number):
+        return np.full((8, 8, 3), self.items[number][1], np.uint8), 0
+    def key(self, number):
+        return {key}
+    def fingerprint(self, number):
+        return {fingerprint}
+
+def make():
+    return Data()
+"""
+NAMES, VALUES = "self.items[number][0]", "str(self.items[number][1])"
+PIPELINE = precache.Pipeline.image()
+Say = Callable[..., None]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Writes the module of a dataset with these items."""
+    monkeypatch.delitem(sys.modules, "named", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+
+    def put(items: dict[str, int], key: str = NAMES, fingerprint: str = VALUES) -> None:
+        code = CODE.format(items=items, key=key, fingerprint=fingerprint)
+        write(tmp_path / "code/named.py", code.encode())
+
+    return put
+
+
+def build(tmp_path: Path) -> precache.BuildResult:
+    result: precache.BuildResult = build_here("python:named:make", tmp_path / "store", PIPELINE)
+    return result
+
+
+def values(tmp_path: Path) -> dict[str, int]:
+    return {key: int(row[0, 0, 0]) for key, row in pixels(tmp_path / "store").items()}
+
+
+def test_samples_keep_their_rows_wherever_they_stand(say: Say, tmp_path: Path) -> None:
+    say({"a": 1, "b": 2, "c": 3})
+    first = build(tmp_path)
+    assert values(tmp_path) == {"a": 1, "b": 2, "c": 3}
+    say({"c": 3, "a": 1, "b": 2})  # code changed, and no sample did
+    assert build(tmp_path).version == first.version
+    say({"new": 9, "c": 3, "a": 1, "b": 7})
+    second = build(tmp_path)
+    assert (second.samples, second.rows_reused) == (4, 2)
+    assert values(tmp_path) == {"a": 1, "b": 7, "c": 3, "new": 9}
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("'x'", "key gives 'x' to several samples"),
+        ("''", "or to one ''"),
+        ("number", r"key\(0\) is 0; it is to be text"),
+        ("1 / 0", "key failed: ZeroDivisionError"),
+    ],
+)
+def test_keys_that_are_none_are_refused(key: str, message: str, say: Say, tmp_path: Path) -> None:
+    say({"a": 1, "b": 2}, key=key)
+    with pytest.raises(SourceError, match=message):
+        build(tmp_path)
+
+
+def test_a_fingerprint_is_text(say: Say, tmp_path: Path) -> None:
+    say({"a": 1}, fingerprint="b'bytes'")
+    with pytest.raises(SourceError, match=r"fingerprint\(0\) is b'bytes'; it is to be text"):
+        build(tmp_path)
+
+
+def test_keys_of_another_state_of_the_dataset_are_not_fetched(say: Say, tmp_path: Path) -> None:
+    """A key that a store names is no number."""
+    from precache_workers.sources.base import FetchError, open_source
+
+    say({"a": 1, "b": 2})
+    fetched = open_source("python:named:make").fetch(["b", "0", "../a"], [-1] * 3)
+    assert np.array_equal(fetched[0].inputs[0][0, 0], [2, 2, 2])  # type: ignore[union-attr]
+    assert all(isinstance(each, FetchError) for each in fetched[1:])

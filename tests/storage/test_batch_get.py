@@ -1,0 +1,84 @@
+"""What is read of a store far away, in few round trips."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import precache
+from precache.errors import StorageError, StoreError
+from precache.storage.batch_get import Ahead
+from precache.storage.open import open_folder
+from precache.storage.remote import RemoteFolder
+from tests.conftest import BuiltStore
+
+FAR = "memory://ahead"
+
+
+@pytest.fixture
+def far(stores: dict[str, BuiltStore]) -> Iterator[str]:
+    """The URL of a store that is on no local disk."""
+    precache.pull(stores["image"].path, FAR)
+    yield FAR
+    open_folder(FAR).remove("")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Methods of folders that were called, each a round trip or one beside another's."""
+    calls: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(RemoteFolder, name)
+
+        def call(self: RemoteFolder, *arguments: Any) -> Any:
+            if arguments[0]:
+                calls.append(f"{name} {threading.current_thread().name.partition('_')[0]}")
+            return real(self, *arguments)
+
+        return call
+
+    for name in ("names", "read_many"):
+        monkeypatch.setattr(RemoteFolder, name, counted(name))
+    return calls
+
+
+def test_a_store_is_opened_in_four_round_trips(far: str, asked: list[str]) -> None:
+    with precache.Loader(far, 4, device="cpu") as loader:
+        here, there = "MainThread", "precache-open"
+        log = [f"names {there}", f"read_many {there}"]  # beside the look for a version right there
+        assert sorted(asked[:3]) == sorted([*log, f"read_many {here}"])
+        assert asked[3:] == [f"read_many {here}"] * 2
+        assert sum(len(batch["row"]) for batch in loader) == 21
+
+
+def test_of_a_long_log_the_last_entry_is_read_alone(far: str) -> None:
+    folder = open_folder(far)
+    name = folder.names("commits")[0]
+    for number in range(2, 30):
+        folder.put(f"commits/{number:06d}.json", [folder.read(f"commits/{name}")])
+    folder.put("commits/000007.json", [b"nonsense"])
+    assert precache.open(far).rows == 23
+    with pytest.raises(StoreError, match="000007"):
+        precache.versions(far)
+
+
+def test_a_version_by_its_folder_is_opened_too(far: str) -> None:
+    version = precache.open(far)
+    assert precache.open(f"{far}/{version.id}").labels.tolist() == version.labels.tolist()
+
+
+def test_what_was_brought_is_given_once_and_what_was_not_is_asked_for() -> None:
+    folder = open_folder("memory://ahead-of")
+    folder.put("a", [b"1"])
+    ahead = Ahead(folder)
+    ahead.bring(["a", "b"])
+    folder.put("a", [b"2"])
+    folder.put("c", [b"3"])
+    one, missing, other = ahead.read_many(["a", "b", "c"], [-1] * 3)
+    assert (one, other) == (b"1", b"3")
+    assert isinstance(missing, StorageError)
+    assert ahead.read_many(["a"], [-1]) == [b"2"]

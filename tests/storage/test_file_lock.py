@@ -1,0 +1,131 @@
+"""Locks between processes: nothing stays locked, whatever breaks in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precache.storage.file_lock import LockedFile, remove_if_free
+from precache.storage.private_folder import OwnFolder
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    folder, inside = OwnFolder(tmp_path), list[int]()
+
+    def work() -> None:
+        for _ in range(50):
+            with LockedFile(folder, "lock"):
+                inside.append(1)
+                assert len(inside) == 1
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == []
+
+
+def test_only_what_nobody_has_locked_is_removed(tmp_path: Path) -> None:
+    folder, path = OwnFolder(tmp_path), tmp_path / "lock"
+    assert remove_if_free(folder, "lock")
+    with LockedFile(folder, "lock") as file:
+        assert not remove_if_free(folder, "lock")
+        assert file.is_there
+        path.unlink()
+        assert not file.is_there
+        path.touch()
+        assert not file.is_there
+    assert remove_if_free(folder, "lock")
+    assert not path.exists()
+
+
+def test_what_came_in_the_place_of_a_free_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner removes it and another one comes, between the look at it and its lock."""
+    path, lock = tmp_path / "lock", fcntl.flock
+    path.touch()
+
+    def overtaken(file: Any, how: int) -> None:
+        path.unlink()
+        path.write_bytes(b"another's")
+        lock(file, how)
+
+    folder = OwnFolder(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    assert remove_if_free(folder, "lock")
+    assert path.read_bytes() == b"another's"
+
+
+_INTERRUPT = """
+import random, signal, sys
+from pathlib import Path
+from precache.reading.disk_cache import OVERHEAD, DiskCache
+from precache.storage.file_lock import LockedFile, remove_if_free
+from precache.storage.private_folder import OwnFolder
+
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+folder, dice, kept = Path(sys.argv[1]), random.Random(3), None
+own, cache = OwnFolder(folder), DiskCache(folder / "cache", OVERHEAD + 10**6)
+signal.signal(signal.SIGALRM, interrupt)
+
+def alone():
+    with LockedFile(own, "alone"):
+        pass
+
+def lease():
+    cache.join(10**5, 4, "a-").close()
+
+for work, times in ((alone, 300), (lease, 150)):
+    for _ in range(times):
+        try:
+            # Again after a while: some callbacks of Python's swallow what breaks into them.
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-5, 4e-4), 0.1)
+            while True:
+                work()
+        except KeyboardInterrupt as error:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            kept = error  # with its traceback, as a notebook does
+        assert remove_if_free(own, "alone")
+        assert remove_if_free(cache._root, "lock")
+        kept = None  # a lease that was not closed yet goes with it
+        for name in cache.users.names():
+            assert remove_if_free(cache.users, name), name
+"""
+
+
+def test_an_interrupt_leaves_nothing_locked(run_python: Run, tmp_path: Path) -> None:
+    run_python(_INTERRUPT, tmp_path)
+
+
+def test_a_forked_child_has_none_of_them(tmp_path: Path) -> None:
+    folder = OwnFolder(tmp_path)
+    reader, writer = os.pipe()
+    with LockedFile(folder, "lock") as file:
+        child = os.fork()
+        if not child:
+            os.write(writer, b"closed" if file.closed else b"locked")
+            signal.pause()
+            os._exit(0)
+        assert os.read(reader, 6) == b"closed"
+    try:
+        assert remove_if_free(folder, "lock")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)

@@ -1,0 +1,500 @@
+"""Sources and stores on the web, ``https://`` above all, against servers of files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import StorageError
+from precache.storage import backends as filesystems
+from precache.storage import retries
+from precache.storage.base import Folder, is_missing, required
+from precache.storage.open import open_folder
+from tests.support.building import contents, cut, encoded, pixels, write
+from tests.support.servers import POLL, Certificate, FaultProxy, PatientServer, status, web_server
+
+RECIPE = precache.Pipeline.image(resize=64, crop=56)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """One that nobody trusts who is not told to."""
+    made = Certificate.make(tmp_path_factory.mktemp("certificate"))
+    if made is None:
+        pytest.skip("there is no openssl to make a certificate")
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photographs and a store of them, in three shards."""
+    root = tmp_path_factory.mktemp("served")
+    for number in range(10):
+        kind = "cat" if number % 2 else "dog"
+        write(root / f"photos/{kind}/{number}.jpg", encoded(cut(number, (120, 90))))
+    precache.build(root / "photos", root / "store", RECIPE, address="serial", shard_samples=4)
+    return root
+
+
+@pytest.fixture
+def https(served: Path, certificate: Certificate) -> Iterator[str]:
+    """The URL of that folder."""
+    with web_server(served, certificate=certificate) as url:
+        yield url
+    fsspec.get_filesystem_class("https").clear_instance_cache()
+
+
+@pytest.fixture
+def http(served: Path) -> Iterator[str]:
+    """The same without TLS."""
+    with web_server(served) as url:
+        yield url
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+class _ListsItself(BaseHTTPRequestHandler):
+    """Every page has an image and a folder, whose page is the same."""
+
+    def do_GET(self) -> None:
+        folder = not self.path.endswith(".jpg")
+        page = b'<a href="a/">a/</a> <a href="x.jpg">x.jpg</a>' if folder else b"1"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if folder else "image/jpeg")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+class _Endless(BaseHTTPRequestHandler):
+    """Every file is compressed, and has no end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        zeros = zlib.compressobj(wbits=31)
+        with contextlib.suppress(OSError):  # until nobody reads on
+            while True:
+                self.wfile.write(zeros.compress(bytes(1 << 20)))
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Folder]:
+    """A folder of a server."""
+    server = PatientServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=[POLL], daemon=True)
+    thread.start()
+    yield open_folder(f"http://127.0.0.1:{server.server_address[1]}/photos/")
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+def test_pages_that_list_themselves_have_an_end() -> None:
+    with (
+        serving(_ListsItself) as folder,
+        pytest.raises(StorageError, match=r"cannot list http.*/photos: .* 64 folders .*a/a/a"),
+    ):
+        list(folder.walk())
+
+
+class _Nothing(_ListsItself):
+    """Nothing is there, which takes many words."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", str(4 << 20))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(bytes(4 << 20))
+
+
+def test_more_is_missing_than_there_are_connections() -> None:
+    with serving(_Nothing) as folder:
+        found = folder.read_many([f"{number}.json" for number in range(150)], [-1] * 150)
+    assert all(isinstance(each, StorageError) and is_missing(each) for each in found)
+
+
+class _Redirects(_ListsItself):
+    """Files lie where `to` says, in answers with these headers and page."""
+
+    to: str
+    page = b"2"
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        leads = path.startswith("/photos/") and not path.startswith("/photos/below/")
+        self.send_response(302 if leads else 200)
+        if leads:
+            port = self.server.server_address[1]  # type: ignore[index]  # of a socket with a port
+            self.send_header("Location", self.to.format(port=port))
+        self.send_header("Content-Length", "0" if leads else "1")
+        self.end_headers()
+        if not leads and self.command == "GET":
+            self.wfile.write(self.page)
+
+    do_HEAD = do_GET
+
+
+@contextlib.contextmanager
+def redirecting(to: str, *, follow_links: bool = False) -> Iterator[Folder]:
+    """A folder of a server that redirects each of its files."""
+    with serving(type("Redirects", (_Redirects,), {"to": to})) as folder:
+        yield open_folder(str(folder), follow_links=follow_links)
+
+
+def reads_of(folder: Folder) -> Iterator[Callable[[], object]]:
+    """Every way to have a file of a folder, or to look at it."""
+    yield lambda: folder.read("a.jpg")
+    yield lambda: folder.get("a.jpg")
+    yield lambda: required(*folder.read_many(["a.jpg"], [-1]))
+    yield lambda: required(*folder.read_many(["a.jpg"], [1]))
+    yield lambda: folder.read_first("a.jpg", 10)
+    yield lambda: required(*folder.read_ranges([("a.jpg", 0, 1)]))
+    yield lambda: folder.size("a.jpg")
+    yield lambda: folder.names("a")
+    yield lambda: folder.folder("b").read("c.jpg")
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "http://localhost:9/photos/below/secret.jpg",
+        "//localhost:9/photos/below/secret.jpg",
+        "/secret.jpg",
+        "../secret.jpg",
+        "/photosecret/a.jpg",
+        "/photos/below/../../secret.jpg",
+        "/photos/below/%2e%2e/%2e%2e/secret.jpg",
+        "/photos/below/..%2f..%2fsecret.jpg",
+        "https://127.0.0.1:9/photos/below/secret.jpg",
+        "http://user@127.0.0.1:9/photos/below/secret.jpg",
+        "http://:password@127.0.0.1:{port}/photos/below/secret.jpg",
+        "file:///photos/below/secret.jpg",
+    ],
+)
+def test_a_redirect_out_of_a_folder_is_not_followed(to: str) -> None:
+    with redirecting(to) as folder:
+        for read in reads_of(folder):
+            with pytest.raises(StorageError, match=r"cannot .* http"):
+                read()
+
+
+def test_a_redirect_out_of_a_folder_is_named_with_the_way_out() -> None:
+    with redirecting("/secret.jpg?password=hidden") as folder:
+        says = r"redirects to http://127.0.0.1:\d+/secret.jpg, .*not below .*--follow-links"
+        with pytest.raises(StorageError, match=says):
+            folder.read("a.jpg")
+
+
+def test_a_redirect_within_a_folder_is_followed() -> None:
+    with redirecting("/photos/below/a.jpg?version=2") as folder:
+        assert folder.read("a.jpg") == b"2"
+        assert folder.size("a.jpg") == 1
+        assert folder.folder("b").read("c.jpg") == b"2"
+
+
+def test_redirects_out_of_a_folder_are_followed_on_demand() -> None:
+    with redirecting("/secret.jpg", follow_links=True) as folder:
+        assert folder.read("a.jpg") == b"2"
+
+
+def test_redirects_without_an_end_are_named() -> None:
+    with (
+        redirecting("/photos/a.jpg") as folder,
+        pytest.raises(StorageError, match=r"a.jpg: the server redirects it without end"),
+    ):
+        folder.read("a.jpg")
+
+
+class _EndlessPage(_ListsItself):
+    """Its page has no end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(b'<a href="a.jpg">a.jpg</a>' * 1000)
+
+
+def test_a_page_without_an_end_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystems, "MOST_PAGE", 1 << 20)
+    with (
+        serving(_EndlessPage) as folder,
+        pytest.raises(StorageError, match=r"cannot list http.*/photos: .* more than 1,048,576 b"),
+    ):
+        list(folder.walk())
+
+
+class _Page(_ListsItself):
+    """A page of some bytes and some type."""
+
+    page: bytes
+    kind = "text/html"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", self.kind)
+        self.send_header("Content-Length", str(len(self.page)))
+        self.end_headers()
+        self.wfile.write(self.page)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("text/html", b"<a" + b" " * (1 << 20)),
+        ("text/html", b"<a " * (1 << 20)),
+        ("text/html", b"<a href=" * (1 << 19)),
+        ("text/html; charset=punycode", b"a" * (1 << 20) + b"-" + b"b" * (1 << 20)),
+        ("text/html; charset=nobody-knows", b""),
+        ("text/html; charset=zlib", b""),
+    ],
+    ids=["spaces", "tags", "links", "punycode", "unknown", "binary"],
+)
+def test_links_are_found_in_linear_time_whatever_the_page_is(kind: str, page: bytes) -> None:
+    page = b'<a href="1.jpg">1.jpg</a>' + page
+    with serving(type("Page", (_Page,), {"kind": kind, "page": page})) as folder:
+        assert folder.names() == ["1.jpg"]
+
+
+def test_links_are_unescaped_and_end_at_their_own_quotes() -> None:
+    page = b"""<a href="it's.jpg"><A class="x"
+        HREF='a&amp;b.jpg'><a href="&#34;c&#34;.jpg"><a title="" href="d e.jpg">"""
+    with serving(type("Page", (_Page,), {"page": page})) as folder:
+        assert folder.names() == ['"c".jpg', "a&b.jpg", "d e.jpg", "it's.jpg"]
+
+
+@pytest.mark.parametrize("handler", [_Endless, _EndlessPage])
+def test_no_more_is_read_than_was_asked_for(handler: type[BaseHTTPRequestHandler]) -> None:
+    with serving(handler) as folder:
+        asked = [("a.bin", 0, 10), ("b.bin", 1000, 10), ("c.bin", 5, 0)]
+        assert [len(required(part)) for part in folder.read_ranges(asked)] == [10, 10, 0]
+        assert len(required(*folder.read_many(["a.bin"], [100]))) == 101
+
+
+class _SilentBelow(_Page):
+    """Each page has two folders, and that of the first does not come before the test is over."""
+
+    over: threading.Event
+    page = b'<a href="a/"><a href="b/"><a href="x.jpg">'
+
+    def do_GET(self) -> None:
+        if self.path.rstrip("/").endswith("/a"):
+            self.over.wait()
+        with contextlib.suppress(OSError):
+            super().do_GET()
+
+
+def test_who_leaves_a_listing_does_not_wait_for_its_server() -> None:
+    over = threading.Event()
+    with serving(type("SilentBelow", (_SilentBelow,), {"over": over})) as folder:
+        with contextlib.closing(folder.walk()) as walk:  # type: ignore[type-var]  # a generator
+            assert [next(walk).name, next(walk).name] == ["x.jpg", "b/x.jpg"]
+        over.set()
+
+
+def test_documents_without_an_end_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache.storage.base.MOST_DOCUMENT", 1 << 20)
+    with serving(_Endless) as folder:
+        assert folder.read_first("a.json", 5) == bytes(5)
+        with pytest.raises(StorageError, match=r"a.json: it has more than the 1,048,576 bytes"):
+            folder.get("a.json")
+
+
+@pytest.fixture
+def proxy(http: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """In front of the server, with pauses too short to wait for."""
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
+    proxy = FaultProxy(urlsplit(http).port or 0)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def trusting(certificate: Certificate) -> dict[str, Any]:
+    """Storage options with which its certificate is trusted."""
+    return {"ssl": ssl.create_default_context(cafile=str(certificate.certificate))}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+# --- the whole road -----------------------------------------------------------------------------
+
+
+def test_photos_behind_https_make_the_store_that_they_make_on_a_disk(
+    https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    build: dict[str, Any] = {"address": "serial", "shard_samples": 4, "storage_options": trusting}
+    result = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
+    assert (result.samples, result.failed, result.classes) == (10, 0, ("cat", "dog"))
+    again = precache.build(f"{https}/photos", tmp_path / "store", RECIPE, **build)
+    assert again.shards_skipped == again.shards == 3
+    assert same(pixels(tmp_path / "store"), pixels(served / "store"))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_store_behind_https_is_trained_from(
+    cached: bool, https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"storage_options": trusting}
+    if cached:
+        options["cache_dir"] = tmp_path / "cache"
+    right = pixels(served / "store")
+    with precache.Loader(f"{https}/store", 4, device="cpu", **options) as loader:
+        batches = [(loader.keys(b["row"]), b["image"].numpy().copy()) for b in loader]
+    assert sorted(key for keys, _ in batches for key in keys) == sorted(right)
+    for keys, images in batches:
+        assert np.array_equal(images, np.stack([right[key] for key in keys]))
+
+
+def test_a_store_behind_https_is_verified_and_pulled(
+    https: str, trusting: dict[str, Any], served: Path, tmp_path: Path
+) -> None:
+    assert precache.verify(f"{https}/store", storage_options=trusting).ok
+    precache.pull(f"{https}/store", tmp_path / "here", storage_options=trusting)
+    assert contents(tmp_path / "here") == contents(served / "store")
+
+
+def test_keys_and_classes_are_those_of_the_files(tmp_path: Path) -> None:
+    names = ["grand chat/1 %20.jpg", "grand chat/2#a?b=c.jpg", "Kätzchen/3&4+5.jpg", "a%b/'6'.jpg"]
+    for number, name in enumerate(names):
+        write(tmp_path / "photos" / name, encoded(cut(number, (120, 90))))
+    precache.build(tmp_path / "photos", tmp_path / "local", RECIPE, address="serial")
+    with web_server(tmp_path) as url:
+        folder = open_folder(f"{url}/photos")
+        assert folder.names() == ["Kätzchen", "a%b", "grand chat"]
+        assert folder.names("a%b") == ["'6'.jpg"]
+        assert folder.folder("grand chat").name == "grand chat"
+        assert folder.folder("grand chat").read("2#a?b=c.jpg") == folder.read(names[1])
+        result = precache.build(f"{url}/photos", tmp_path / "web", RECIPE, address="serial")
+    assert result.classes == ("Kätzchen", "a%b", "grand chat")
+    assert same(pixels(tmp_path / "web"), pixels(tmp_path / "local"))
+
+
+def test_a_page_may_have_links_that_are_no_files(tmp_path: Path) -> None:
+    links = ["?C=N;O=D", "/", "../", "#top", "1.jpg", "cat/"]
+    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+    write(tmp_path / "photos/index.html", page.encode())
+    with web_server(tmp_path) as url:
+        assert open_folder(f"{url}/photos").names() == ["1.jpg", "cat"]
+
+
+def test_links_of_a_page_lead_nowhere_but_below_it(tmp_path: Path) -> None:
+    links = ["1.jpg", "..%2F..%2Fsecret.jpg", "%2e%2e/", "%2e%2e%2fother/", "%2Fetc%2Fpasswd"]
+    page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+    write(tmp_path / "root/photos/index.html", page.encode())
+    write(tmp_path / "secret.jpg", b"secret")
+    left_out: list[str] = []
+    with web_server(tmp_path) as url:
+        folder = open_folder(f"{url}/root/photos")
+        found = [info.name for info in folder.walk(lambda name, reason: left_out.append(name))]
+        assert folder.names() == ["1.jpg"]
+        for name in left_out:
+            with pytest.raises(StorageError, match="is no name below"):
+                folder.read(name)
+    assert found == ["1.jpg"]
+    assert sorted(left_out) == ["..", "../../secret.jpg", "../other", "/etc/passwd"]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_server_without_ranges_is_trained_from_with_a_warning(
+    cached: bool, served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache"} if cached else {}
+    with web_server(served, ranges=False) as url:
+        assert same(pixels(f"{url}/store", **options), pixels(served / "store"))
+        assert precache.verify(f"{url}/store").ok
+        folder = open_folder(f"{url}/photos")
+        data = (served / "photos/cat/1.jpg").read_bytes()
+        asked = [("cat/1.jpg", 0, 2), ("cat/1.jpg", 100, 50), ("cat/1.jpg", len(data) - 1, 1)]
+        assert folder.read_ranges(asked) == [data[:2], data[100:150], data[-1:]]
+        assert folder.read_many(["cat/1.jpg"], [len(data)]) == [data]
+    [said] = [r.message for r in caplog.records if r.name == "precache.storage.remote"]
+    assert said.startswith(f"{urlsplit(url).netloc} sends whole objects where parts are asked for")
+
+
+# --- certificates -------------------------------------------------------------------------------
+
+
+def test_a_range_of_a_server_without_ranges_is_that_range_and_no_more(tmp_path: Path) -> None:
+    data = bytes(range(250)) * 2
+    write(tmp_path / "short.bin", data)
+    with web_server(tmp_path, ranges=False) as url:
+        folder = open_folder(url)
+        asked = [(0, 10), (100, 1000), (400, 100), (600, 100)]
+        found = folder.read_ranges([("short.bin", start, length) for start, length in asked])
+    assert found == [data[start : start + length] for start, length in asked]
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+def test_a_certificate_that_is_not_trusted_is_named_at_once(https: str, tmp_path: Path) -> None:
+    said = r": Cannot connect .*self-signed certificate.*; if it is to be trusted, .*SSL_CERT_FILE"
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=rf"cannot read {https}/store/zarr\.json{said}"):
+        precache.open(f"{https}/store")
+    with pytest.raises(StorageError, match=rf"cannot look at {https}/photos{said}"):
+        precache.build(f"{https}/photos", tmp_path / "store", RECIPE, address="serial")
+    found, *_ = open_folder(f"{https}/store").read_many(["a"], [1])
+    assert isinstance(found, StorageError)
+    assert time.monotonic() - began < 5
+
+
+def test_a_certificate_that_the_environment_names_is_trusted(
+    https: str, certificate: Certificate
+) -> None:
+    line = [sys.executable, "-m", "precache", "verify", f"{https}/store"]
+    environment = {**os.environ, "SSL_CERT_FILE": str(certificate.certificate)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_busy_when_looked_at_is_looked_at_again(proxy: FaultProxy) -> None:
+    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
+    for method in ("HEAD", "GET"):  # fsspec tries both
+        proxy.faults[method, "/1.jpg"] = [status(503), status(503)]
+    assert folder.exists("cat/1.jpg")
+    assert not any(proxy.faults.values())
+    assert folder.size("cat/nowhere.jpg") is None
+    assert not folder.exists("cat/nowhere.jpg")
+
+
+def test_what_is_forbidden_is_not_what_is_missing(proxy: FaultProxy) -> None:
+    folder = open_folder(f"http://127.0.0.1:{proxy.port}/photos")
+    for method in ("HEAD", "GET"):
+        proxy.faults[method, "/1.jpg"] = [status(403)] * 9
+    with pytest.raises(
+        StorageError, match=r"cannot look at http://.*/photos/cat/1\.jpg: 403.*; check the"
+    ):
+        folder.size("cat/1.jpg")
+    assert proxy.requests("GET", "/1.jpg") == 1

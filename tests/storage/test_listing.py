@@ -1,0 +1,218 @@
+"""Listings page by page: no name is lost or comes twice, and no more than a few pages are held."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precache.errors import FetchError, SourceError, StorageError
+from precache.storage import remote as blobs
+from precache.storage.base import NO_NAME, is_name
+from precache.storage.listing import between
+from precache.storage.open import open_folder
+from precache_workers.sources.base import open_source
+from tests.support.gcs_server import GCSServer
+from tests.support.listing_server import ListingServer
+from tests.support.servers import FaultProxy, S3Server, status, truncated
+
+pytest.importorskip("s3fs", reason="s3:// needs s3fs")
+pytest.importorskip("obstore", reason="what signs URLs of s3://")
+
+PARTS = st.text("ab0é +%&<", min_size=1, max_size=3) | st.sampled_from(["", ".", "..", "..."])
+NAMES = st.sets(st.lists(PARTS, min_size=1, max_size=4).map("/".join).filter(bool), max_size=40)
+NUMBERS = st.sets(st.integers(0, 200).map("train/{:08d}.jpg".format), max_size=100)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ListingServer]:
+    server = ListingServer([])
+    yield server
+    server.stop()
+
+
+@settings(max_examples=30)
+@given(names=NAMES | NUMBERS, page=st.integers(1, 7), slow=st.booleans())
+def test_no_name_is_lost_or_comes_twice(
+    names: set[str], page: int, slow: bool, server: ListingServer
+) -> None:
+    """Also by s3fs, which lists where its options are not understood."""
+    server.names, server.page = sorted(names), page
+    options = server.options() | ({"requester_pays": True} if slow else {})
+    folder = open_folder("s3://bucket", options)
+    left_out: list[str] = []
+    found = [info.name for info in folder.walk(lambda name, reason: left_out.append(name))]
+    assert sorted(found) == [name for name in server.names if is_name(name)]
+    assert sorted(left_out) == [name for name in server.names if not is_name(name)]
+    parts = {name.partition("/")[0] for name in names}
+    assert set(folder.names()) == set(filter(is_name, parts))
+    for first in set(folder.names()):
+        below = {name[len(first) + 1 :] for name in names if name.startswith(f"{first}/")}
+        parts = {name.partition("/")[0] for name in below}
+        assert set(folder.names(first)) == set(filter(is_name, parts))
+
+
+def test_what_is_listed_is_what_s3fs_says(s3: S3Server) -> None:
+    url = "s3://bucket/listed"
+    for name in ("a b/1+2 é.jpg", "x&y", "deep/er/still"):
+        open_folder(url, s3.options()).put(name, [name.encode()])
+    fast = sorted(open_folder(url, s3.options()).walk())
+    slow = sorted(open_folder(url, {**s3.options(), "requester_pays": True}).walk())
+    assert fast == slow
+    assert all(info.etag and info.mtime_ns > 10**18 for info in fast)
+
+
+KEYS = ["1.jpg", "a/2.jpg", "/3.jpg", "a//4.jpg", "a/../5.jpg", "./6.jpg", "a//b/7.jpg", "a/8.jpg/"]
+
+
+def put_raw(protocol: str, server: Any, keys: Sequence[str]) -> None:
+    """Objects of the bucket, one byte each, past all libraries that have an opinion on keys."""
+    for key in keys:
+        if protocol == "s3":
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            connection.request("PUT", f"/bucket/{key}", b"1")
+            assert connection.getresponse().status == 200
+            connection.close()
+        elif protocol == "gs":
+            server.insert("bucket", key, b"1", create=False)
+        else:
+            with server.container("bucket") as container:
+                container.upload_blob(key, b"1")
+
+
+@pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
+def test_keys_that_are_no_names_are_counted_and_never_fetched(
+    protocol: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue({"s3": "s3", "gs": "gcs", "az": "azurite"}[protocol])
+    url, left_out = f"{protocol}://bucket/odd", list[str]()
+    keys = [key for key in KEYS if protocol != "az" or "./" not in key]  # its library resolves them
+    put_raw(protocol, server, [f"odd/{key}" for key in keys])
+    folder = open_folder(url, server.options())
+    found = {info.name for info in folder.walk(lambda name, reason: left_out.append(name))}
+    assert found == {"1.jpg", "a/2.jpg"}
+    assert sorted(left_out) == sorted(keys[2:])
+    assert folder.names() == ["1.jpg", "a"]
+    assert set(folder.sizes()) - {"a/8.jpg"} == {"1.jpg", "a/2.jpg"}  # adlfs takes a slash off
+    source = open_source(url, server.options())
+    listing = source.list(lambda found: None)
+    assert listing.table.keys == ["1.jpg", "a/2.jpg"]
+    assert listing.left_out == {NO_NAME: len(keys) - 2}
+    for key, fetched in zip(keys, source.fetch(keys, [1] * len(keys)), strict=True):
+        refused = isinstance(fetched, FetchError) and "is no name below" in str(fetched)
+        assert refused == (key in keys[2:])
+
+
+def test_a_bucket_of_such_keys_alone_says_so(s3: S3Server) -> None:
+    put_raw("s3", s3, ["alone//1.jpg", "alone//2.jpg"])
+    with pytest.raises(SourceError, match=r"no image .*; left out: 2 with an empty part, .*rename"):
+        open_source("s3://bucket/alone", s3.options()).list(lambda found: None)
+
+
+@given(low=st.text(max_size=6), high=st.none() | st.text(max_size=6))
+def test_what_is_between_two_names_is(low: str, high: str | None) -> None:
+    found = between(low, high)
+    assert found is None or (low < found and "/" not in found)
+    assert found is None or high is None or found < high
+
+
+@pytest.mark.parametrize("high", [None, "z", "00999999.jpg"])
+def test_between_names_that_count_there_is_one(high: str | None) -> None:
+    assert between("00000999.jpg", high) is not None
+
+
+def test_a_flat_bucket_is_listed_from_many_places_at_a_time(server: ListingServer) -> None:
+    """Here, half of all listings are under way at once, of one folder."""
+    server.names, server.page = [f"train/{n:08d}.jpg" for n in range(4000)], 10
+    together = threading.Barrier(blobs.LISTINGS // 2, timeout=60)
+    answer, seen = server.answer, server.pages
+
+    def meet(prefix: str, delimiter: str, after: str) -> str:
+        if not together.broken and server.pages - seen > 100:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait()
+                together.abort()
+        return answer(prefix, delimiter, after)
+
+    server.answer = meet  # type: ignore[method-assign] - of this one server
+    try:
+        found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
+    finally:
+        del server.answer
+    assert sorted(found) == server.names
+    assert together.broken
+    assert server.pages - seen < 600
+
+
+def test_a_service_that_begins_at_the_first_name_in_any_case_is_listed_once(
+    server: ListingServer,
+) -> None:
+    server.names, server.page = [f"train/{n:08d}.jpg" for n in range(400)], 10
+    server.starts, seen = False, server.pages
+    try:
+        found = [info.name for info in open_folder("s3://bucket", server.options()).walk()]
+    finally:
+        server.starts = True
+    assert sorted(found) == server.names
+    assert server.pages - seen < 400
+
+
+def test_no_more_than_a_few_pages_are_asked_for_ahead(server: ListingServer) -> None:
+    server.names, server.page = [f"{n:05d}.jpg" for n in range(2000)], 10
+    before = server.pages
+    walk = open_folder("s3://bucket", server.options()).walk()
+    for _ in range(100):
+        next(walk)
+    walk.close()
+    assert server.pages - before <= 12 + blobs.LISTINGS
+
+
+def test_a_folder_is_known_by_its_first_page(server: ListingServer) -> None:
+    server.names, server.page = [f"x/{n:05d}.jpg" for n in range(2000)], 10
+    before = server.pages
+    assert open_folder("s3://bucket", server.options()).exists("x")
+    assert server.pages - before == 2  # of which one is of s3fs, which looks for an object too
+
+
+def test_a_listing_that_breaks_off_is_asked_for_again(s3: S3Server, proxy: FaultProxy) -> None:
+    url = "s3://bucket/cut"
+    for name in ("1", "2", "3"):
+        open_folder(url, s3.options()).put(name, [b"1"])
+    folder = open_folder(url, s3.options(proxy.port))
+    proxy.faults["GET", "/bucket"] = [truncated]
+    assert folder.names() == ["1", "2", "3"]
+    assert proxy.agents[0].startswith("Python")
+    assert len(proxy.agents) == 2
+
+
+def test_what_may_not_be_listed_is_said_at_once(s3: S3Server, proxy: FaultProxy) -> None:
+    proxy.faults["GET", "/bucket"] = [status(403)]
+    with pytest.raises(StorageError, match=r"cannot list s3://bucket/x.*; check the credentials"):
+        open_folder("s3://bucket/x", s3.options(proxy.port)).names()
+    assert len(proxy.agents) == 1
+
+
+def test_of_googles_objects_no_more_is_asked_than_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
+    server = GCSServer()
+    try:
+        server.make_bucket("bucket")
+        monkeypatch.setattr(server, "page", 2)
+        folder = open_folder("gs://bucket/x", server.options())
+        for number in range(5):
+            folder.put(f"{number}.jpg", [b"1"])
+        table = open_source("gs://bucket/x", server.options()).list(lambda found: None).table
+        assert table.keys == [f"{number}.jpg" for number in range(5)]
+        assert all(table.etags)
+        assert (table.mtimes > 10**18).all()
+        assert server.pages >= 3
+    finally:
+        server.stop()

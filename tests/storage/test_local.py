@@ -1,0 +1,637 @@
+"""Bytes are put whole or not at all, created once, and errors say what to do."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from precache.errors import PrecacheError, StorageError
+from precache.storage import local_files
+from precache.storage.base import LINK_TWICE, FileInfo
+from precache.storage.local import ANYWHERE, LocalFolder
+from precache.storage.open import open_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> LocalFolder:
+    return LocalFolder(tmp_path / "root")
+
+
+def _files(folder: LocalFolder) -> set[str]:
+    return {str(p.relative_to(folder.root)) for p in folder.root.rglob("*") if p.is_file()}
+
+
+# --- names and URIs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("/data/x", "/data/x"),
+        ("file:///data/x", "/data/x"),
+        ("local:///data/x", "/data/x"),
+        ("data/a b@c", "data/a b@c"),
+        (Path("/data/x"), "/data/x"),
+    ],
+)
+def test_paths_and_file_uris_are_the_same_folder(uri: str | Path, path: str) -> None:
+    assert open_folder(uri) == LocalFolder(Path(path).absolute())
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_folder("~/x") == LocalFolder(tmp_path / "x")
+
+
+def test_a_name_that_no_disk_can_hold_is_an_error_of_ours(folder: LocalFolder) -> None:
+    folder.put("a", [b""])
+    for ask in (folder.exists, folder.size, folder.read, folder.names):
+        with contextlib.suppress(PrecacheError):
+            assert not ask("x" * 300)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there(folder: LocalFolder) -> None:
+    assert not folder.exists()
+    assert not folder.exists("a/b")
+    assert folder.size("a") is None
+    assert folder.names() == folder.names("a") == []
+    with pytest.raises(StorageError, match=r"cannot read .*root/a: No such file"):
+        folder.read("a")
+    folder.remove("a")
+
+
+def test_a_file_is_no_folder(folder: LocalFolder) -> None:
+    folder.put("a", [b"x"])
+    assert folder.names("a") == []
+    assert folder.size("a/b") is None
+    with pytest.raises(StorageError, match="cannot read"):
+        folder.read("a/b")
+    with pytest.raises(StorageError, match="cannot write"):
+        folder.put("a/b", [b"x"])
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs Linux")
+def test_a_file_with_more_in_it_than_its_size_says_is_read_whole() -> None:
+    found = LocalFolder(Path("/proc")).read("version")
+    assert Path("/proc/version").stat().st_size < len(found)
+    assert found == Path("/proc/version").read_bytes()
+
+
+def test_names_are_sorted_and_of_one_level(folder: LocalFolder) -> None:
+    for name in ("b", "a", "c/d"):
+        folder.put(name, [b""])
+    assert folder.names() == ["a", "b", "c"]
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scratch", [None, "_build/tmp"])
+def test_an_object_is_its_parts_one_after_another(folder: LocalFolder, scratch: str | None) -> None:
+    parts = [b"one ", bytearray(b"two "), memoryview(b"three"), b""]
+    folder.put("deep/down/object", parts, scratch=scratch)
+    assert folder.read("deep/down/object") == b"one two three"
+    assert folder.size("deep/down/object") == 13
+    assert _files(folder) == {"deep/down/object"}
+
+
+def test_putting_replaces_the_whole_object(folder: LocalFolder) -> None:
+    folder.put("a", [b"long content"])
+    folder.put("a", [b"short"])
+    assert folder.read("a") == b"short"
+
+
+class _Broken(Exception):
+    pass
+
+
+def _parts_that_fail() -> Iterator[bytes]:
+    yield b"half of "
+    raise _Broken
+
+
+@pytest.mark.parametrize("scratch", [None, "_build/tmp"])
+def test_a_write_that_fails_leaves_the_old_object_and_no_temporary(
+    folder: LocalFolder, scratch: str | None
+) -> None:
+    folder.put("a", [b"old"])
+    with pytest.raises(_Broken):
+        folder.put("a", _parts_that_fail(), scratch=scratch)
+    assert folder.read("a") == b"old"
+    assert _files(folder) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "No space left on device; free some space and run the same command again"),
+        (errno.EDQUOT, "the quota is used up"),
+        (errno.EACCES, "check its owner and mode"),
+        (errno.EROFS, "choose a folder that can be written"),
+        (errno.EMFILE, "raise `ulimit -n`"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_what_the_system_refuses_is_said_with_the_way_out(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    for write in (lambda: folder.put("a", [b"x"]), lambda: folder.create("a", [b"x"])):
+        with pytest.raises(StorageError, match=r"cannot write .*root/a: ") as caught:
+            write()
+        assert hint in str(caught.value)
+    assert _files(folder) == set()
+
+
+FULL = """
+import pathlib, sys
+from precache.errors import StorageError
+from precache.storage.local import ANYWHERE, LocalFolder
+folder = LocalFolder(pathlib.Path(sys.argv[1]))
+try:
+    folder.put("a", [bytes(1 << 20)])
+except StorageError as error:
+    print("free some space" in str(error), folder.names())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root to mount")
+def test_a_disk_that_is_full_in_earnest(tmp_path: Path) -> None:
+    """A file system of 64 KiB, mounted for one process alone."""
+    mount = f"mount -t tmpfs -o size=64k tmpfs {tmp_path} || exit 77"
+    script = f'{mount}; exec {sys.executable} -c "$0" {tmp_path}'
+    command = ["unshare", "--mount", "sh", "-c", script, FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 77 or done.stderr.startswith("unshare"):
+        pytest.skip("mounting is not allowed here")
+    assert done.stdout == "True []\n", done.stderr
+
+
+# --- create only --------------------------------------------------------------------------------
+
+
+def test_an_object_is_created_once(folder: LocalFolder) -> None:
+    assert folder.create("commits/1", [b"first"])
+    assert not folder.create("commits/1", [b"second"])
+    assert folder.read("commits/1") == b"first"
+    assert _files(folder) == {"commits/1"}
+
+
+def test_of_many_threads_one_creates(folder: LocalFolder) -> None:
+    start = threading.Barrier(8)
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        start.wait(30)
+        if folder.create("x", [b"%d" % number]):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert folder.read("x") == b"%d" % won[0]
+    assert _files(folder) == {"x"}
+
+
+RACER = """
+import sys, pathlib
+from precache.storage.local import ANYWHERE, LocalFolder
+folder = LocalFolder(pathlib.Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(50):
+    if folder.create(f"c/{number}", [sys.argv[2].encode()]):
+        print(number)
+"""
+
+
+def test_of_two_processes_one_creates_each_object(folder: LocalFolder) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(folder.root), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    won = [set(racer.communicate(timeout=60)[0].split()) for racer in racers]
+    assert not won[0] & won[1]
+    assert won[0] | won[1] == set(map(str, range(50)))
+    for name, numbers in zip(("one", "two"), won, strict=True):
+        assert all(folder.read(f"c/{number}") == name.encode() for number in numbers)
+
+
+WAYS = [(), ("link",), ("link", "renameat2")]
+"""To create only once, those that a disk does not know."""
+
+
+@pytest.fixture(params=WAYS, ids=lambda ways: "-".join(["without", *ways]))
+def poorer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that does not know some ways to create an object."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if "link" in request.param:
+        monkeypatch.setattr(os, "link", refuse)
+    if "renameat2" in request.param:
+        monkeypatch.setattr(local_files, "rename", refuse)
+
+
+@pytest.mark.usefixtures("poorer")
+def test_an_object_is_created_once_on_whatever_disk(folder: LocalFolder) -> None:
+    parts = [b"whole", memoryview(b" and"), bytearray(b" complete")]
+    assert folder.create("a/b", parts, scratch="_build/tmp")
+    assert not folder.create("a/b", [b"x"], scratch="_build/tmp")
+    assert folder.copy("a/c", folder, "a/b", create=True)
+    assert not folder.copy("a/c", folder, "a/b", create=True)
+    folder.put("a/b", [b"replaced"])
+    assert folder.read("a/c") == b"whole and complete"
+    assert _files(folder) == {"a/b", "a/c"}
+
+
+@pytest.mark.usefixtures("poorer")
+def test_of_many_threads_one_creates_on_whatever_disk(folder: LocalFolder) -> None:
+    test_of_many_threads_one_creates(folder)
+
+
+def test_a_link_is_the_cheapest_copy_and_creates_only(folder: LocalFolder) -> None:
+    folder.put("a", [b"1"])
+    assert folder.copy("b", folder, "a", create=True)
+    assert folder.local("a").samefile(folder.local("b"))
+    folder.put("c", [b"2"])
+    assert not folder.copy("c", folder, "a", create=True)
+    assert folder.read("c") == b"2"
+
+
+def test_folders_that_are_made_are_synced_into_their_parents(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_dir():
+            synced.append(path.relative_to(folder.root.parent).as_posix())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder.put("a/b/c", [b""])
+    assert synced == [".", "root", "root/a", "root/a/b"]
+    synced.clear()
+    folder.put("a/b/d", [b""])
+    assert synced == ["root/a/b"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
+def test_a_file_system_that_does_not_sync_folders_will_do(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    folder.put("a/b", [b"1"])
+    assert folder.create("a/c", [b"2"])
+    assert _files(folder) == {"a/b", "a/c"}
+
+
+# --- nothing outside ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside(folder: LocalFolder) -> LocalFolder:
+    """A folder beside another, to which that has links: to itself, a file, a folder, a new name."""
+    outside = LocalFolder(folder.root.parent / "outside")
+    outside.put("file", [b"secret"])
+    outside.put("deep/file", [b"secret"])
+    folder.put("own", [b"own"])
+    links = {"dir": "", "deep": "deep", "file": "file", "new": "new", "loop": "../root/loop"}
+    for name, target in links.items():
+        folder.local(name).symlink_to(outside.root / target)
+    folder.local("fifo").parent.mkdir(exist_ok=True)
+    os.mkfifo(folder.local("fifo"))
+    return outside
+
+
+def _actions(folder: LocalFolder, name: str) -> list[Callable[[], object]]:
+    return [
+        lambda: folder.read(name),
+        lambda: folder.get(name),
+        lambda: os.close(folder.open(name)),
+        lambda: folder.read_many([name], [-1]),
+        lambda: folder.read_ranges([(name, 0, 1)]),
+        lambda: folder.size(name),
+        lambda: folder.exists(name),
+        lambda: folder.names(name),
+        lambda: folder.sizes(name),
+        lambda: list(folder.folder(name).walk()),
+        lambda: folder.folder(name).kind(),
+        lambda: folder.put(name, [b"new"]),
+        lambda: folder.put("own", [b"own"], scratch=name),
+        lambda: folder.create(name, [b"new"]),
+        lambda: folder.create("once", [b"new"], scratch=name),
+        lambda: folder.copy(name, folder, "own"),
+        lambda: folder.copy(name, folder, "own", create=True),
+        lambda: folder.copy("copied", folder, name),
+        lambda: folder.remove(name),
+        lambda: folder.folder(name).remove(""),
+        lambda: folder.folder(name).put("x", [b"new"]),
+        lambda: folder.folder(name).remove("file"),
+    ]
+
+
+PARTS = st.sampled_from(
+    ["", ".", "..", "own", "dir", "deep", "file", "new", "loop", "fifo", "root", "outside", "/",
+     "~", "\0", "\n", "x" * 300, "é", "…", "*", "-", "%2e%2e", "..."]
+)  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(parts=st.lists(PARTS, min_size=1, max_size=4), number=st.integers(0, 21))
+@pytest.mark.usefixtures("outside")
+def test_nothing_outside_of_a_folder_is_read_or_changed_through_any_name(
+    parts: list[str], number: int, folder: LocalFolder, outside: LocalFolder
+) -> None:
+    name = "/".join(parts)
+    with contextlib.suppress(StorageError):
+        found = _actions(folder, name)[number]()
+        assert "secret" not in repr(found)
+    assert {path.name for path in folder.root.parent.iterdir()} == {"outside", "root"}
+    there = {str(p.relative_to(outside.root)): p for p in outside.root.rglob("*")}
+    assert set(there) == {"file", "deep", "deep/file"}
+    assert there["file"].read_bytes() == there["deep/file"].read_bytes() == b"secret"
+    assert all(there[n].stat().st_nlink == 1 for n in ("file", "deep/file"))
+
+
+NO_NAMES = ["/etc/passwd", "..", "../x", "a/../../x", "a//b", "/", "a/", ".", "./a", "a/.", "a\0b"]
+
+
+@pytest.mark.parametrize("name", [*NO_NAMES, "x/" * 3000 + "x"])
+def test_what_is_no_name_is_refused_by_all_and_shown_escaped(
+    folder: LocalFolder, name: str
+) -> None:
+    folder.put("own", [b"own"])
+    for number, action in enumerate(_actions(folder, name)):
+        if number in (3, 4):  # one by one
+            [found] = action()  # type: ignore[misc] - what these give is a list
+            assert isinstance(found, StorageError)
+            continue
+        with pytest.raises(StorageError, match=r"is no name below .*root: it must") as caught:
+            action()
+        assert repr(name)[:-1][:50] in str(caught.value)
+        assert len(str(caught.value)) < 500
+    assert _files(folder) == {"own"}
+
+
+@pytest.mark.parametrize("name", ["file", "dir/file", "deep/file"])
+@pytest.mark.usefixtures("outside")
+def test_a_link_out_is_named_and_is_no_object(folder: LocalFolder, name: str) -> None:
+    for act in (folder.read, folder.get, folder.open, lambda n: folder.copy("x", folder, n)):
+        with pytest.raises(
+            StorageError, match=rf"cannot read .*root/{name}: it leads out of .*root"
+        ):
+            act(name)
+    assert not folder.exists(name)
+    assert folder.size(name) is None
+    assert folder.names("dir") == folder.folder("dir").names() == []
+    assert folder.sizes() == {"own": 3}
+    with pytest.raises(StorageError, match="it leads out of"):
+        folder.put("dir/x", [b"1"])
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_link_is_replaced_or_removed_alone(folder: LocalFolder, outside: LocalFolder) -> None:
+    folder.put("file", [b"mine"])
+    folder.remove("dir")
+    folder.remove("new")
+    folder.remove("loop")
+    assert not folder.create("deep", [b"mine"])
+    assert folder.read("file") == b"mine"
+    assert outside.sizes() == {"file": 6, "deep/file": 6}
+    assert folder.names() == ["deep", "fifo", "file", "own"]
+
+
+def test_links_within_a_folder_are_read_and_not_written_through(folder: LocalFolder) -> None:
+    folder.put("a/1", [b"one"])
+    folder.local("b").symlink_to("a")
+    folder.local("c").symlink_to(folder.local("a/1"))
+    folder.folder("a").local("up").symlink_to("..")
+    assert folder.read("b/1") == folder.read("c") == folder.folder("b").read("up/c") == b"one"
+    assert folder.folder("b").names() == ["1", "up"]
+    for change in (
+        lambda: folder.put("b/2", [b"two"]),
+        lambda: folder.create("b/2", [b"two"]),
+        lambda: folder.folder("b").remove("1"),
+        lambda: folder.copy("b/2", folder, "a/1"),
+    ):
+        with pytest.raises(StorageError, match="by way of a link it is"):
+            change()
+    assert folder.names("a") == ["1", "up"]
+    folder.remove("b")
+    assert folder.names("a") == ["1", "up"]
+
+
+def test_a_folder_that_is_a_link_is_the_one_that_it_leads_to(folder: LocalFolder) -> None:
+    folder.put("a/1", [b"one"])
+    link = folder.root.parent / "link"
+    link.symlink_to(folder.root)
+    linked = LocalFolder(link)
+    assert linked.kind() == "folder"
+    assert linked.folder("a").read("1") == b"one"
+    linked.put("b", [b"two"])
+    assert linked.sizes() == folder.sizes() == {"a/1": 3, "b": 3}
+    other = LocalFolder(folder.root.parent / "other")
+    other.put("a/1", [b"other"])
+    link.unlink()
+    link.symlink_to(other.root)
+    assert linked.read("a/1") == b"other"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "folder"])
+def test_what_is_no_regular_file_is_said_at_once(folder: LocalFolder, kind: str) -> None:
+    folder.put("own", [b"own"])
+    path = folder.local("x")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(folder.root):
+            bound.bind("x")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(StorageError, match=r"cannot read .*root/x: "):
+        folder.read("x")
+    with pytest.raises(StorageError, match=r"cannot read .*root/x: "):
+        folder.get("x")
+    [found] = folder.read_ranges([("x", 0, 1)])
+    assert isinstance(found, StorageError)
+    assert folder.size("x") is None
+    assert folder.exists("x") == (kind == "folder")
+    assert folder.sizes() == {"own": 3}
+
+
+# --- removing, listing, space -------------------------------------------------------------------
+
+
+def test_removing_takes_a_file_or_a_whole_folder(folder: LocalFolder) -> None:
+    folder.put("a", [b""])
+    folder.put("b/c/d", [b""])
+    folder.remove("a")
+    folder.remove("b")
+    folder.remove("b")
+    assert folder.names() == []
+
+
+def _listed(folder: LocalFolder) -> dict[str, FileInfo]:
+    found = list(folder.walk())
+    assert len({file.name for file in found}) == len(found)
+    return {file.name: file for file in found}
+
+
+def test_walking_finds_every_file_with_size_and_time(folder: LocalFolder) -> None:
+    folder.put("a.png", [b"123"])
+    folder.put("cat/b c.png", [b""])
+    os.utime(folder.local("a.png"), ns=(5, 1_000_000_007))
+    found = _listed(folder)
+    assert set(found) == {"a.png", "cat/b c.png"}
+    assert found["a.png"] == FileInfo("a.png", 3, 1_000_000_007)
+
+
+def test_walking_follows_links_and_ends_where_they_lead_in_a_circle(folder: LocalFolder) -> None:
+    folder.put("cat/a.png", [b"123"])
+    elsewhere = LocalFolder(folder.root.parent / "elsewhere")
+    elsewhere.put("b.png", [b"12345"])
+    folder.local("dog").symlink_to(elsewhere.root)
+    folder.local("cat/self").symlink_to(folder.local("cat"))
+    folder.local("link.png").symlink_to(elsewhere.local("b.png"))
+    folder.local("lost.png").symlink_to("nowhere")
+    found = _listed(LocalFolder(folder.root, ANYWHERE))
+    assert set(found) == {"cat/a.png", "dog/b.png", "link.png", "lost.png"}
+    assert found["link.png"].size == 5
+    assert found["lost.png"].size == -1
+
+
+def test_a_link_to_the_root_lists_nothing_twice(folder: LocalFolder) -> None:
+    folder.put("a.png", [b"123"])
+    folder.local("again").symlink_to(folder.root)
+    assert set(_listed(folder)) == {"a.png"}
+
+
+def test_folders_that_link_to_one_another_are_listed_once_by_each_link(folder: LocalFolder) -> None:
+    for one in range(12):
+        folder.put(f"{one:02d}/x", [b"1"])
+        for other in range(12):
+            (folder.root / f"{one:02d}" / f"to-{other:02d}").symlink_to(f"../{other:02d}")
+    left = collections.Counter[str]()
+    names = [info.name for info in folder.walk(lambda name, why: left.update([why]))]
+    assert len(names) == len(set(names)) <= 12 * 12 + 12
+    assert left[LINK_TWICE] > 100
+    assert sorted(names) == sorted(info.name for info in folder.walk())
+
+
+class _Held:
+    """What a caller has."""
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_error_keeps_nothing_of_its_callers_alive(folder: LocalFolder) -> None:
+    def look() -> weakref.ref[_Held]:
+        held = _Held()
+        assert folder.get("missing") is None
+        return weakref.ref(held)
+
+    assert look()() is None
+
+
+def test_a_range_is_read_whole_however_much_a_call_reads(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, start: pread(file, min(size, 3), start))
+    folder.put("a", [b"0123456789"])
+    assert folder.read_first("a", 1 << 62) == b"0123456789"
+    assert folder.read_ranges([("a", 2, 7), ("a", 8, 7), ("a", 11, 7)]) == [b"2345678", b"89", b""]
+
+
+def test_walking_leaves_out_what_is_removed_meanwhile(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b/c", "d"):
+        folder.put(name, [b"1"])
+    scandir = os.scandir
+
+    def removing(path: Path) -> contextlib.AbstractContextManager[list[os.DirEntry[str]]]:
+        monkeypatch.setattr(os, "scandir", scandir)
+        entries = contextlib.nullcontext([*scandir(path)])
+        folder.remove("d")
+        folder.remove("b")
+        return entries
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert [info.name for info in folder.walk()] == ["a"]
+
+
+def test_walking_what_is_not_there_is_an_error(folder: LocalFolder) -> None:
+    with pytest.raises(StorageError, match=r"cannot list .*root"):
+        list(folder.walk())
+
+
+def test_free_space_is_that_of_the_nearest_folder(
+    folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def disk_usage(path: Path) -> object:
+        asked.append(path)
+        return type("Usage", (), {"free": 7})()
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    assert LocalFolder(folder.root / "not" / "yet").free_bytes() == 7
+    assert asked == [folder.root.parent]
+
+
+@pytest.mark.parametrize("ask", [LocalFolder.exists, LocalFolder.free_bytes])
+def test_asking_makes_no_folder(folder: LocalFolder, ask: Callable[[LocalFolder], object]) -> None:
+    ask(folder)
+    assert not folder.root.exists()

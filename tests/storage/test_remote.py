@@ -1,0 +1,851 @@
+"""Folders in blob storage, against servers that speak the protocol, with and without faults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.spec import AbstractFileSystem
+
+import precache
+from precache.errors import (
+    BuildError,
+    DamageError,
+    PrecacheError,
+    SourceError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
+from precache.storage import base as limits
+from precache.storage import remote as blobs
+from precache.storage import retries
+from precache.storage.base import Folder
+from precache.storage.local import LocalFolder
+from precache.storage.open import open_folder
+from precache.storage.remote import RemoteFolder
+from precache.store.commit_log import require_create_only
+from precache_workers.sources.base import open_source
+from tests.conftest import BuiltStore
+from tests.support.building import (
+    encoded,
+    environment,
+    photograph,
+    put_photos,
+    remains,
+    running,
+    write_jpegs,
+)
+from tests.support.servers import (
+    Fault,
+    FaultProxy,
+    S3Server,
+    error_document,
+    reset,
+    status,
+    truncated,
+    web_server,
+    wrong_bytes,
+)
+
+SECRET = "a-secret-that-nobody-may-see"
+RECIPE = precache.Pipeline.image(resize=64, crop=56)
+
+
+_numbers = iter(range(10**6))
+
+
+SERVERS = {"s3": "s3", "gs": "gcs", "az": "azurite"}
+"""Protocol -> the fixture of its server."""
+
+
+@pytest.fixture(params=[*SERVERS, "memory"])
+def folder(request: pytest.FixtureRequest) -> Folder:
+    """An empty folder."""
+    number = next(_numbers)
+    if request.param == "memory":
+        return open_folder(f"memory://test/{number}")
+    server = request.getfixturevalue(SERVERS[request.param])
+    return open_folder(f"{request.param}://bucket/{number}", server.options())
+
+
+@pytest.fixture
+def faulty(s3: S3Server, proxy: FaultProxy) -> Folder:
+    """An empty folder behind the proxy."""
+    return open_folder(f"s3://bucket/{next(_numbers)}", s3.options(proxy.port))
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def test_what_was_put_is_there(folder: Folder) -> None:
+    folder.put("a/b.bin", [b"12", bytearray(b"34"), memoryview(b"5")])
+    assert folder.read("a/b.bin") == b"12345"
+    assert folder.size("a/b.bin") == 5
+    assert folder.exists("a/b.bin")
+    assert folder.exists("a")
+    assert folder.folder("a").read("b.bin") == b"12345"
+    folder.put("a/b.bin", [b"again"])
+    assert folder.read("a/b.bin") == b"again"
+
+
+def test_a_small_object_is_read_no_further_than_its_limit(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MOST_DOCUMENT", 1000)
+    folder.put("right.json", [b"1" * 1000])
+    folder.put("large.json", [b"1" * 5000])
+    folder.put("empty.json", [b""])
+    read, sizes = blobs.RemoteFolder._cat, list[int]()
+
+    def counted(own: Any, *arguments: Any, **options: Any) -> list[Any]:
+        found = read(own, *arguments, **options)
+        sizes.extend(len(each) for each in found if isinstance(each, bytes))
+        return found
+
+    monkeypatch.setattr(blobs.RemoteFolder, "_cat", counted)
+    names = ["right.json", "large.json", "empty.json"]
+    right, large, empty = folder.read_many(names, [-1, -1, -1])
+    assert (right, empty) == (b"1" * 1000, b"")
+    assert "large.json: it has more than the 1,000 bytes" in str(large)
+    with pytest.raises(StorageError, match=r"large\.json: it has more than the 1,000 bytes"):
+        folder.get("large.json")
+    assert folder.get("empty.json") == b""
+    assert max(sizes) == 1001
+    assert folder.read("large.json") == b"1" * 5000
+
+
+def test_what_is_not_there_is_said(folder: Folder) -> None:
+    assert folder.kind() is None
+    assert folder.size("a") is None
+    assert not folder.exists("a")
+    assert folder.names("a") == []
+    with pytest.raises(StorageError, match=r"cannot read .*/a: there is no such object"):
+        folder.read("a")
+    folder.remove("a")
+
+
+def test_names_and_files_below(folder: Folder) -> None:
+    for name in ("x.png", "cat/1.png", "cat/2.png", "dog/deep/3.png"):
+        folder.put(name, [name.encode()])
+    assert folder.kind() == "folder"
+    assert folder.folder("x.png").kind() == "file"
+    assert folder.names() == ["cat", "dog", "x.png"]
+    assert folder.sizes("cat") == {"cat/1.png": 9, "cat/2.png": 9}
+    assert folder.sizes() == {info.name: info.size for info in folder.walk()}
+    assert folder.sizes("nowhere") == {}
+    assert folder.names("cat") == ["1.png", "2.png"]
+    found = {info.name: info for info in folder.walk()}
+    assert sorted(found) == ["cat/1.png", "cat/2.png", "dog/deep/3.png", "x.png"]
+    assert all(info.size == len(name) for name, info in found.items())
+    assert all(info.mtime_ns > 10**18 for info in found.values())
+    folder.remove("cat")
+    assert folder.names() == ["dog", "x.png"]
+
+
+@pytest.mark.parametrize("name", ["x[1]", "x*"])
+def test_what_is_removed_is_what_is_so_named(name: str, folder: Folder) -> None:
+    for each in (f"{name}/a", f"{name}/deep/b", "x1/a"):
+        folder.put(each, [b"1"])
+    folder.remove(name)
+    assert [info.name for info in folder.walk()] == ["x1/a"]
+    folder.remove(name)
+    folder.put(name, [b"1"])
+    folder.remove(name)
+    assert [info.name for info in folder.walk()] == ["x1/a"]
+
+
+def test_what_a_service_says_of_the_contents_is_in_the_row_table(s3: S3Server) -> None:
+    url = f"s3://bucket/{next(_numbers)}"
+    for name in ("cat/1.jpg", "dog/2.jpg"):
+        open_folder(url, s3.options()).put(name, [name.encode()])
+    table = open_source(url, s3.options()).list(lambda found: None).table
+    assert table.keys == ["cat/1.jpg", "dog/2.jpg"]
+    assert table.sizes.tolist() == [9, 9]
+    assert table.etags == [hashlib.md5(key.encode()).hexdigest() for key in table.keys]
+    assert (table.mtimes > 10**18).all()
+
+
+def test_many_objects_come_in_order_with_what_is_missing(folder: Folder) -> None:
+    names = [f"{n:03d}" for n in range(40)]
+    for name in names:
+        folder.put(name, [name.encode() * 3])
+    asked = [*reversed(names), "nowhere"]
+    *found, missing = folder.read_many(asked, [9] * 40 + [-1])
+    assert found == [name.encode() * 3 for name in reversed(names)]
+    assert isinstance(missing, StorageError)
+    assert "nowhere: there is no such object" in str(missing)
+
+
+def test_ranges_come_in_order(folder: Folder) -> None:
+    data = {name: name.encode() * 1000 for name in ("a", "b/c")}
+    for name, content in data.items():
+        folder.put(name, [content])
+    ranges = [("b/c", 0, 3), ("a", 998, 2), ("a", 0, 1000), ("b/c", 1234, 56)]
+    *found, missing = folder.read_ranges([*ranges, ("nowhere", 5, 1)])
+    assert found == [data[name][start : start + length] for name, start, length in ranges]
+    assert isinstance(missing, StorageError)
+    assert "nowhere: there is no such object" in str(missing)
+
+
+def test_of_many_creators_of_one_object_one_succeeds(folder: Folder) -> None:
+    created: list[bool] = []
+
+    def create(number: int) -> None:
+        created.append(folder.create("commits/000001.json", [b"%d" % number]))
+
+    threads = [threading.Thread(target=create, args=[n]) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(created) == [False] * 7 + [True]
+    assert folder.names("commits") == ["000001.json"]
+
+
+@pytest.mark.parametrize("protocol", SERVERS)
+def test_a_bucket_that_is_not_there_is_named(protocol: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue(SERVERS[protocol])
+    folder = open_folder(f"{protocol}://nowhere/x", server.options())
+    assert not folder.exists()
+    assert folder.kind() is None
+    assert folder.names() == []
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", [b"1"])):
+        with pytest.raises(StorageError, match=rf"cannot write {protocol}://nowhere/x/a: .*bucket"):
+            write()
+
+
+class Refusing(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
+    """Fails as adlfs does: in writing with what the service said, in removing with that wrapped."""
+
+    protocol = "refusing"
+    cachable = False
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.refusal = OSError("no such luck")
+        self.refusal.status_code = status  # type: ignore[attr-defined] - as a library would
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        raise self.refusal
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        raise RuntimeError("Failed to remove %s for %s", [path], self.refusal) from self.refusal
+
+
+def refusing(status: int, monkeypatch: pytest.MonkeyPatch) -> RemoteFolder:
+    """A folder of ``az://`` that fails with a status of HTTP."""
+    fs = Refusing(status)
+    monkeypatch.setattr(blobs, "file_system", lambda *_: fs)
+    return RemoteFolder("az", "bucket/x")
+
+
+def test_a_container_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = refusing(404, monkeypatch)
+    for write in (lambda: folder.put("a", [b"1"]), lambda: folder.create("a", [b"1"])):
+        with pytest.raises(StorageError, match=r"cannot write az://bucket/x/a: .*no such bucket"):
+            write()
+    folder.remove("a")
+
+
+def test_what_may_not_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = refusing(403, monkeypatch)
+    with pytest.raises(StorageError) as caught:
+        folder.remove("a")
+    said = "cannot remove az://bucket/x/a: no such luck; check the credentials and what they may do"
+    assert str(caught.value) == said
+
+
+def test_a_folder_travels_and_shows_no_secret(s3: S3Server) -> None:
+    folder = open_folder("s3://bucket/x", s3.options())
+    assert pickle.loads(pickle.dumps(folder)) == folder
+    for text in (str(folder), repr(folder), folder.path("a?token=hidden")):
+        assert SECRET not in text
+        assert "hidden" not in text
+    assert str(open_folder("https://user:pass@host/x?signature=y")) == "https://host/x"
+    assert str(open_folder("https://user:p@ss@host/x")) == "https://host/x"
+
+
+@pytest.mark.parametrize("url", ["s3://", "gs:///", "az://"])
+def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=rf"{url[:5]} names no bucket; give {url[:5]}BUCKET/FOLD"):
+        open_folder(url)
+
+
+def test_a_store_that_is_not_there_is_named_without_the_secrets_of_its_url(s3: S3Server) -> None:
+    for action in (precache.open, precache.versions, precache.verify):
+        with pytest.raises(StoreError, match=r"there is no store at s3://bucket/none") as caught:
+            action("s3://bucket/none?signature=hidden", storage_options=s3.options())
+        assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "extra"), [("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("abfss", "azure")]
+)
+def test_a_library_that_is_not_installed_is_named_with_the_way_to_it(
+    protocol: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: Any, **options: Any) -> None:
+        raise ImportError
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
+    with pytest.raises(UsageError, match=rf"{protocol}:// needs .*'precache\[{extra}\]'"):
+        open_folder(f"{protocol}://bucket").exists()
+
+
+@pytest.mark.parametrize("protocol", ["nowhere", "ftps", "ftp", "sftp", "zip", "data"])
+def test_a_protocol_that_is_none_is_said(protocol: str) -> None:
+    with pytest.raises(UsageError, match=rf"{protocol}:// is not supported; give a local path"):
+        open_folder(f"{protocol}://bucket").exists()
+
+
+# --- listing ------------------------------------------------------------------------------------
+
+
+class Watched(AbstractFileSystem):  # type: ignore[misc] - fsspec has no types
+    """A bucket of some prefixes of two files each, which counts listings that were begun."""
+
+    protocol = "watched"
+    cachable = False
+
+    def __init__(self, prefixes: int, meet: int = 1, broken: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.prefixes, self.broken = prefixes, broken
+        self.meeting = threading.Barrier(meet, timeout=60)
+        self.begun = 0
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+        self.begun += 1
+        if path == "bucket":
+            found = [f"{path}/{n:03d}" for n in range(self.prefixes)]
+            return [{"name": name, "size": 0, "type": "directory"} for name in found]
+        self.meeting.wait()
+        if path == self.broken:
+            raise ValueError("no such luck")
+        return [{"name": f"{path}/{n}.jpg", "size": n, "type": "file"} for n in range(2)]
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        return {"name": path, "size": 0, "type": "directory"}
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[RemoteFolder, Watched]:
+    """A folder, and the one file system that it uses."""
+    fs = Watched(**options)
+    monkeypatch.setattr(blobs, "file_system", lambda *_: fs)
+    return RemoteFolder("watched", "bucket"), fs
+
+
+def _listing_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("precache-list")]
+
+
+def test_prefixes_are_listed_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until as many are being listed as may be."""
+    folder, _ = watched(monkeypatch, prefixes=3 * blobs.LISTINGS, meet=blobs.LISTINGS)
+    found = sorted(info.name for info in folder.walk())
+    assert found == [f"{n:03d}/{m}.jpg" for n in range(3 * blobs.LISTINGS) for m in range(2)]
+    assert _listing_threads() == []
+
+
+def test_no_more_listings_are_held_than_are_made_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, fs = watched(monkeypatch, prefixes=10 * blobs.LISTINGS)
+    taken = {""}
+    for info in folder.walk():
+        taken.add(info.name.split("/")[0])
+        assert fs.begun <= len(taken) + blobs.LISTINGS
+    assert fs.begun == len(taken) == 10 * blobs.LISTINGS + 1
+
+
+def test_a_prefix_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = watched(monkeypatch, prefixes=100, broken="bucket/090")
+    with pytest.raises(StorageError, match="cannot list watched://bucket/090: no such luck"):
+        list(folder.walk())
+    for thread in _listing_threads():
+        thread.join()  # each ends with its page
+
+
+def test_threads_of_a_walk_that_is_left_end_with_their_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, fs = watched(monkeypatch, prefixes=1000)
+    walk = folder.walk()
+    next(walk)
+    walk.close()
+    for thread in _listing_threads():
+        thread.join()
+    assert fs.begun <= 2 + blobs.LISTINGS
+
+
+def test_a_folder_is_not_listed_to_know_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, fs = watched(monkeypatch, prefixes=3)
+    assert folder.kind() == "folder"
+    assert fs.begun == 0
+
+
+def test_a_listing_through_a_bad_network_is_whole(faulty: Folder, proxy: FaultProxy) -> None:
+    names = [f"{n}/{m}.jpg" for n in range(6) for m in range(2)]
+    for name in names:
+        faulty.put(name, [b"1"])
+    proxy.faults["GET", "/bucket"] = [status(503), reset, status(500), truncated, status(429)]
+    assert sorted(info.name for info in faulty.walk()) == names
+    assert proxy.faults["GET", "/bucket"] == []
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [status(503), status(408), reset])
+def test_one_object_is_asked_for_again(fault: Fault, faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("b", [b"1" * 1000])
+    proxy.faults["GET", "/b"] = [fault, fault]
+    assert faulty.read("b") == b"1" * 1000
+    assert proxy.requests("GET", "/b") == 3
+
+
+def test_what_is_forbidden_is_not_asked_for_again(faulty: Folder, proxy: FaultProxy) -> None:
+    faulty.put("a", [b"1"])
+    proxy.faults["GET", "/a"] = [status(403)] * 20
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a: ") as caught:
+        faulty.read("a")
+    assert SECRET not in str(caught.value)
+    assert proxy.requests("GET", "/a") == 1
+
+
+def test_a_server_that_stays_busy_is_an_error_in_the_end(
+    faulty: Folder,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(retries, "ATTEMPTS", 3)
+    faulty.put("a", [b"1"])
+    proxy.faults["GET", "/a"] = [status(503)] * 1000
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a"):
+        faulty.read("a")
+    [said] = [r.message for r in caplog.records if r.name == "precache.storage.remote"]
+    assert "cannot read s3://bucket/" in said
+    assert "; trying again in " in said
+
+
+def test_the_server_decides_how_long_to_wait() -> None:
+    class Busy(OSError):
+        status = 503
+        headers = {"Retry-After": "7"}  # noqa: RUF012 - never changed
+
+    assert retries.pause(0, Busy()) == 7
+    assert all(0.1 < retries.pause(0, TimeoutError()) < 0.4 for _ in range(50))
+    assert all(retries.pause(n, TimeoutError()) <= 1.5 * retries.LONGEST_PAUSE for n in range(20))
+
+
+def test_a_commit_whose_answer_was_lost_counts_as_ours(faulty: Folder, proxy: FaultProxy) -> None:
+    proxy.faults["PUT", "/1.json"] = [status(503)]
+    assert faulty.create("1.json", [b"mine"])
+    assert not faulty.create("1.json", [b"another's"])
+    assert faulty.read("1.json") == b"mine"
+
+
+def test_of_two_conditional_writes_at_once_the_one_that_s3_sent_away_is_made_again(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    proxy.faults["PUT", "/1.json"] = [error_document(409, "ConditionalRequestConflict")] * 2
+    assert faulty.create("1.json", [b"mine"])
+    assert proxy.requests("PUT", "/1.json") == 3
+
+
+def test_a_failed_precondition_means_that_it_exists_whatever_else_a_service_says(
+    faulty: Folder, proxy: FaultProxy
+) -> None:
+    assert faulty.create("1.json", [b"mine"])
+    proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
+    assert not faulty.create("1.json", [b"another's"])
+    proxy.faults["PUT", "/1.json"] = [error_document(412, "PreconditionFailed")]
+    with pytest.raises(StorageError, match=r"cannot write s3://.*/1\.json: it exists, and the"):
+        faulty.put("1.json", [b"another's"])
+
+
+NO_NAMES = ["/etc", "..", "../x", "a//b", "a/", "./a", "a/..", "a\0b", "x/" * 3000]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_what_is_no_name_is_refused_by_all(name: str) -> None:
+    """Libraries would resolve it: another object would be read, or one outside of the folder."""
+    folder = open_folder("memory://names/a/b")
+    folder.put("own", [b"own"])
+    for action in (
+        lambda: folder.read(name),
+        lambda: folder.get(name),
+        lambda: folder.size(name),
+        lambda: folder.exists(name),
+        lambda: folder.names(name),
+        lambda: folder.sizes(name),
+        lambda: folder.folder(name),
+        lambda: folder.put(name, [b"new"]),
+        lambda: folder.create(name, [b"new"]),
+        lambda: folder.copy(name, folder, "own"),
+        lambda: folder.copy(name, folder, "own", create=True),
+        lambda: folder.copy("copied", folder, name),
+        lambda: folder.remove(name),
+    ):
+        with pytest.raises(StorageError, match=r"is no name below memory://names/a/b: it must"):
+            action()
+    many = folder.read_many(["own", name], [3, -1])
+    for found in many, folder.read_ranges([("own", 0, 3), (name, 0, 1)]):
+        assert found[0] == b"own"
+        assert isinstance(found[1], StorageError)
+    assert open_folder("memory://names").sizes() == {"a/b/own": 3}
+
+
+def test_a_service_that_creates_again_what_exists_is_refused_before_a_build_writes(
+    s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, options = f"s3://bucket/{next(_numbers)}", s3.options(proxy.port)
+    require_create_only(open_folder(url, options), "tmp")
+    assert open_folder(url, options).names() == []
+    proxy.ignored = frozenset({"If-None-Match"})
+    for place in (url, f"{url}/folder"):
+        with pytest.raises(StorageError, match=rf"{place}\S* lets what is created overwrite"):
+            require_create_only(open_folder(place, options), "tmp")
+    assert open_folder(url, options).names() == []
+    with pytest.raises(StorageError, match=r"its service ignores If-None-Match; give a store on"):
+        precache.build(write_jpegs(tmp_path / "in", 3), url, RECIPE, address="serial",
+                       storage_options=options)  # fmt: skip
+    assert open_folder(url, options).names() == []
+
+
+def test_a_disk_is_found_to_create_only(tmp_path: Path) -> None:
+    require_create_only(LocalFolder(tmp_path), "tmp")
+    assert list(LocalFolder(tmp_path).walk()) == []
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_an_object_of_many_parts_is_created_once(folder: Folder) -> None:
+    """All libraries send one of this size in parts, and create it with the last request."""
+    half = bytes(52 << 20)
+    assert folder.create("a", [half, memoryview(half), b"1"])
+    assert not folder.create("a", [half, half, b"2"])
+    [end] = folder.read_ranges([("a", 2 * len(half), 9)])
+    assert (folder.size("a"), end) == (2 * len(half) + 1, b"1")
+
+
+def test_a_copy_can_leave_alone_what_exists(folder: Folder, tmp_path: Path) -> None:
+    folder.put("a", [b"new"])
+    assert folder.copy("b", folder, "a", create=True)
+    assert not folder.copy("b", folder, "a", create=True)
+    folder.put("b", [b"old"])
+    assert not folder.copy("b", folder, "a", create=True)
+    disk = LocalFolder(tmp_path)
+    assert disk.copy("a", folder, "a", create=True)
+    disk.put("b", [b"another's"])
+    assert not disk.copy("b", folder, "a", create=True)
+    assert not folder.copy("b", disk, "a", create=True)
+    assert (folder.read("b"), disk.read("a"), disk.read("b")) == (b"old", b"new", b"another's")
+
+
+@pytest.mark.parametrize("protocol", SERVERS)
+def test_of_two_who_copy_to_one_name_at_once_one_succeeds(
+    protocol: str, request: pytest.FixtureRequest
+) -> None:
+    """Another's copy comes just before this one's first request that writes."""
+    server = request.getfixturevalue(SERVERS[protocol])
+    url = f"{protocol}://bucket/{next(_numbers)}"
+    proxy = FaultProxy(server.port)
+    here, other = (open_folder(url, server.options(port)) for port in (proxy.port, None))
+    here.put("a", [b"one"])
+    here.put("b", [b"another"])
+    copied: list[bool] = []
+
+    def before(method: str, path: str) -> None:
+        if method in ("PUT", "POST") and not copied:
+            copied.append(True)
+            copied.append(other.copy("c", other, "b", create=True))
+
+    proxy.before = before
+    try:
+        assert not here.copy("c", here, "a", create=True)
+    finally:
+        proxy.stop()
+        type(here._fs).clear_instance_cache()  # type: ignore[attr-defined]
+    assert copied == [True, True]
+    assert other.read("c") == b"another"
+    assert other.names() == ["a", "b", "c"]
+
+
+# --- the whole road -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote_photos(s3: S3Server) -> str:
+    """A source of twelve photographs in two classes, one of them broken."""
+    url = f"s3://bucket/photos-{next(_numbers)}"
+    put_photos(open_folder(url, s3.options()))
+    return url
+
+
+def test_a_shard_takes_a_look_at_the_lease_and_two_objects(
+    s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    source, options = write_jpegs(tmp_path / "in", 13), s3.options(proxy.port)
+
+    def requests(rows: int) -> int:
+        """But those of the log of finished shards, which go by the clock."""
+        proxy.seen.clear()
+        store = f"s3://bucket/store-{next(_numbers)}"
+        build = {"address": "serial", "shard_samples": rows, "storage_options": options}
+        assert precache.build(source, store, RECIPE, **build).shards == -(-13 // rows)
+        return sum(count for (_, path), count in proxy.seen.items() if "/finished/" not in path)
+
+    assert requests(4) - requests(16) == 3 * (4 - 1)
+
+
+@pytest.mark.parametrize("address", ["serial", "local"])
+def test_from_bucket_to_bucket_to_training(
+    address: str, remote_photos: str, s3: S3Server, tmp_path: Path
+) -> None:
+    options = s3.options()
+    store = f"s3://bucket/store-{next(_numbers)}"
+    build = {"address": address, "shard_samples": 4, "storage_options": options}
+    result = precache.build(remote_photos, store, RECIPE, **build)
+    assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
+    assert result.path == f"{store}/{result.version}"
+    again = precache.build(remote_photos, store, RECIPE, **build)
+    assert again.shards_skipped == again.shards == 4
+    assert precache.verify(store, storage_options=options).ok
+    version = precache.open(store, None, options)
+    assert version.classes == ("cat", "dog")
+    assert [key for key, _ in version.holes.values()] == ["dog/broken.jpg"]
+    cached = {"cache_dir": tmp_path / "cache", "storage_options": options}
+    with precache.Loader(store, 4, device="cpu", **cached) as loader:
+        rows = np.concatenate([batch["row"].numpy() for batch in loader])
+        assert loader.stats().fetched.objects == 4
+    assert sorted(rows.tolist()) == np.flatnonzero(version.valid).tolist()
+    done = precache.pull(store, tmp_path / "here", storage_options=options)
+    assert done.version == result.version
+    with precache.Loader(tmp_path / "here", 4, device="cpu") as loader:
+        rows = np.concatenate([batch["row"].numpy() for batch in loader])
+    assert sorted(rows.tolist()) == np.flatnonzero(version.valid).tolist()
+    stored = b"".join(open_folder(store, options).read(i.name) for i in _all(store, options))
+    assert SECRET.encode() not in stored
+
+
+def _all(url: str, options: dict[str, Any]) -> list[Any]:
+    return sorted(open_folder(url, options).walk(), key=lambda info: info.name)
+
+
+def test_the_same_photos_make_the_same_bytes_wherever_they_lie(
+    remote_photos: str, s3: S3Server, tmp_path: Path
+) -> None:
+    options = s3.options()
+    here = tmp_path / "photos"
+    for info in open_folder(remote_photos, options).walk():
+        (here / info.name).parent.mkdir(parents=True, exist_ok=True)
+        (here / info.name).write_bytes(open_folder(remote_photos, options).read(info.name))
+    build = {"address": "serial", "shard_samples": 4, "storage_options": options}
+    remote = precache.build(remote_photos, tmp_path / "remote", RECIPE, **build)
+    local = precache.build(here, tmp_path / "local", RECIPE, **build)
+    one, other = (sorted(Path(r.path).glob("image/c/*/0/0/0")) for r in (remote, local))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+    moved = precache.build(remote_photos, tmp_path / "local", RECIPE, **build)
+    assert (moved.version, moved.shards_skipped) == (local.version, local.shards)
+
+
+def test_a_build_through_a_bad_network_is_the_build_through_a_good_one(
+    remote_photos: str, s3: S3Server, proxy: FaultProxy
+) -> None:
+    stores = [f"s3://bucket/store-{next(_numbers)}" for _ in range(2)]
+    good, bad = s3.options(), s3.options(proxy.port)
+    one = precache.build(
+        remote_photos, stores[0], RECIPE, address="serial", shard_samples=4, storage_options=good
+    )
+    for number in range(12):
+        faults: list[Fault] = [[status(503)], [reset], [truncated], [status(429), reset]][
+            number % 4
+        ]
+        proxy.faults["GET", f"/{number:02d}.jpg"] = list(faults)
+    proxy.faults["PUT", "/c/1/0/0/0"] = [status(503), status(500)]
+    other = precache.build(
+        remote_photos, stores[1], RECIPE, address="serial", shard_samples=4, storage_options=bad
+    )
+    assert not any(proxy.faults.values())
+    assert one.version == other.version
+    for number in range(one.shards):
+        name = f"{one.version}/image/c/{number}/0/0/0"
+        assert len({open_folder(store, good).read(name) for store in stores}) == 1
+
+
+def test_samples_that_stay_out_of_reach_leave_the_build_to_be_continued(
+    remote_photos: str, s3: S3Server, proxy: FaultProxy
+) -> None:
+    store = f"s3://bucket/store-{next(_numbers)}"
+    build = {"address": "serial", "shard_samples": 4, "storage_options": s3.options(proxy.port)}
+    proxy.faults["GET", "/05.jpg"] = [status(403)] * 50
+    with pytest.raises(BuildError, match=r"1 of 4 shards are not done: .*05\.jpg"):
+        precache.build(remote_photos, store, RECIPE, **build)
+    proxy.faults.clear()
+    result = precache.build(remote_photos, store, RECIPE, **build)
+    assert (result.shards_skipped, result.failed) == (3, 1)
+
+
+def test_a_build_says_nothing_of_the_secrets_of_urls(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_jpegs(tmp_path / "photos", 3)
+    (tmp_path / "broken" / "cat").mkdir(parents=True)
+    (tmp_path / "broken" / "cat" / "0.jpg").write_bytes(b"none")
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group" / "zarr.json").write_text("{}")
+    serial: dict[str, Any] = {"address": "serial", "progress": True}
+    with web_server(tmp_path) as url:
+        own = url.replace("http://", f"http://someone:{SECRET}@")
+        precache.build(f"{own}/photos", tmp_path / "store", RECIPE, **serial)
+        for source, store, wrong in (
+            (f"{own}/broken", tmp_path / "other", f"{url}/broken: none of the first"),
+            (tmp_path, f"{own}/group", f"{url}/group is a Zarr group"),
+            (tmp_path, f"{own}/group/zarr.json", f"{url}/group/zarr.json is a file"),
+            (tmp_path, f"{own}/none@3f2a", f"{url}/none@3f2a names a version"),
+        ):
+            with pytest.raises(PrecacheError, match=re.escape(wrong)) as caught:
+                precache.build(source, store, RECIPE, **serial)
+            assert SECRET not in str(caught.value)
+        with pytest.raises(SourceError, match="cannot read labels") as caught:
+            precache.build(tmp_path, tmp_path / "other", labels=f"{own}/labels.csv", **serial)
+        assert SECRET not in str(caught.value)
+    said = capfd.readouterr().err
+    assert f"3 samples in 3 classes in {url}/photos" in said
+    assert SECRET not in said
+
+
+def test_photos_behind_a_web_server(tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(photograph().crop((number, 0, number + 120, 90))))
+    build = {"address": "serial", "shard_samples": 4}
+    with web_server(tmp_path) as url:
+        result = precache.build(f"{url}/photos", tmp_path / "store", RECIPE, **build)
+        assert (result.samples, result.classes) == (6, ("cat", "dog"))
+        with pytest.raises(StorageError, match="http:// is for reading; give a store on a local"):
+            precache.build(tmp_path / "photos", f"{url}/store", RECIPE, **build)
+        precache.pull(f"{url}/store", tmp_path / "pulled")
+    assert precache.verify(tmp_path / "pulled").ok
+
+
+# --- pull and push ------------------------------------------------------------------------------
+
+
+def test_a_version_goes_there_and_back_and_is_the_same(
+    store: BuiltStore, s3: S3Server, tmp_path: Path
+) -> None:
+    url = f"s3://bucket/store-{next(_numbers)}"
+    options = s3.options()
+    pushed = precache.pull(store.path, url, storage_options=options)
+    assert pushed.skipped == 0
+    back = precache.pull(url, tmp_path / "back", storage_options=options)
+    assert back.version == store.result.version
+    assert _contents(store.version_folder) == _contents(Path(back.path))
+    assert precache.verify(tmp_path / "back").ok
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_pull_goes_on_where_it_was_and_mends_what_is_wrong(
+    store: BuiltStore, tmp_path: Path
+) -> None:
+    first = precache.pull(store.path, tmp_path / "to")
+    folder = Path(first.path)
+    (folder / "image/c/0/0/0/0").unlink()
+    changed = folder / "image/c/1/0/0/0"
+    changed.write_bytes(bytes(changed.stat().st_size))
+    second = precache.pull(store.path, tmp_path / "to")
+    assert second.skipped == store.result.shards - 2
+    assert precache.verify(tmp_path / "to").ok
+
+
+def test_a_pull_that_is_killed_goes_on_where_it_was(
+    image_shards: Callable[[], tuple[str, str]], s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, _ = image_shards()
+    asked, killed = threading.Event(), threading.Event()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("/image/c/1/0/0/0"):
+            asked.set()
+            assert killed.wait(60)
+
+    proxy.before = hang
+    options = json.dumps(s3.options(proxy.port))
+    script = (
+        "import json, sys, precache\n"
+        "precache.pull(*sys.argv[1:3], storage_options=json.loads(sys.argv[3]))"
+    )
+    line = [sys.executable, "-c", script, url, str(tmp_path / "to"), options]
+    with running(line, environment()) as process:
+        assert asked.wait(60)
+        process.kill()
+        process.wait()
+        killed.set()
+    with pytest.raises(precache.PrecacheError):
+        precache.open(tmp_path / "to")
+    precache.pull(url, tmp_path / "to", storage_options=s3.options())
+    assert precache.verify(tmp_path / "to").ok
+    assert remains(tmp_path / "to") == []
+
+
+def test_wrong_bytes_on_the_way_are_noticed(
+    image_shards: Callable[[], tuple[str, str]], s3: S3Server, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url, shard = image_shards()
+    options = s3.options(proxy.port)
+    proxy.faults["GET", shard] = [wrong_bytes]
+    precache.pull(url, tmp_path / "once", storage_options=options)
+    assert precache.verify(tmp_path / "once").ok
+    proxy.faults["GET", shard] = [wrong_bytes] * 10
+    with pytest.raises(DamageError, match=rf"{shard} is damaged: its checksum does not hold"):
+        precache.pull(url, tmp_path / "always", storage_options=options)
+    with pytest.raises(precache.PrecacheError):
+        precache.open(tmp_path / "always")
+    proxy.faults.clear()
+    precache.pull(url, tmp_path / "always", storage_options=options)
+    assert precache.verify(tmp_path / "always").ok
+
+
+@pytest.fixture
+def image_shards(stores: dict[str, BuiltStore], s3: S3Server) -> Callable[[], tuple[str, str]]:
+    """Pushes a store; its URL, and the end of the path of its first shard."""
+
+    def push() -> tuple[str, str]:
+        url = f"s3://bucket/store-{next(_numbers)}"
+        precache.pull(stores["image"].path, url, storage_options=s3.options())
+        return url, "/image/c/0/0/0/0"
+
+    return push
+
+
+def test_an_unreachable_server_is_named_without_its_secrets(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "RETRY_SECONDS", 0.0)
+    options = {**s3.options(), "endpoint_url": "http://127.0.0.1:9", "max_concurrency": 1}
+    options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 2}
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"cannot read s3://bucket/nowhere/zarr\.json") as caught:
+        precache.open("s3://bucket/nowhere", None, options)
+    assert SECRET not in str(caught.value)
+    assert time.monotonic() - began < 60
+    assert isinstance(open_folder("s3://bucket", options), RemoteFolder)

@@ -1,0 +1,256 @@
+"""Secrets of URLs and storage options: in no message, report, log or list of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import stat
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from precache.cli import main as command_line
+from precache.storage.backends import reason_of
+from tests.conftest import BuiltStore
+from tests.support.building import cli, command, environment, poll, running, write_jpegs
+
+SECRET = "Zq7secret/Key+qZ"
+PLAIN = "Zq7secretKeyqZ"
+RECIPE = ("--resize", 16, "--crop", 16, "--address", "serial")
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """All that a command prints."""
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+    def run(*arguments: object) -> str:
+        capfd.readouterr()
+        with contextlib.suppress(SystemExit):
+            assert command_line.main([str(each) for each in arguments]) != 0
+        return "".join(capfd.readouterr())
+
+    return run
+
+
+def assert_no_secret(text: str) -> None:
+    assert "Zq7" not in text
+    assert "qZ" not in text
+
+
+COMMANDS: list[tuple[object, ...]] = [
+    ("info", "{}"),
+    ("info", "{}", "--json"),
+    ("verify", "{}@3f2a"),
+    ("bench", "{}"),
+    ("ls", "{}"),
+    ("status", "{}"),
+    ("use", "{}@3f2a"),
+    ("gc", "{}"),
+    ("diff", "{}", "/nowhere"),
+    ("pull", "{}", "--to", "/nowhere/at/all"),
+    ("push", "/nowhere", "--to", "{}"),
+    ("view", "{}"),
+    ("doctor", "{}"),
+    ("refresh", "{}", "--address", "serial"),
+    ("build", "{}", "/nowhere/at/all", *RECIPE),
+    ("build", "/nowhere", "{}", *RECIPE),
+    ("build", "/nowhere", "/nowhere/at/all", *RECIPE, "--classes", "{}"),
+    ("build", "/nowhere", "/nowhere/at/all", *RECIPE, "--labels", "{}"),
+    ("plan", "/nowhere", "{}", *RECIPE),
+    ("submit", "{}", "s3://bucket/store", "--address", "http://127.0.0.1:9"),
+    ("{}",),
+    ("info", "/nowhere", "{}"),
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda each: " ".join(map(str, each[:2])))
+def test_no_command_quotes_the_credentials_of_a_url(
+    run: Run, tmp_path: Path, arguments: tuple[object, ...]
+) -> None:
+    for url in (f"s3://KEY:{SECRET}@bucket/store", f"gs://KEY:{PLAIN}@bucket/store"):
+        printed = run(*(str(each).format(url) for each in arguments))
+        assert_no_secret(printed)
+        assert "precache" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("info", "store", "--storage-option", SECRET),
+        ("info", "store", "--storage-option", f"={SECRET}"),
+        ("info", "store", "--storage-option", f"-{SECRET}"),
+        ("info", "store", f"--storage-optoin=secret={SECRET}"),
+        ("info", "store", f"--storage-optio=secret={SECRET}"),
+        ("info", "store", "--storage-optoin", f"secret={SECRET}"),
+        ("info", "store", "--storage-option", "connection_string=a", SECRET),
+        ("--storage-option", f"secret={SECRET}", "info", "store"),
+        ("simulate", "--storage-option", f"secret={SECRET}"),
+        ("submit", "a", "b", "--storage-option", SECRET, "--address", "http://127.0.0.1:9"),
+    ],
+)
+def test_an_option_that_is_mistyped_is_not_quoted(run: Run, arguments: tuple[object, ...]) -> None:
+    printed = run(*arguments)
+    assert "error: " in printed
+    assert_no_secret(printed)
+
+
+def test_an_argument_too_many_is_named(run: Run) -> None:
+    assert "unrecognized arguments: again" in run("info", "store", "again")
+    assert "unrecognized arguments: --jsno" in run("info", "store", "--jsno")
+
+
+@pytest.mark.parametrize(
+    ("url", "quoted"),
+    [
+        (f"https://user:{PLAIN}@host/a", PLAIN),
+        (f"https://user:{PLAIN}%2F@host/a", f"user:{PLAIN}/"),
+        (f"https://host/a?sv=2024&sig={PLAIN}%3D%3D&x=1", f"{PLAIN}=="),
+        (f"https://host/a?sv=2024&sig={PLAIN}%3D%3D&x=1", f"sig={PLAIN}%3D%3D"),
+        (f"s3://KEY:{SECRET}@bucket/a", f"KEY:{SECRET}@bucket"),
+        (f"az://photos/a?sv=2024&sig={PLAIN}", PLAIN),
+    ],
+)
+def test_a_reason_holds_nothing_secret_of_the_url(url: str, quoted: str) -> None:
+    assert_no_secret(reason_of(ValueError(f'Invalid name "{quoted}"'), {}, url))
+
+
+# --- a server that repeats what it was sent -----------------------------------------------------
+
+
+def command_lines() -> Iterator[str]:
+    """Of every process of this machine."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield file.read_bytes().decode(errors="replace")
+
+
+class Indiscreet(SimpleHTTPRequestHandler):
+    """Lists and sends files to whoever knows the password; `refusal` repeats all that it got."""
+
+    refusal = 0
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self.seen += [line for line in command_lines() if PLAIN in line]
+        if not self.refusal and self.headers.get("Authorization"):
+            super().do_GET()
+            return
+        told = f"{self.path} with {dict(self.headers)} and {PLAIN}".replace("\r\n", " ")
+        self.send_response(self.refusal or 401, told)
+        self.send_header("Retry-After", "0")
+        self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told.encode())
+
+    do_HEAD = do_GET
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def indiscreet(folder: Path, refusal: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Such a server's URL, with user and password, and the command lines it saw the latter in."""
+    kind = type("Handler", (Indiscreet,), {"refusal": refusal, "seen": (seen := [])})
+    handler = functools.partial(kind, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            yield f"http://user:{PLAIN}@127.0.0.1:{server.server_address[1]}", seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("refusal", [403, 500, 503])
+def test_what_a_server_repeats_is_not_said(tmp_path: Path, refusal: int) -> None:
+    report = tmp_path / "report.json"
+    with indiscreet(tmp_path, refusal) as (url, _):
+        ran = cli("build", f"{url}/in", tmp_path / "store", *RECIPE, "--report", report)
+    assert ran.returncode == 1, ran.stderr
+    assert_no_secret(ran.stdout + ran.stderr)
+    assert str(refusal) in ran.stderr
+    if refusal != 403:
+        assert "trying again" in ran.stderr  # which is logged
+    if report.exists():
+        assert_no_secret(report.read_text())
+
+
+BUILD = """
+import os, sys, precache
+source = f"http://user:{os.environ['PASSWORD']}@127.0.0.1:{sys.argv[1]}/in"
+for build in (1, 2):
+    precache.build(
+        source, sys.argv[2], precache.Pipeline.image(resize=16, crop=16), max_failures=9,
+        address=sys.argv[3], progress=True, shard_samples=2,
+        report=[sys.argv[2] + "/report.html", sys.argv[2] + "/report.json"],
+    )
+print(precache.open(sys.argv[2]).attributes)
+"""
+
+
+@pytest.mark.parametrize("address", ["serial", pytest.param("local", marks=pytest.mark.heavy)])
+def test_a_build_leaves_no_secret_behind(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+) -> None:
+    """Neither in the store, nor in reports, nor in what all users see of a process."""
+    write_jpegs(tmp_path / "in", 4)
+    (tmp_path / "in/cat/broken.jpg").write_bytes(b"no photo")
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("PASSWORD", PLAIN)
+    with indiscreet(tmp_path) as (url, seen):
+        ran = run_python(BUILD, urlsplit(url).port, tmp_path / "store", address)
+    assert_no_secret(ran.stdout + ran.stderr)
+    assert seen == []
+    files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert {"report.html", "report.json", "zarr.json"} <= {path.name for path in files}
+    for path in files:
+        assert PLAIN.encode() not in path.read_bytes(), path
+
+
+# --- the viewer ---------------------------------------------------------------------------------
+
+
+def test_the_address_of_the_viewer_is_in_no_list_of_processes(
+    stores: dict[str, BuiltStore], tmp_path: Path
+) -> None:
+    """All users of a machine see what a browser was started with."""
+    browser = tmp_path / "browser"
+    asked_for = tmp_path / "asked"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {browser}.new\nmv {browser}.new {asked_for}\n')
+    browser.chmod(0o755)
+    variables = environment(BROWSER=f"{browser} %s", TMPDIR=str(tmp_path))
+    with running(
+        command("view", stores["raw"].path, "--open", "--find", "a&b"), variables
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        token = urlsplit(url).path.strip("/")
+        asked = (
+            poll((tmp_path / "asked").exists, "the browser's start")
+            and (tmp_path / "asked").read_text()
+        )
+        assert token not in asked
+        page = Path(urlsplit(asked.strip()).path)
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
+        assert stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+        assert f'content="0; url={url.replace("&", "&amp;")}"' in page.read_text()
+        assert not any(token in line for line in command_lines())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not page.parent.exists()

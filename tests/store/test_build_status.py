@@ -1,0 +1,123 @@
+"""How far a store is, without a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import precache
+from precache.errors import BuildError, StoreError
+from precache.store.build_status import read_status
+from tests.conftest import BuiltStore
+from tests.support.building import cli, write, write_jpegs
+from tests.support.servers import S3Server
+
+RECIPE = precache.Pipeline.image(resize=160, crop=150)
+
+
+def test_a_committed_store(store: BuiltStore) -> None:
+    found = read_status(store.path)
+    assert (found.store, found.version) == (str(store.path), store.result.version)
+    assert found.committed is not None
+    assert 0 <= time.time() - found.committed < 3600
+    assert found.building == ()
+
+
+def begin(source: Path, store: Path | str, options: dict[str, str] | None = None) -> None:
+    """A build that ends when its first shard of five is done."""
+    write_jpegs(source, 9)
+    write(source / "cat/0000a.jpg", b"no photo")
+    with pytest.raises(BuildError):
+        precache.build(
+            source,
+            store,
+            RECIPE,
+            address="serial",
+            shard_samples=2,
+            keep_order=True,
+            on_error="raise",
+            storage_options=options,
+        )
+
+
+def test_a_build_that_was_left(tmp_path: Path) -> None:
+    begin(tmp_path / "in", tmp_path / "store")
+    found = read_status(tmp_path / "store")
+    assert (found.version, found.committed) == (None, None)
+    [build] = found.building
+    assert (build.rows, build.shards, build.done) == (10, 5, 1)
+    assert build.idle_seconds is not None
+    assert 0 <= build.idle_seconds < 60
+
+    [receipt] = tmp_path.glob("store/*/_build/receipts/*")
+    [description] = tmp_path.glob("store/*/_build/build.json")
+    long_ago = time.time() - 7200
+    os.utime(receipt, (long_ago, long_ago))
+    description.write_text(json.dumps({**json.loads(description.read_text()), "begun": long_ago}))
+    [build] = read_status(tmp_path / "store").building
+    assert build.idle_seconds is not None
+    assert 7200 <= build.idle_seconds < 7260
+
+
+def test_a_build_that_has_no_receipt_yet_is_as_old_as_its_beginning(tmp_path: Path) -> None:
+    begin(tmp_path / "in", tmp_path / "store")
+    [receipt] = tmp_path.glob("store/*/_build/receipts/*")
+    receipt.unlink()
+    receipt.parent.rmdir()
+    [build] = read_status(tmp_path / "store").building
+    assert (build.done, build.shards) == (0, 5)
+    assert build.idle_seconds is not None
+    assert build.idle_seconds < 60
+
+
+def test_a_build_that_an_earlier_release_began(tmp_path: Path) -> None:
+    begin(tmp_path / "in", tmp_path / "store")
+    [description] = tmp_path.glob("store/*/_build/build.json")
+    told = json.loads(description.read_text())
+    del told["rows"], told["begun"]
+    description.write_text(json.dumps(told))
+    [build] = read_status(tmp_path / "store").building
+    assert (build.rows, build.shards, build.done) == (None, None, 1)
+
+
+def test_where_there_is_nothing(tmp_path: Path) -> None:
+    for name in ("nowhere", "."):
+        with pytest.raises(StoreError, match=r"there is no store at .*, and no build has begun"):
+            read_status(tmp_path / name)
+
+
+def test_a_store_in_a_bucket(tmp_path: Path, s3: S3Server) -> None:
+    begin(tmp_path / "in", "s3://bucket/begun.store", s3.options())
+    [build] = read_status("s3://bucket/begun.store", s3.options()).building
+    assert (build.shards, build.done) == (5, 1)
+    assert build.idle_seconds is not None
+    assert build.idle_seconds < 60
+
+
+def test_the_command(tmp_path: Path) -> None:
+    begin(tmp_path / "in", tmp_path / "store")
+    ran = cli("status", tmp_path / "store")
+    assert ran.returncode == 0, ran.stderr
+    assert "current version    none yet" in ran.stdout
+    assert "1 of 5 shards, 10 rows in all; idle for 0:00:0" in ran.stdout
+    told = json.loads(cli("status", tmp_path / "store", "--json").stdout)
+    assert told["building"][0]["done"] == 1
+    nothing = cli("status", tmp_path / "in")
+    assert nothing.returncode == 2
+    assert "there is no store at" in nothing.stderr
+
+
+def test_asking_for_a_store_loads_no_ray(
+    store: BuiltStore, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    code = (
+        "import sys\nfrom precache.cli.main import main\nmain(['status', sys.argv[1]])\n"
+        "print('ray' in sys.modules)"
+    )
+    assert run_python(code, store.path).stdout.endswith("False\n")

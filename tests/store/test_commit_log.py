@@ -1,0 +1,163 @@
+"""The commit log: who is current, who wins a number, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import precache
+from precache.errors import StoreError
+from precache.storage.local import LocalFolder
+from precache.store.commit_log import append_entry, read_commits, source_of
+
+
+def _id(*digits: str) -> str:
+    return "".join(digits).ljust(32, "0")
+
+
+def _forge(store: LocalFolder, name: str, entry: Any) -> None:
+    data = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
+    store.put(f"commits/{name}", [data])
+
+
+def test_a_log_names_each_version_after_its_parent(empty: LocalFolder) -> None:
+    versions = [_id("a"), _id("b"), _id("a")]
+    commits = [append_entry(empty, version) for version in versions]
+    assert [c.number for c in commits] == [1, 2, 3]
+    assert [c.version for c in commits] == versions
+    assert [c.parent for c in commits] == [None, *versions[:-1]]
+    assert read_commits(empty) == commits
+    assert empty.names("commits") == ["000001.json", "000002.json", "000003.json"]
+
+
+def test_committing_what_is_current_adds_nothing(empty: LocalFolder) -> None:
+    first = append_entry(empty, _id("a"))
+    assert append_entry(empty, _id("a")) == first
+    assert len(read_commits(empty)) == 1
+
+
+def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFolder) -> None:
+    append_entry(empty, _id("a"), "/old")
+    second = append_entry(empty, _id("b"), "/old")
+    assert append_entry(empty, _id("b"), "/old") == second
+    assert append_entry(empty, _id("b")) == second
+    moved = append_entry(empty, _id("b"), "/new")
+    assert moved == dataclasses.replace(second, number=3, source="/new")
+    assert append_entry(empty, _id("b"), "/new") == moved
+    assert source_of(read_commits(empty), _id("b")) == "/new"
+    assert append_entry(empty, _id("a")).parent == _id("b")
+
+
+COMMITTER = """
+import sys, pathlib
+from precache.storage.local import LocalFolder
+from precache.store.commit_log import append_entry
+store = LocalFolder(pathlib.Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(8):
+    append_entry(store, f"{int(sys.argv[2]):x}{number:x}".ljust(32, "0"))
+"""
+
+
+def _race(code: str, arguments: Sequence[Sequence[str]]) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *each],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for each in arguments
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    for racer in racers:
+        racer.communicate(timeout=60)
+        assert racer.returncode == 0
+
+
+def test_processes_that_commit_at_once_all_get_a_number(empty: LocalFolder) -> None:
+    _race(COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
+    log = read_commits(empty)
+    assert [commit.number for commit in log] == list(range(1, 25))
+    assert len({commit.version for commit in log}) == 24
+    assert [c.parent for c in log] == [None, *(c.version for c in log[:-1])]
+    left = [path.name for path in empty.root.rglob("*") if path.is_file()]
+    assert sorted(left) == empty.names("commits")
+
+
+def test_the_highest_number_is_current_however_many_digits_it_has(empty: LocalFolder) -> None:
+    for number, digit in [(999_999, "a"), (1_000_000, "b"), (7, "c")]:
+        _forge(empty, f"{number:06d}.json", {"version": _id(digit), "parent": None, "time": 0})
+    assert read_commits(empty)[-1].version == _id("b")
+    assert append_entry(empty, _id("b")).number == 1_000_000
+
+
+def test_files_that_are_no_commits_are_passed_over(empty: LocalFolder) -> None:
+    append_entry(empty, _id("a"))
+    for name in (".000002.json.abc.tmp", "README", "x.json", "000002.json.bak", "²³.json"):
+        _forge(empty, name, b"junk")
+    assert [commit.number for commit in read_commits(empty)] == [1]
+
+
+def test_an_empty_entry_is_no_commit_and_its_number_is_passed_over(empty: LocalFolder) -> None:
+    """It is left where a committer was killed, on a disk without links."""
+    first = append_entry(empty, _id("a"))
+    _forge(empty, "000002.json", b"")
+    assert read_commits(empty) == read_commits(empty, newest=True) == [first]
+    second = append_entry(empty, _id("b"))
+    assert (second.number, second.parent) == (3, _id("a"))
+    assert read_commits(empty, newest=True) == [second]
+
+
+def test_processes_that_commit_at_once_to_a_disk_without_links_all_get_a_number(
+    empty: LocalFolder,
+) -> None:
+    without = """
+import errno, os
+from precache.storage import local_files as localfiles
+def refuse(*arguments):
+    raise OSError(errno.EPERM, "no links")
+os.link = localfiles.rename = refuse
+"""
+    _race(without + COMMITTER, [[str(empty.root), str(racer)] for racer in (10, 11, 12)])
+    log = read_commits(empty)
+    assert sorted(c.version for c in log) == sorted(
+        _id(f"{racer:x}{number:x}") for racer in (10, 11, 12) for number in range(8)
+    )
+    assert len({commit.number for commit in log}) == 24
+
+
+FORGED_ENTRIES: dict[str, Any] = {
+    "no JSON": b"{",
+    "no object": [],
+    "nothing": {},
+    "no version": {"version": None, "time": 0},
+    "number": {"version": 7, "time": 0},
+    "short": {"version": "ab", "time": 0},
+    "upper case": {"version": "A" * 32, "time": 0},
+    "path upwards": {"version": "../" + "a" * 32, "time": 0},
+    "absolute path": {"version": "/etc", "time": 0},
+    "path and line end": {"version": "a" * 32 + "\n", "time": 0},
+    "no time": {"version": "a" * 32},
+    "time of words": {"version": "a" * 32, "time": "noon"},
+}
+
+
+@pytest.mark.parametrize("case", FORGED_ENTRIES)
+def test_a_forged_commit_is_refused_by_name(case: str, empty: LocalFolder) -> None:
+    _forge(empty, "000001.json", FORGED_ENTRIES[case])
+    with pytest.raises(StoreError, match=r"commits/000001\.json"):
+        precache.open(empty.root)

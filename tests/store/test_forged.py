@@ -1,0 +1,355 @@
+"""Forged documents and small arrays end in words, whoever reads them, and take no memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numcodecs import zstd
+from numcodecs.vlen import VLenUTF8
+
+import precache
+from precache.cli.main import main
+from precache.errors import DamageError, PrecacheError, StoreError
+from precache.store.build_status import read_status
+from precache.store.row_table import RowTable
+from tests.support.building import build_here, write, write_jpegs
+from tests.support.mutations import places, small_names
+
+PIPELINE = precache.Pipeline.image(resize=8, crop=8)
+OPTIONS = {"shard_samples": 4}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source and a store of two versions of it; `PIPELINE`'s is current."""
+    root = tmp_path_factory.mktemp("forged")
+    source = write_jpegs(root / "in", 12, (24, 24))
+    write(source / "cat/broken.jpg", b"none")
+    build_here(source, root / "store", precache.Pipeline.image(resize=9, crop=8), OPTIONS)
+    build_here(source, root / "store", PIPELINE, OPTIONS)
+    return root
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> Path:
+    shutil.copytree(built / "store", tmp_path / "store")
+    (tmp_path / "in").symlink_to(built / "in")
+    return tmp_path / "store"
+
+
+def version_of(store: Path) -> Path:
+    return Path(precache.open(store).path)
+
+
+def frame(*parts: bytes) -> bytes:
+    return bytes(zstd.compress(b"".join(parts), 1, True))
+
+
+def count(number: int) -> bytes:
+    return number.to_bytes(4, "little")
+
+
+# --- one by one ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, 1.5, {"image": 1}, {"image": {"ops": [{}]}}])
+def test_a_recipe_without_fields_or_ops(value: Any, store: Path) -> None:
+    """Those of other releases may have other parameters."""
+    path = version_of(store) / "zarr.json"
+    edit(path, lambda document: document["attributes"]["precache"]["pipeline"].update(fields=value))
+    for use in (precache.open, read_all, command("info", "{store}")):
+        with contextlib.suppress(PrecacheError):
+            use(store)
+    plan = precache.plan(store.parent / "in", store, PIPELINE, timing=False)
+    assert plan.version == path.parent.name
+
+
+KEYS: dict[str, bytes] = {
+    "none": frame(VLenUTF8().encode(np.array([], object))),
+    "too few": frame(VLenUTF8().encode(np.array(["a"] * 3, object))),
+    "as many as memory": frame(count(2**31 - 1), bytes(60)),
+    "longer than there is": frame(count(13), count(2**31 - 1) * 20),
+    "of a negative length": frame(count(13), count(2**32 - 1) * 20),
+    "no text": frame(count(13), (count(1) + b"\xff") * 13),
+    "a bomb": frame(count(13), bytes(1 << 28)),
+    "a bomb that says so": b"\x28\xb5\x2f\xfd\xe0" + (10**12).to_bytes(8, "little") + bytes(40),
+    "of unknown size": b"\x28\xb5\x2f\xfd\x00" + bytes(40),
+    "no frame": b"none",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_forged_keys(case: str, store: Path) -> None:
+    (version_of(store) / "key/c/0").write_bytes(KEYS[case])
+    with pytest.raises(DamageError, match=r"key/c/0 is damaged: .*run the same precache build"):
+        _ = precache.open(store).keys[0]
+    assert [each.shard for each in precache.verify(store).damage] == ["key/c/0"]
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def forge_rows(store: Path, rows: int, per_shard: int = 4) -> None:
+    """A version that says consistently, in every document, that it has so many rows."""
+    version = version_of(store)
+
+    def root(document: dict[str, Any]) -> None:
+        document["attributes"]["precache"].update(rows=rows, rows_per_shard=per_shard)
+
+    def array(document: dict[str, Any]) -> None:
+        document["shape"][0] = rows
+        if document["codecs"][0]["name"] != "sharding_indexed":
+            document["chunk_grid"]["configuration"]["chunk_shape"][0] = min(rows, 1 << 20)
+
+    edit(version / "zarr.json", root)
+    for name in ("image", "label", "valid", "key"):
+        edit(version / name / "zarr.json", array)
+
+
+MEMORY = 1 << 30
+"""Bytes of memory that reading a store of a few kilobytes may ask for."""
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """What asks for more than `MEMORY` at once ends in a `MemoryError`."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def read_all(store: Path) -> None:
+    with precache.Loader(store, 2, device="cpu") as loader:
+        list(loader)
+
+
+def read_many(store: Path) -> None:
+    precache.CachedDataset(store, access="pread").__getitems__(range(8))
+
+
+@pytest.mark.parametrize("function", [precache.open, precache.verify, read_all])
+@pytest.mark.parametrize(("rows", "per_shard"), [(10**12, 1), (10**12, 10**12), (2**63 - 1, 4)])
+def test_a_trillion_rows(
+    function: Callable[[Path], Any], rows: int, per_shard: int, store: Path
+) -> None:
+    forge_rows(store, rows, per_shard)
+    with little_memory(), pytest.raises(StoreError, match=r"zarr.json is damaged or forged"):
+        function(store)
+
+
+def test_rows_that_no_object_has(store: Path) -> None:
+    """As many as one object of labels could hold."""
+    forge_rows(store, 1 << 20, precache.open(store).attributes.rows_per_shard)  # type: ignore[union-attr]  # one of ours
+    with little_memory():
+        assert not precache.verify(store).ok
+        with pytest.raises(DamageError, match="its frame is another size"):
+            read_all(store)
+
+
+@pytest.mark.parametrize(
+    "shape", [[3, 10**6, 10**6], [3, 2**31, 2**31], [10**13, 1, 1], [3, 1, 10**10], [3] * 40]
+)
+@pytest.mark.parametrize("use", [precache.verify, read_all, read_many])
+def test_rows_that_no_memory_holds(
+    shape: list[int], use: Callable[[Path], Any], store: Path
+) -> None:
+    """A version that says consistently that its rows have such a shape."""
+    version = version_of(store)
+
+    def array(document: dict[str, Any]) -> None:
+        grid, [sharded] = document["chunk_grid"]["configuration"], document["codecs"]
+        for holder, name in (
+            (document, "shape"), (grid, "chunk_shape"), (sharded["configuration"], "chunk_shape")
+        ):  # fmt: skip
+            holder[name][1:] = shape
+        document["dimension_names"] = None
+
+    def root(document: dict[str, Any]) -> None:
+        document["attributes"]["precache"]["fields"]["image"]["shape"] = shape
+
+    edit(version / "zarr.json", root)
+    edit(version / "image/zarr.json", array)
+    with little_memory():
+        try:
+            found = use(store)
+        except StoreError as error:
+            assert str(version) in str(error)  # noqa: PT017 - or it is said in another way
+        else:
+            assert use is precache.verify
+            assert not found.ok
+
+
+@pytest.mark.parametrize("name", ["label/c/0", "valid/c/0", "shards/image/c/0/0"])
+@pytest.mark.parametrize("size", [1 << 28, 10**12])
+def test_a_frame_that_expands_to_more_than_was_promised(name: str, size: int, store: Path) -> None:
+    bomb = frame(bytes(size)) if size < 10**9 else KEYS["a bomb that says so"]
+    (version_of(store) / name).write_bytes(bomb)
+    words = f"{name} is damaged: (a chunk does not decode: )?its frame is another size"
+    with little_memory(), pytest.raises(DamageError, match=words):
+        read_all(store)
+
+
+def test_values_that_are_neither_true_nor_false(store: Path) -> None:
+    path = version_of(store) / "valid/c/0"
+    path.write_bytes(frame(bytes([7]) * 13))
+    with pytest.raises(DamageError, match="neither true nor false"):
+        _ = precache.open(store).valid
+
+
+TABLES: dict[str, Callable[[Any], Any]] = {
+    "without a column": lambda table: table.drop(["etag"]),
+    "of another type": lambda table: table.set_column(1, "size", table["key"]),
+    "with a gap": lambda table: table.set_column(0, "key", [[None] * len(table)]),
+    "without classes": lambda table: table.replace_schema_metadata({}),
+    "classes of numbers": lambda table: table.replace_schema_metadata({"classes": "[1]"}),
+    "classes nested": lambda table: table.replace_schema_metadata({"classes": "[" * 10**5}),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_forged_row_table(case: str, store: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path = version_of(store) / "rows/c/0"
+    sink = io.BytesIO()
+    pq.write_table(TABLES[case](pq.read_table(path)), sink)
+    with pytest.raises(StoreError, match="there is no row table"):
+        RowTable.from_parquet(sink.getvalue(), "there")
+
+
+# --- any of them --------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> Callable[[Path], object]:
+    def run(store: Path) -> None:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            main([each.format(store=store) for each in arguments])
+
+    return run
+
+
+def build_again(store: Path) -> None:
+    build_here(store.parent / "in", store, PIPELINE, OPTIONS)
+
+
+def build_another(store: Path) -> None:
+    build_here(store.parent / "in", store, precache.Pipeline.image(resize=8, codec="raw"), OPTIONS)
+
+
+USES: list[Callable[[Path], object]] = [
+    read_all,
+    read_status,
+    precache.verify,
+    precache.versions,
+    lambda store: precache.gc(store, keep=2, older_than=0),
+    lambda store: precache.plan(store.parent / "in", store, PIPELINE, timing=False),
+    command("info", "{store}"),
+    command("ls", "{store}"),
+    command("status", "{store}"),
+    command("verify", "{store}"),
+    command("use", "{store}@0"),
+    build_again,
+    build_another,
+]
+
+HOSTILE: list[Any] = [
+    None, True, 0, -1, 1, 2**31, 10**12, 2**63, 2**64, 2**70, 1e300, float("nan"), float("inf"),
+    1.5, "", "x" * 100, "\0", "../..", [], {}, [0], [10**12], {"a": {}}, "1" * 5000,
+]  # fmt: skip
+
+BYTES = [
+    b"", b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 10**5, b'{"a":' * 10**5, b"1" * 5000,
+    b'{"1": ' + b"9" * 6000 + b"}", b'{"shape": [1], "shape": [2]}', *KEYS.values(),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def victim(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store beside its source, to be changed and used."""
+    root = tmp_path_factory.mktemp("victim")
+    shutil.copytree(built / "in", root / "in")
+    return root / "store"
+
+
+@given(data=st.data())
+def test_whatever_is_forged_ends_in_words_for_whoever_reads_it(
+    data: st.DataObject, built: Path, victim: Path
+) -> None:
+    shutil.rmtree(victim, ignore_errors=True)
+    shutil.copytree(built / "store", victim)
+    version = version_of(victim)
+    names = ["zarr.json"] * 8 + small_names(version) + ["../commits/000002.json"]
+    path = version / data.draw(st.sampled_from(names))
+    if path.suffix == ".json" and data.draw(st.booleans()):
+        document = json.loads(path.read_bytes())
+        container, key = data.draw(st.sampled_from(list(places(document))))
+        container[key] = data.draw(st.sampled_from(HOSTILE))
+        path.write_text(json.dumps(document))
+    else:
+        path.write_bytes(data.draw(st.sampled_from(BYTES)))
+    with contextlib.suppress(PrecacheError):
+        data.draw(st.sampled_from(USES))(victim)
+
+
+# --- receipts of a build that goes on -----------------------------------------------------------
+
+RECEIPTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "of another shard": lambda receipt: receipt.update(shard=7),
+    "of a negative shard": lambda receipt: receipt.update(shard=-1),
+    "of no field": lambda receipt: receipt.update(objects={}),
+    "of a checksum too large": lambda receipt: receipt["objects"]["image"].update(xxh3=2**64),
+    "with holes elsewhere": lambda receipt: receipt.update(holes={"99": "why"}),
+    "with too little content": lambda receipt: receipt.update(content=["a"]),
+    "with too many labels": lambda receipt: receipt.update(labels=[1] * 99),
+    "with labels too large": lambda receipt: receipt.update(labels=[2**70] * 13),
+    "with sums of other channels": lambda receipt: receipt["sums"]["image"].update(total=[1.0]),
+    "with sums of another field": lambda receipt: receipt["sums"].update(
+        x=receipt["sums"]["image"]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RECEIPTS)
+def test_a_shard_with_a_forged_receipt_is_made_again(
+    case: str, built: Path, tmp_path: Path
+) -> None:
+    made = precache.open(built / "store")
+    table, sums = made.shard_table("image"), made.shard_sums("image")
+    assert table is not None
+    assert sums is not None
+    [(size, xxh3)], [(count, *flat)] = table.tolist(), sums.tolist()
+    receipt: dict[str, Any] = {
+        "shard": 0,
+        "objects": {"image": {"size": size, "xxh3": xxh3, "raw_nbytes": 1}},
+        "holes": {},
+        "content": [""] * 13,
+        "sums": {"image": {"count": int(count), "total": flat[:3], "squares": flat[3:]}},
+        "seconds": {},
+        "cpu_seconds": 0.0,
+    }
+    RECEIPTS[case](receipt)
+    version = tmp_path / "store" / made.id
+    shutil.copytree(Path(made.path) / "image/c", version / "image/c")
+    write(version / "_build/receipts/00000000.json", json.dumps(receipt).encode())
+    result = build_here(built / "in", tmp_path / "store", PIPELINE, OPTIONS)
+    assert (result.version, result.shards_skipped) == (made.id, 0)
+    assert precache.verify(tmp_path / "store").ok

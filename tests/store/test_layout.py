@@ -1,0 +1,117 @@
+"""The arithmetic of rows, chunks and shards, and the bytes of a shard index."""
+
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.errors import DamageError
+from precache.store.layout import (
+    MIN_SHARDS,
+    TARGET_CHUNK_BYTES,
+    TARGET_SHARD_BYTES,
+    RowShape,
+    align,
+    decode_index,
+    encode_index,
+    rows_per_chunk,
+    rows_per_shard,
+)
+
+ROW_BYTES = st.integers(1, 1 << 24)
+U64 = st.integers(0, 2**64 - 1)
+
+
+@given(st.integers(0, 1 << 32))
+def test_a_chunk_holds_a_power_of_two_of_small_rows_or_one_large_row(nbytes: int) -> None:
+    rows = rows_per_chunk(nbytes)
+    assert rows.bit_count() == 1
+    assert rows == 1 or rows * nbytes <= TARGET_CHUNK_BYTES
+    assert nbytes == 0 or 2 * rows * nbytes > TARGET_CHUNK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rows"),
+    [
+        ((3, 224, 224), "uint8", 1),
+        ((3, 112, 112), "uint8", 1),
+        ((3, 32, 32), "uint8", 16),
+        ((3, 32, 32), "float32", 4),
+        ((), "int64", 8192),
+        ((512,), "float16", 64),
+    ],
+)
+def test_rows_per_chunk_of_usual_rows(shape: tuple[int, ...], dtype: str, rows: int) -> None:
+    assert RowShape(shape, dtype).rows_per_chunk == rows
+
+
+@given(st.integers(0, 10**9), st.lists(ROW_BYTES, min_size=1, max_size=4))
+def test_a_shard_is_whole_chunks_of_every_field(rows: int, nbytes: list[int]) -> None:
+    per_shard = rows_per_shard(rows, nbytes)
+    step = max(64, rows_per_chunk(max(nbytes)))
+    assert per_shard >= 1
+    assert per_shard % rows_per_chunk(max(nbytes)) == 0
+    shapes = [RowShape((n,), "uint8") for n in nbytes]
+    assert all(per_shard % shape.chunk_rows(per_shard) == 0 for shape in shapes)
+    assert (per_shard - step) * max(nbytes) < TARGET_SHARD_BYTES
+
+
+@given(st.integers(1, 10**6), ROW_BYTES)
+def test_a_small_set_still_makes_sixteen_shards(rows: int, nbytes: int) -> None:
+    step = rows_per_chunk(nbytes)
+    shards = -(-rows // rows_per_shard(rows, [nbytes]))
+    chunks = -(-rows // step)
+    assert shards >= min(MIN_SHARDS, chunks) / 2
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5), ROW_BYTES)
+def test_a_number_of_ones_own_is_rounded_up_to_whole_chunks(
+    rows: int, wanted: int, nbytes: int
+) -> None:
+    per_shard = rows_per_shard(rows, [nbytes], wanted)
+    assert wanted <= per_shard < wanted + rows_per_chunk(nbytes)
+
+
+def test_shards_of_photos_are_within_what_is_promised() -> None:
+    nbytes = 3 * 224 * 224
+    assert 64 << 20 <= rows_per_shard(1_281_167, [nbytes]) * nbytes <= 256 << 20
+
+
+@given(st.lists(st.tuples(U64, U64), min_size=1, max_size=40))
+def test_an_index_round_trips(entries: list[tuple[int, int]]) -> None:
+    table = np.array(entries, np.uint64)
+    data = encode_index(table[:, 0], table[:, 1])
+    assert len(data) == 16 * len(entries) + 4
+    np.testing.assert_array_equal(decode_index(data, len(entries)), table)
+    np.testing.assert_array_equal(decode_index(memoryview(data), len(entries)), table)
+
+
+def test_an_index_is_little_endian_pairs_and_their_crc32c() -> None:
+    data = encode_index(np.array([0, 7], np.uint64), np.array([7, 2**40], np.uint64))
+    numbers = b"".join(n.to_bytes(8, "little") for n in (0, 7, 7, 2**40))
+    assert data == numbers + google_crc32c.value(numbers).to_bytes(4, "little")
+
+
+@given(st.data())
+def test_any_changed_byte_of_an_index_is_noticed(data: st.DataObject) -> None:
+    stored = bytearray(encode_index(np.arange(5, dtype=np.uint64), np.arange(5, dtype=np.uint64)))
+    stored[data.draw(st.integers(0, len(stored) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DamageError, match="CRC32C"):
+        decode_index(bytes(stored), 5)
+
+
+@pytest.mark.parametrize("length", [0, 3, 79, 83])
+def test_a_short_index_is_noticed(length: int) -> None:
+    stored = encode_index(np.arange(5, dtype=np.uint64), np.arange(5, dtype=np.uint64))
+    with pytest.raises(DamageError):
+        decode_index(stored[:length], 5)
+
+
+@given(st.integers(0, 2**40), st.sampled_from([1, 64, 4096]))
+def test_aligning_goes_up_to_the_next_multiple(offset: int, to: int) -> None:
+    aligned = align(offset, to)
+    assert aligned % to == 0
+    assert offset <= aligned < offset + to

@@ -1,0 +1,286 @@
+"""Opening stores and their versions; what is none is refused in words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import precache
+from precache.errors import PrecacheError, StoreError, UsageError
+from precache.storage.local import LocalFolder
+from precache.store.commit_log import append_entry
+from precache.store.open import open_version, split_uri
+from tests.conftest import BuiltStore
+
+CopyStore = Callable[[BuiltStore], BuiltStore]
+
+
+def _id(*digits: str) -> str:
+    return "".join(digits).ljust(32, "0")
+
+
+# --- choosing a version -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_versions(photos: Path, make_store: Callable[..., BuiltStore]) -> BuiltStore:
+    """A store whose first version is `raw`, and whose current one is `zstd`."""
+    store = make_store(photos, precache.Pipeline.image(codec="raw"))
+    precache.build(photos, store.path, precache.Pipeline.image(codec="zstd"), address="serial")
+    return store
+
+
+def test_the_last_commit_is_current(two_versions: BuiltStore) -> None:
+    assert precache.open(two_versions.path).fields["image"].codec == "zstd"
+
+
+@pytest.mark.parametrize("length", [3, 8, 32])
+def test_a_prefix_picks_a_version(two_versions: BuiltStore, length: int) -> None:
+    version = two_versions.result.version
+    assert precache.open(f"{two_versions.path}@{version[:length]}").id == version
+
+
+def test_the_folder_of_a_version_opens_too(two_versions: BuiltStore) -> None:
+    assert precache.open(two_versions.result.path).id == two_versions.result.version
+
+
+@pytest.mark.parametrize("prefix", ["", "z", "0123456789abcdef", "A", "f" * 65])
+def test_a_prefix_of_no_version_is_refused_with_those_there_are(
+    two_versions: BuiltStore, prefix: str
+) -> None:
+    with pytest.raises(StoreError, match=f"'{prefix}' fits no version of ") as caught:
+        precache.open(f"{two_versions.path}@{prefix}")
+    assert two_versions.result.version[:12] in str(caught.value)
+
+
+def test_a_prefix_of_two_versions_is_refused(empty: LocalFolder) -> None:
+    for version in (_id("ab1"), _id("ab2"), _id("c")):
+        append_entry(empty, version)
+    with pytest.raises(StoreError, match="'ab' fits more than one version") as caught:
+        precache.open(f"{empty.root}@ab")
+    assert _id("ab1")[:12] in str(caught.value)
+    assert _id("ab2")[:12] in str(caught.value)
+
+
+def test_a_version_that_was_committed_twice_is_one(
+    two_versions: BuiltStore, tmp_path: Path
+) -> None:
+    copy = tmp_path / "twice"
+    shutil.copytree(two_versions.path, copy)
+    first = two_versions.result.version
+    append_entry(LocalFolder(copy), first)
+    assert precache.open(f"{copy}@{first[:6]}").id == precache.open(copy).id == first
+
+
+def test_file_uris_and_paths_are_the_same_store(
+    two_versions: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = two_versions.result.version
+    monkeypatch.chdir(two_versions.path.parent)
+    for uri in (
+        f"{two_versions.path}@{version}",
+        f"file://{two_versions.path}@{version}",
+        f"{two_versions.path.name}@{version}",
+    ):
+        assert precache.open(uri).id == version
+
+
+def test_a_folder_with_an_at_sign_in_its_name_is_itself(
+    two_versions: BuiltStore, tmp_path: Path
+) -> None:
+    odd = tmp_path / "photos@home"
+    shutil.copytree(two_versions.path, odd)
+    assert split_uri(odd) == (str(odd), None)
+    current = precache.open(odd)
+    assert precache.open(f"{odd}@{current.id[:6]}").id == current.id
+
+
+def test_no_prefix_leads_out_of_the_store(stores: dict[str, BuiltStore], copy_store: Any) -> None:
+    store = copy_store(stores["raw"])
+    outside = store.path.parent / "outside"
+    shutil.copytree(store.version_folder, outside)
+    for prefix in ("../outside", "..", "/", ".", "commits"):
+        with pytest.raises(StoreError):
+            precache.open(f"{store.path}@{prefix}")
+
+
+def test_opening_costs_a_few_reads_however_many_shards_there_are(
+    stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    read = LocalFolder.read
+    monkeypatch.setattr(
+        LocalFolder, "read", lambda folder, name: opened.append(name) or read(folder, name)
+    )
+    version = open_version(stores["raw"].path)
+    _ = (version.labels, version.valid, version.shard_table("image"))
+    assert len(opened) <= 10
+    assert not any(name.startswith("image/c/") for name in opened)
+    assert os.fspath(version.path)
+
+
+# --- what is no store ---------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no store at .*nowhere; build one"):
+        precache.open(tmp_path / "nowhere")
+
+
+def test_a_folder_that_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(StoreError, match="is not a store: it has no commits"):
+        precache.open(tmp_path)
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(StoreError, match="is not a store"):
+        precache.open(tmp_path / "notes.txt")
+
+
+def test_a_group_of_other_software_asks_for_fields(tmp_path: Path) -> None:
+    root = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    (tmp_path / "zarr.json").write_text(json.dumps(root))
+    with pytest.raises(StoreError, match="precache did not write; name its arrays") as caught:
+        precache.open(tmp_path)
+    assert "fields={'image': 'path/in/group'}" in str(caught.value)
+
+
+def test_a_build_that_was_only_begun_says_how_to_end_it(empty: LocalFolder) -> None:
+    empty.put(f"{_id('a')}/_build/build.json", [b"{}"])
+    with pytest.raises(StoreError, match="a build was started here: run the same"):
+        precache.open(empty.root)
+
+
+def test_a_version_begun_beside_a_current_one_is_not_seen(
+    stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["raw"])
+    (store.path / _id("abc") / "_build").mkdir(parents=True)
+    assert precache.open(store.path).id == store.result.version
+    with pytest.raises(StoreError, match="'abc' fits no version"):
+        precache.open(f"{store.path}@abc")
+
+
+def test_a_committed_version_that_is_gone_says_so(
+    stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["raw"])
+    shutil.rmtree(store.version_folder)
+    with pytest.raises(StoreError, match=f"{store.result.version} is gone"):
+        precache.open(store.path)
+
+
+def test_another_protocol_is_refused() -> None:
+    with pytest.raises(UsageError, match="nowhere:// is not supported"):
+        precache.open("nowhere://bucket/store@3f2a")
+
+
+def _edit(store: BuiltStore, change: Callable[[dict[str, Any]], object]) -> None:
+    path = store.version_folder / "zarr.json"
+    document = json.loads(path.read_bytes())
+    change(document["attributes"]["precache"])
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("number", [3, 0, None, "1", [1]])
+def test_another_format_asks_for_an_update(
+    stores: dict[str, BuiltStore], copy_store: CopyStore, number: Any
+) -> None:
+    store = copy_store(stores["raw"])
+    _edit(store, lambda own: own.update(format=number))
+    with pytest.raises(StoreError, match=r"store format .* reads formats up to 2; update precache"):
+        precache.open(store.path)
+
+
+# --- forged metadata ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "root",
+    [b"", b"[]", b"{}", b'{"attributes": null}', b'{"attributes": []}', b"[" * 100_000],
+)
+def test_a_broken_root_is_a_store_error(
+    stores: dict[str, BuiltStore], copy_store: CopyStore, root: bytes
+) -> None:
+    store = copy_store(stores["raw"])
+    (store.version_folder / "zarr.json").write_bytes(root)
+    with pytest.raises(StoreError):
+        precache.open(store.path)
+
+
+FORGED_ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "rows of words": lambda own: own.update(rows="many"),
+    "rows below none": lambda own: own.update(rows=-5),
+    "more rows than there are": lambda own: own.update(rows=24),
+    "fewer rows than there are": lambda own: own.update(rows=7),
+    "no rows": lambda own: own.pop("rows"),
+    "no version": lambda own: own.pop("version"),
+    "version of another kind": lambda own: own.update(version=[1]),
+    "no fields": lambda own: own.pop("fields"),
+    "fields of another kind": lambda own: own.update(fields=7),
+    "fields as a list": lambda own: own.update(fields=["image"]),
+    "field of another kind": lambda own: own["fields"].update(image=None),
+    "field without a shape": lambda own: own["fields"]["image"].pop("shape"),
+    "field that is not there": lambda own: own["fields"].update(mask=own["fields"]["image"]),
+    "field with a path": lambda own: own["fields"].update(
+        {"../" + own["version"] + "/image": own["fields"].pop("image")}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORGED_ATTRIBUTES)
+def test_forged_attributes_are_a_store_error_at_opening(
+    case: str, stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["raw"])
+    _edit(store, FORGED_ATTRIBUTES[case])
+    with pytest.raises(StoreError):
+        _ = precache.open(store.path).fields
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=4,
+)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+@pytest.fixture(scope="module")
+def forged(stores: dict[str, BuiltStore], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A version's folder whose root may be rewritten."""
+    path = tmp_path_factory.mktemp("forged") / "version"
+    shutil.copytree(stores["raw"].version_folder, path)
+    (path / "original.json").write_bytes((path / "zarr.json").read_bytes())
+    return path
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_a_root_changed_anywhere_opens_or_is_refused(data: st.DataObject, forged: Path) -> None:
+    document = json.loads((forged / "original.json").read_bytes())
+    places = list(_places(document))
+    container, key = places[data.draw(st.integers(0, len(places) - 1))]
+    container[key] = data.draw(JUNK)
+    (forged / "zarr.json").write_text(json.dumps(document))
+    with contextlib.suppress(PrecacheError):
+        version = precache.open(forged)
+        _ = (version.fields, version.classes, version.mean, version.std, repr(version))
+        _ = (version.pipeline, version.valid, version.labels, version.holes)

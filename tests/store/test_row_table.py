@@ -1,0 +1,150 @@
+"""Row tables round-trip, and their digest tells any two apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precache.errors import StoreError
+from precache.store.row_table import RowTable, kept_contents
+
+COLUMNS = ("sizes", "mtimes", "labels")
+I64 = st.integers(-1, 2**62)
+ROWS = st.tuples(st.text(), I64, I64, st.text(max_size=5), st.integers(-1, 1000))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> RowTable:
+    rows = draw(st.lists(ROWS, min_size=1, max_size=20))
+    keys, sizes, mtimes, etags, labels = map(list, zip(*rows, strict=True))
+    numbers = [np.array(column, np.int64) for column in (sizes, mtimes, labels)]
+    classes = tuple(draw(st.lists(st.text(), max_size=4)))
+    return RowTable(keys, numbers[0], numbers[1], etags, numbers[2], classes)
+
+
+def _assert_same(one: RowTable, other: RowTable) -> None:
+    assert (one.classes, list(one.keys)) == (other.classes, list(other.keys))
+    assert list(one.etags) == list(other.etags)
+    for name in COLUMNS:
+        assert getattr(other, name).dtype == np.int64
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@given(tables())
+def test_a_table_round_trips_through_parquet(table: RowTable) -> None:
+    again = RowTable.from_parquet(table.to_parquet(), "rows.parquet")
+    _assert_same(table, again)
+    assert again.digest == table.digest
+
+
+def test_a_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precache.store.row_table.ROWS_PER_GROUP", 3)
+    numbers = np.arange(10)
+    names = [str(number) for number in numbers]
+    table = RowTable(names, numbers, numbers + 1, names[::-1], numbers - 1, ("cat",))
+    data = table.to_parquet(names, names)
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 4
+    assert pq.read_table(io.BytesIO(data))["content"].to_pylist() == names
+    _assert_same(table, RowTable.from_parquet(data, "rows.parquet"))
+
+
+def test_holes_and_content_hashes_ride_along(tmp_path_factory: pytest.TempPathFactory) -> None:
+    table = _table()
+    data = table.to_parquet(["", "broken"], ["ab", ""])
+    path = tmp_path_factory.mktemp("rows") / "table.parquet"
+    path.write_bytes(data)
+    stored = pq.read_table(path)
+    assert stored["hole"].to_pylist() == ["", "broken"]
+    assert stored["content"].to_pylist() == ["ab", ""]
+    _assert_same(table, RowTable.from_parquet(data, "rows.parquet"))
+
+
+def _table() -> RowTable:
+    two = np.array([1, 2], np.int64)
+    return RowTable(["a", "b"], two, two + 2, ["", "e"], two - 2, ("cat", "dog"))
+
+
+CHANGES: dict[str, RowTable] = {
+    "key": dataclasses.replace(_table(), keys=["a", "c"]),
+    "size": dataclasses.replace(_table(), sizes=np.array([1, 3])),
+    "mtime": dataclasses.replace(_table(), mtimes=np.array([3, 5])),
+    "etag": dataclasses.replace(_table(), etags=["e", ""]),
+    "label": dataclasses.replace(_table(), labels=np.array([-1, 1])),
+    "classes": dataclasses.replace(_table(), classes=("cat", "eel")),
+    "order": _table().take([1, 0]),
+    "length": _table().take([0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_digest_tells_tables_apart(change: str) -> None:
+    assert CHANGES[change].digest != _table().digest
+
+
+def test_the_digest_is_that_of_earlier_releases() -> None:
+    assert _table().digest == ("87d745b0adce31e159f34dbddb1d6688b7eefa23fc12316043f3c1c2eeaa0de4")
+
+
+def test_taking_rows_keeps_every_column_together() -> None:
+    taken = _table().take(np.array([1, 0, 1]))
+    assert list(taken.keys) == ["b", "a", "b"]
+    assert taken.sizes.tolist() == [2, 1, 2]
+    assert taken.mtimes.tolist() == [4, 3, 4]
+    assert list(taken.etags) == ["e", "", "e"]
+    assert taken.labels.tolist() == [0, -1, 0]
+    assert len(taken) == 3
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_table_are_refused(data: bytes) -> None:
+    with pytest.raises(StoreError, match=r"rows\.parquet is no row table"):
+        RowTable.from_parquet(data, "rows.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("key", ["a", None]),
+        ("key", [1, 2]),
+        ("key", [b"a", b"b"]),
+        ("size", [1.5, 2.0]),
+        ("label", [0, None]),
+        ("etag", [["x"], []]),
+    ],
+)
+def test_columns_of_other_types_are_refused(name: str, values: list[object]) -> None:
+    table = pq.read_table(io.BytesIO(_table().to_parquet()))
+    forged = table.set_column(table.column_names.index(name), name, pa.array(values))
+    sink = io.BytesIO()
+    pq.write_table(forged, sink)
+    with pytest.raises(StoreError, match=f"is no row table: its column {name} has values of type"):
+        RowTable.from_parquet(sink.getvalue(), "rows.parquet")
+
+
+@given(st.data())
+def test_a_damaged_table_is_refused_or_still_a_table(data: st.DataObject) -> None:
+    stored = bytearray(_table().to_parquet())
+    for position in data.draw(st.lists(st.integers(0, len(stored) - 1), min_size=1, max_size=4)):
+        stored[position] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.sampled_from([len(stored), len(stored) // 2]))
+    try:
+        table = RowTable.from_parquet(bytes(stored[:cut]), "rows.parquet")
+    except StoreError:
+        return
+    assert len(table) == 2
+
+
+def test_a_few_bytes_are_not_read_as_ten_million_rows() -> None:
+    column = pa.DictionaryArray.from_arrays(np.zeros(10_000_000, np.int32), ["x" * 32])
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"content": column}), sink, store_schema=False)
+    assert len(sink.getvalue()) < 100_000
+    with pytest.raises(StoreError, match=r"rows/c/0 is no row table: .* cannot be 80000000 bytes"):
+        kept_contents(sink.getvalue(), "rows/c/0")

@@ -1,0 +1,169 @@
+"""What a version says, and the damage that it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import DamageError, PrecacheError, StoreError
+from precache.store import small_arrays
+from precache.store import version as version_module
+from tests.conftest import BuiltStore
+
+CopyStore = Callable[[BuiltStore], BuiltStore]
+
+
+def test_a_version_tells_what_it_holds(store: BuiltStore) -> None:
+    version = store.open()
+    assert version.id == store.result.version
+    assert version.path == store.result.path
+    assert version.rows == 23
+    assert version.classes == ("cat", "dog", "eel")
+    assert version.pipeline == store.pipeline
+    assert not version.foreign
+    assert version.id[:8] in repr(version)
+    field = version.fields["image"]
+    assert (field.shape, field.dtype) == ((3, 112, 112), "uint8")
+    # Validation fills in the codec.
+    assert field.codec == store.pipeline.fields["image"].codec.name  # type: ignore[union-attr]
+    assert field.raw_nbytes == 23 * 3 * 112 * 112
+    assert field.stored_nbytes == sum(store.shard_path(n).stat().st_size for n in range(3))
+
+
+def test_mean_and_deviation_are_those_of_the_valid_rows(store: BuiltStore) -> None:
+    version = store.open()
+    pixels = store.rows()[version.valid].astype(np.float64)
+    np.testing.assert_allclose(version.mean["image"], pixels.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(version.std["image"], pixels.std((0, 2, 3)), rtol=1e-5)
+
+
+def test_holes_have_a_key_and_a_reason_and_the_labels_their_class(store: BuiltStore) -> None:
+    version = store.open()
+    broken = {key for key in version.keys if Path(key).stem in ("0021", "0022")}
+    assert {key for key, _ in version.holes.values()} == broken
+    assert all(version.keys[row] == key for row, (key, _) in version.holes.items())
+    assert all("not an image" in reason for _, reason in version.holes.values())
+    assert version.hole_rows.tolist() == sorted(version.holes)
+    assert np.flatnonzero(~version.valid).tolist() == sorted(version.holes)
+    classes = [version.classes[label] for label in version.labels]
+    assert classes == [Path(key).parent.name for key in version.keys]
+    assert version.labels.dtype == np.int8
+
+
+def test_keys_are_a_sequence_of_strings(stores: dict[str, BuiltStore]) -> None:
+    keys = stores["raw"].open().keys
+    everything = list(keys)
+    names = {str(p.relative_to(stores["raw"].source)) for p in stores["raw"].source.rglob("*.png")}
+    assert set(everything) == names
+    assert len(keys) == len(everything) == 23
+    assert all(type(key) is str for key in everything)
+    assert keys[-1] == everything[-1]
+    assert keys[np.int64(3)] == everything[3]
+    assert keys[2:9:3] == everything[2:9:3]
+    assert everything[5] in keys
+    assert keys.index(everything[7]) == 7
+    for index in (23, -24):
+        with pytest.raises(IndexError):
+            keys[index]
+
+
+def test_keys_of_several_chunks_are_found(
+    monkeypatch: pytest.MonkeyPatch, make_store: Callable[..., BuiltStore], photos: Path
+) -> None:
+    monkeypatch.setattr(small_arrays, "KEYS_PER_CHUNK", 4)
+    monkeypatch.setattr(version_module, "KEYS_PER_CHUNK", 4)
+    store = make_store(photos, keep_order=True)
+    listing = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    assert list(store.open().keys) == listing
+    assert store.open().keys[-1] == listing[-1]
+
+
+def test_reading_changes_nothing_in_a_store(
+    stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["image"])
+
+    def everything() -> dict[Path, tuple[int, int]]:
+        paths = [store.path, *store.path.rglob("*")]
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
+
+    before = everything()
+    with precache.Loader(store.path, batch_size=4) as loader:
+        list(loader)
+    version = precache.open(store.path)
+    _ = (version.holes, list(version.keys), precache.CachedDataset(store.path)[0])
+    assert everything() == before
+
+
+SMALL_SHAPES = {"label": [24], "valid": [7], "shards/image": [2, 2], "key": [5]}
+
+
+@pytest.mark.parametrize("name", SMALL_SHAPES)
+@pytest.mark.parametrize("kind", ["another length", "another rank", "huge"])
+def test_documents_of_small_arrays_are_for_other_software(
+    name: str, kind: str, stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["raw"])
+    path = store.version_folder / name / "zarr.json"
+    document = json.loads(path.read_bytes())
+    shape = {
+        "another length": SMALL_SHAPES[name],
+        "another rank": [*document["shape"], 3],
+        "huge": [2**50, *document["shape"][1:]],
+    }[kind]
+    document["shape"] = shape
+    path.write_text(json.dumps(document))
+    assert [each.shard for each in precache.verify(store.path).damage] == [f"{name}/zarr.json"]
+    if name == "label":  # of which it tells the dtype
+        with pytest.raises(StoreError, match=r"label/zarr.json.*run the same precache"):
+            precache.open(store.path)
+        return
+    assert len(list(precache.open(store.path).keys)) == 23
+    with precache.Loader(store.path, batch_size=4, shuffle=False) as loader:
+        assert sum(len(batch["row"]) for batch in loader) == 21
+
+
+DAMAGES: dict[str, Callable[[precache.Version], object]] = {
+    "label/c/0": lambda version: version.labels,
+    "valid/c/0": lambda version: version.valid,
+    "key/c/0": lambda version: version.keys[0],
+    "shards/image/c/0/0": lambda version: version.shard_table("image"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_of_a_small_array_names_its_file(
+    name: str, stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["raw"])
+    path = store.version_folder / name
+    data = bytearray(path.read_bytes())
+    for position in (len(data) // 2, len(data) - 1, 0):
+        damaged = bytearray(data)
+        damaged[position] ^= 0xFF
+        path.write_bytes(damaged)
+        with pytest.raises(DamageError, match=name):
+            DAMAGES[name](precache.open(store.path))
+    for cut in (0, 3, len(data) - 1):
+        path.write_bytes(data[:cut])
+        with pytest.raises(DamageError, match=name):
+            DAMAGES[name](precache.open(store.path))
+    path.unlink()
+    with pytest.raises(PrecacheError, match=name):
+        DAMAGES[name](precache.open(store.path))
+
+
+def test_damage_of_the_list_of_holes_names_its_file(
+    stores: dict[str, BuiltStore], copy_store: CopyStore
+) -> None:
+    store = copy_store(stores["raw"])
+    path = store.version_folder / "holes" / "c" / "0"
+    for data in (b"{", b"[1]", b'{"x": 1}', b'{"1": null}', b'{"x": ["a", "b"]}'):
+        path.write_bytes(data)
+        with pytest.raises(PrecacheError, match=r"holes/c/0"):
+            _ = precache.open(store.path).holes

@@ -1,0 +1,121 @@
+"""The head of a Ray cluster with a job server, as ``ray start --head`` runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.building import DEADLINE, environment, gone, poll
+
+NODE = "127.0.0.2"
+"""Not 127.0.0.1, which Ray takes for this machine's own address on a network."""
+
+
+class JobHead:
+    """A head with one CPU, its files in a folder of its own; `env` is how its clients run.
+
+    Parameters
+    ----------
+    token
+        That clients must have; any may come by default.
+    """
+
+    def __init__(self, token: str = "") -> None:
+        if importlib.util.find_spec("aiohttp_cors") is None:
+            pytest.skip("no job server: pip install '.[cluster]'")
+        self._folder = tempfile.TemporaryDirectory(prefix="head-")  # sockets need a short path
+        self.folder = Path(self._folder.name)
+        self.token = token
+        self.address = f"http://127.0.0.1:{_free_port()}"
+        auth = {"RAY_AUTH_MODE": "disabled"}
+        if token:
+            auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self.env = {
+            **plain,
+            "PYTHONPATH": environment()["PYTHONPATH"],
+            "RAY_API_SERVER_ADDRESS": self.address,
+            "HOME": str(self.folder),
+            **auth,
+        }
+        self._process = self._start(auth, plain)
+        poll(self._answers, "the job server answers")
+
+    def _start(self, auth: dict[str, str], plain: dict[str, str]) -> psutil.Popen:
+        line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        line += ["--port=0", "--min-worker-port=0", "--max-worker-port=0"]
+        line += [f"--node-ip-address={NODE}", f"--temp-dir={self.folder}/ray", "--num-cpus=1"]
+        line += ["--include-dashboard=true", "--dashboard-host=127.0.0.1"]
+        line += [f"--dashboard-port={self.address.rpartition(':')[2]}"]
+        line += ["--dashboard-agent-listen-port=0", f"--object-store-memory={80 << 20}"]
+        env = {
+            **plain,
+            "PYTHONPATH": environment()["PYTHONPATH"],
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **auth,
+        }
+        with (self.folder / "log").open("wb") as log:
+            return psutil.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        with contextlib.suppress(OSError):
+            return self.get("/api/version") is not None
+        return False
+
+    def get(self, path: str) -> bytes | None:
+        """What the job server says, None where it knows nothing of that."""
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        request = urllib.request.Request(self.address + path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+                data: bytes = answer.read()
+                return data
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    def job(self, job: str) -> dict[str, Any]:
+        """What Ray lists of a job."""
+        return json.loads(self.get(f"/api/jobs/{job}") or b"null")
+
+    def files_with(self, text: str) -> list[str]:
+        """Files of the cluster that hold a text: logs, packages, what was unpacked."""
+        return [
+            str(path)
+            for path in self.folder.rglob("*")
+            if path.is_file() and text.encode() in path.read_bytes()
+        ]
+
+    def close(self) -> None:
+        family = [self._process, *self._process.children(recursive=True)]
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(DEADLINE)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for process in family:
+            poll(lambda process=process: gone(process), f"{process} has ended")
+        self._folder.cleanup()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

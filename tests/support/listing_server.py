@@ -1,0 +1,187 @@
+"""Servers of names alone, which answer listings page by page as S3 and Azure do; nothing there can
+be read.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+import urllib.parse
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from xml.sax.saxutils import escape
+
+import xxhash
+
+from tests.support.servers import POLL, PatientServer
+
+PAGE = 1000
+"""Names in a page, as with S3."""
+
+AZURES_PAGE = 5000
+"""And with Azure."""
+
+
+class ListingServer:
+    """A bucket of some names, in order; a page of a prefix takes `latency` seconds.
+
+    Attributes
+    ----------
+    pages
+        How many were asked for.
+    starts
+        Whether a listing begins where it is to, as not every service has it.
+    """
+
+    def __init__(self, names: Sequence[str], page: int = PAGE, latency: float = 0.0) -> None:
+        self.names, self.page, self.latency = names, page, latency
+        self.pages, self._lock = 0, threading.Lock()
+        self.starts = True
+        handler = type("Handler", (_Handler,), {"bucket": self})
+        self._server = PatientServer(("127.0.0.1", 0), handler)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL], daemon=True)
+        self._thread.start()
+
+    def options(self) -> dict[str, Any]:
+        """Storage options of s3fs."""
+        return {
+            "key": "someone",
+            "secret": "something",
+            "endpoint_url": f"http://127.0.0.1:{self.port}",
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, prefix: str, delimiter: str, after: str) -> str:
+        """The XML of a page, of the names behind `after`."""
+        names, token = self.listed(prefix, delimiter, after)
+        found = ["<EncodingType>url</EncodingType>"]
+        for name in names:
+            if delimiter and name.endswith(delimiter) and name != prefix:
+                found.append(f"<CommonPrefixes><Prefix>{_quoted(name)}</Prefix></CommonPrefixes>")
+            else:
+                found.append(_contents(name))
+        if token:
+            more = f"<NextContinuationToken>{_quoted(token)}</NextContinuationToken>"
+            found.append(f"<IsTruncated>true</IsTruncated>{more}")
+        kind = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+        return f"<ListBucketResult {kind}>{''.join(found)}</ListBucketResult>"
+
+    def listed(self, prefix: str, delimiter: str, after: str) -> tuple[list[str], str]:
+        """A page of the names behind `after`, and behind which the next one begins; or none."""
+        with self._lock:
+            self.pages += 1
+        time.sleep(self.latency)
+        found = list[str]()
+        at, last = max(bisect_left(self.names, prefix), bisect_right(self.names, after)), ""
+        while at < len(self.names) and self.names[at].startswith(prefix):
+            if len(found) == self.page:
+                return found, last
+            name = self.names[at]
+            cut = name.find(delimiter, len(prefix)) if delimiter else -1
+            if cut < 0:
+                last, at = name, at + 1
+                found.append(name)
+            else:  # all below the folder: no name lies between them and what follows "/"
+                found.append(name[: cut + 1])
+                last = found[-1] + "\U0010ffff"
+                at = bisect_left(self.names, last)
+        return found, ""
+
+
+class AzureListingServer(ListingServer):
+    """The same as a container of Azure's.
+
+    Source: https://learn.microsoft.com/rest/api/storageservices/list-blobs
+    """
+
+    def __init__(self, names: Sequence[str], page: int = AZURES_PAGE, latency: float = 0.0) -> None:
+        super().__init__(names, page, latency)
+
+    def options(self) -> dict[str, Any]:
+        """Storage options of adlfs."""
+        endpoint = f"http://127.0.0.1:{self.port}/account"
+        parts = {"AccountName": "account", "AccountKey": "a2V5", "BlobEndpoint": endpoint}
+        return {"connection_string": ";".join(f"{n}={value}" for n, value in parts.items())}
+
+    def answer(self, prefix: str, delimiter: str, after: str) -> str:
+        names, token = self.listed(prefix, delimiter, after)
+        found = [
+            f"<BlobPrefix><Name>{escape(name)}</Name></BlobPrefix>"
+            if delimiter and name.endswith(delimiter) and name != prefix
+            else _blob(name)
+            for name in names
+        ]
+        # Which is opaque, as Azure's is.
+        more = base64.b64encode(token.encode()).decode()
+        return (
+            '<EnumerationResults ServiceEndpoint="http://127.0.0.1/" ContainerName="bucket">'
+            f"<Blobs>{''.join(found)}</Blobs><NextMarker>{more}</NextMarker></EnumerationResults>"
+        )
+
+
+def _contents(name: str) -> str:
+    digest = xxhash.xxh3_128_hexdigest(name.encode())
+    return (
+        f"<Contents><Key>{_quoted(name)}</Key><LastModified>2024-05-17T08:30:00.000Z</LastModified>"
+        f"<ETag>&quot;{digest}&quot;</ETag><ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm>"
+        f"<ChecksumType>FULL_OBJECT</ChecksumType><Size>{100_000 + len(name)}</Size>"
+        "<StorageClass>STANDARD</StorageClass></Contents>"
+    )
+
+
+def _blob(name: str) -> str:
+    digest = xxhash.xxh3_128_hexdigest(name.encode())
+    time = "Fri, 17 May 2024 08:30:00 GMT"
+    return (
+        f"<Blob><Name>{escape(name)}</Name><Properties><Creation-Time>{time}</Creation-Time>"
+        f"<Last-Modified>{time}</Last-Modified><Etag>0x{digest[:16].upper()}</Etag>"
+        f"<Content-Length>{100_000 + len(name)}</Content-Length>"
+        "<Content-Type>image/jpeg</Content-Type><Content-Encoding /><Content-Language />"
+        "<Content-CRC64 /><Content-MD5>a2V5IGtleSBrZXkga2V5IA==</Content-MD5><Cache-Control />"
+        "<Content-Disposition /><BlobType>BlockBlob</BlobType><AccessTier>Hot</AccessTier>"
+        "<AccessTierInferred>true</AccessTierInferred><LeaseStatus>unlocked</LeaseStatus>"
+        "<LeaseState>available</LeaseState><ServerEncrypted>true</ServerEncrypted></Properties>"
+        "<Metadata /><OrMetadata /></Blob>"
+    )
+
+
+def _quoted(name: str) -> str:
+    return escape(urllib.parse.quote_plus(name, "/"))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    bucket: ListingServer
+
+    def do_GET(self) -> None:
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+        after = urllib.parse.unquote_plus(query.get("continuation-token", ""))
+        after = after or base64.b64decode(query.get("marker", "")).decode()
+        if self.bucket.starts:
+            after = after or query.get("start-after", "")
+        data = self.bucket.answer(query.get("prefix", ""), query.get("delimiter", ""), after)
+        self._answer(200, data.encode())
+
+    def do_HEAD(self) -> None:
+        bucket = "/" not in urllib.parse.urlsplit(self.path).path.strip("/")
+        self._answer(200 if bucket else 404, b"")
+
+    def _answer(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""

@@ -1,0 +1,130 @@
+"""A Ray cluster of real processes on this machine, each node with an address, to be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from precache_workers.cluster.executor import _token
+from tests.support.building import environment, gone, poll, write
+
+HEAD = "127.0.0.2"
+"""Not 127.0.0.1, which Ray takes for this machine's own address on a network."""
+
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_grpc_client_keepalive_time_ms": "5000",
+    "RAY_grpc_client_keepalive_timeout_ms": "3000",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+}
+
+
+class Cluster:
+    """A head that runs no task, and nodes that may be lost and added.
+
+    Attributes
+    ----------
+    env
+        Variables with which ``--address auto`` finds it.
+
+    Parameters
+    ----------
+    head
+        More of Ray's arguments for the head.
+    more
+        Variables of its workers.
+    """
+
+    def __init__(self, folder: Path, head: Mapping[str, Any] | None = None, **more: str) -> None:
+        # A process keeps the first token that Ray reads in it.
+        token = write(folder / "token", _token().encode())
+        token.chmod(0o600)
+        own = {"HOME": str(folder), "RAY_AUTH_TOKEN_PATH": str(token)}
+        self.settings = {**SETTINGS, **own, **more}
+        with _set(self.settings):
+            from ray.cluster_utils import Cluster as Processes
+
+            self._processes = Processes(
+                initialize_head=True,
+                head_node_args={
+                    "num_cpus": 0,
+                    "include_dashboard": False,
+                    "node_ip_address": HEAD,
+                    "object_store_memory": 80 << 20,
+                    **(head or {}),
+                },
+            )
+        self.env = environment(**self.settings, RAY_ADDRESS=self._processes.address)
+        self.nodes: list[Any] = []
+        self._started = 2
+
+    def add(self, cpus: int = 1, **how: Any) -> Any:
+        """A node more; what it returns goes to `kill`."""
+        self._started += 1
+        with _set(self.settings):
+            node = self._processes.add_node(
+                num_cpus=cpus,
+                node_ip_address=f"127.0.0.{self._started}",
+                object_store_memory=80 << 20,
+                **how,
+            )
+        self.nodes.append(node)
+        return node
+
+    def kill(self, node: Any) -> None:
+        """Kill a node's raylet, as when its machine is taken away; its workers end with it."""
+        raylet = self.raylet(node)
+        workers = raylet.children(recursive=True)
+        for process in (raylet, *workers):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        poll(lambda: gone(raylet), "the raylet has ended")
+        self.nodes.remove(node)
+        self._processes.remove_node(node, allow_graceful=False)
+
+    def raylet(self, node: Any) -> psutil.Process:
+        return psutil.Process(node.all_processes["raylet"][0].process.pid)
+
+    def workers(self, node: Any) -> list[psutil.Process]:
+        """Processes of a node that are inside a task."""
+        found = []
+        for process in self.raylet(node).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                name = process.name()
+                if name.startswith("ray::") and "IDLE" not in name and "Agent" not in name:
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        family = psutil.Process().children(recursive=True)
+        with _set(self.settings):
+            self._processes.shutdown()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "ray" in " ".join(process.cmdline()):
+                    process.send_signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

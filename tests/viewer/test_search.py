@@ -1,0 +1,229 @@
+"""Rows found by key, class and state: in bounded memory and time, however many there are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precache.errors import UsageError
+from precache.store import version
+from precache.store.small_arrays import KEYS_PER_CHUNK, small_array, string_array
+from precache.viewer import search as catalogue
+from precache.viewer.search import Catalogue, Query
+from tests.conftest import BuiltStore
+
+ROWS = 1_000_000
+FAR = 900_000
+"""A row whose shard is there, as are those of the first rows."""
+
+
+def write_large(built: BuiltStore, to: Path) -> Path:
+    """A store that says it has a million rows: real metadata and small arrays, three shards."""
+    folder = to / built.result.version
+    shutil.copytree(built.path, to)
+    document = json.loads((folder / "zarr.json").read_bytes())
+    own = document["attributes"]["precache"]
+    per_shard = own["rows_per_shard"]
+    own.update(rows=ROWS, holes=2)
+    (folder / "zarr.json").write_text(json.dumps(document))
+    array = json.loads((folder / "image/zarr.json").read_bytes())
+    array["shape"][0] = ROWS
+    (folder / "image/zarr.json").write_text(json.dumps(array))
+    old = built.open().shard_table("image")
+    assert old is not None
+    table = np.zeros((ROWS // per_shard, 2), np.uint64)
+    table[: len(old)] = old
+    table[FAR // per_shard] = old[0]
+    shutil.copytree(folder / "image/c/0", folder / f"image/c/{FAR // per_shard}")
+    labels = (np.arange(ROWS) % 3).astype(np.int8)
+    valid = np.ones(ROWS, np.bool_)
+    valid[[5, 777_777]] = False
+    keys = [f"{row % 3}/{row:07d}.jpg" for row in range(ROWS)]
+    write_array(folder / "label", small_array(labels, ["row"], fill_value=-1))
+    write_array(folder / "valid", small_array(valid, ["row"], fill_value=False))
+    write_array(folder / "shards/image", small_array(table, ["shard", "size_xxh3"]))
+    write_array(folder / "key", string_array(keys, "row"))
+    return to
+
+
+def write_array(folder: Path, files: dict[str, bytes]) -> None:
+    shutil.rmtree(folder)
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def large(stores: dict[str, BuiltStore], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_large(stores["raw"], tmp_path_factory.mktemp("large") / "store")
+
+
+@pytest.fixture
+def chunks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The chunks of keys that were read, in order."""
+    read: list[str] = []
+    decode = version.decode_strings
+
+    def spy(data: bytes, where: str, count: int) -> Any:
+        read.append(where.rpartition("/")[2])
+        return decode(data, where, count)
+
+    monkeypatch.setattr(version, "decode_strings", spy)
+    return read
+
+
+# --- a large store ------------------------------------------------------------------------------
+
+
+def test_paging_reads_the_keys_of_a_page_alone(large: Path, chunks_read: list[str]) -> None:
+    shown = Catalogue(str(large))
+    found = shown.find(Query(), FAR, 24)
+    assert found.rows == list(range(FAR, FAR + 24))
+    assert (found.earlier, found.later) == (FAR, FAR + 24)
+    assert chunks_read == [], "nothing is asked of keys"
+    assert shown.key(FAR) == "0/0900000.jpg"
+    assert chunks_read == [str(FAR // KEYS_PER_CHUNK)]
+    [row] = shown.read([FAR])
+    [first] = shown.read([0])
+    assert isinstance(row, dict)
+    assert isinstance(first, dict)
+    assert np.array_equal(row["image"], first["image"])
+    back = shown.find(Query(), FAR, 24, before=True)
+    assert back.rows == list(range(FAR - 24, FAR))
+
+
+def test_a_search_stops_when_the_page_is_full(large: Path, chunks_read: list[str]) -> None:
+    shown = Catalogue(str(large))
+    found = shown.find(Query("1/"), 0, 24)
+    assert found.rows == list(range(1, 72, 3))
+    assert found.later == 71
+    assert chunks_read == ["0"]
+    found = shown.find(Query("2/"), found.later, 24)
+    assert found.rows[0] == 71
+    assert chunks_read == ["0"], "kept from the search before"
+
+
+def test_an_exact_key_ends_the_search_where_it_is(large: Path, chunks_read: list[str]) -> None:
+    found = Catalogue(str(large)).find(Query("0/0070002.jpg", "is"), 0, 24)
+    assert (found.rows, found.later, found.cut) == ([70_002], None, False)
+    assert chunks_read == ["0", "1"]
+
+
+def test_class_and_state_spare_the_keys_of_chunks_without_such_rows(
+    large: Path, chunks_read: list[str]
+) -> None:
+    shown = Catalogue(str(large))
+    found = shown.find(Query("77", "contains", state="holes"), 0, 24)
+    assert found.rows == [777_777]
+    assert chunks_read == ["0", str(777_777 // KEYS_PER_CHUNK)]
+
+
+def test_a_search_that_finds_nothing_reads_so_much_and_no_more(
+    large: Path, chunks_read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "KEY_CHUNKS", 4)
+    shown, query = Catalogue(str(large)), Query("nowhere", "contains")
+    start: int | None = 0
+    steps = []
+    while start is not None:
+        before = len(chunks_read)
+        found = shown.find(query, start, 24)
+        steps.append(len(chunks_read) - before)
+        assert (found.rows, found.cut) == ([], found.later is not None)
+        start = found.later
+    assert steps == [4, 4, 4, 4], "sixteen chunks in all, and each once"
+    back = shown.find(query, ROWS, 24, before=True)
+    assert (back.cut, back.earlier) == (True, 12 * KEYS_PER_CHUNK)
+
+
+def test_counts_of_labels_need_no_key(large: Path, chunks_read: list[str]) -> None:
+    counts = Catalogue(str(large)).counts
+    assert [(label, rows) for label, _, rows in counts] == [
+        (0, 333_333), (1, 333_333), (2, 333_332),
+    ]  # fmt: skip
+    assert chunks_read == []
+
+
+# --- a small one --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(stores: dict[str, BuiltStore]) -> Catalogue:
+    return Catalogue(str(stores["image"].path))
+
+
+QUERIES: dict[str, tuple[Query, Callable[[str, bool], bool]]] = {
+    "all": (Query(), lambda key, valid: True),
+    "class": (Query(label="dog"), lambda key, valid: key.startswith("dog/")),
+    "number": (Query(label="1"), lambda key, valid: key.startswith("dog/")),
+    "begins": (Query("eel/"), lambda key, valid: key.startswith("eel/")),
+    "contains": (Query("1", "contains"), lambda key, valid: "1" in key),
+    "is": (Query("cat/0003.png", "is"), lambda key, valid: key == "cat/0003.png"),
+    "valid": (Query(state="valid"), lambda key, valid: valid),
+    "holes": (Query(state="holes"), lambda key, valid: not valid),
+    "several": (Query("cat", label="cat", state="valid"), lambda key, v: "cat" in key and v),
+    "none": (Query("x", label="cat"), lambda key, valid: False),
+    "no label": (Query(label="-1"), lambda key, valid: False),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("count", [1, 4, 100])
+def test_pages_forward_and_back_show_every_row_once(
+    small: Catalogue, name: str, count: int
+) -> None:
+    query, fits = QUERIES[name]
+    version = small.version
+    pairs = zip(version.keys, version.valid.tolist(), strict=True)
+    right = [row for row, (key, valid) in enumerate(pairs) if fits(key, valid)]
+    pages, found = [], small.find(query, 0, count)
+    while True:
+        pages.append(found.rows)
+        if found.later is None:
+            break
+        found = small.find(query, found.later, count)
+    assert [row for page in pages for row in page] == right
+    assert all(len(page) == count for page in pages[:-1])
+    back = found
+    for page in reversed(pages[:-1]):
+        assert back.earlier is not None
+        back = small.find(query, back.earlier, count, before=True)
+        assert back.rows == page
+
+
+def test_an_unknown_class_is_refused_with_those_that_are_near(small: Catalogue) -> None:
+    with pytest.raises(UsageError, match="no class 'dgo'; did you mean dog"):
+        small.find(Query(label="dgo"), 0, 4)
+
+
+def test_a_query_of_another_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="'like' is none of begins, contains, is"):
+        Query("x", "like")
+    with pytest.raises(UsageError, match="'some' is none of all, valid, holes"):
+        Query(state="some")
+
+
+def test_rows_that_are_not_there_are_refused(small: Catalogue) -> None:
+    for row in (-1, 23):
+        with pytest.raises(UsageError, match=f"there is no row {row}; rows go from 0 to 22"):
+            small.key(row)
+
+
+def test_one_damaged_row_leaves_the_others(
+    stores: dict[str, BuiltStore], copy_store: Callable[[BuiltStore], BuiltStore]
+) -> None:
+    damaged = copy_store(stores["image"])
+    path = damaged.shard_path(0)
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+    read = Catalogue(str(damaged.path)).read(range(8))
+    assert [row for row, each in enumerate(read) if isinstance(each, str)] == [0]
+    assert "damaged at row 0" in str(read[0])

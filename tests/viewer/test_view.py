@@ -1,0 +1,648 @@
+"""Pages about a store: over HTTP, in a file, and as a browser shows them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import io
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from html import escape, unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import precache
+from precache.errors import SourceError, StorageError, UsageError
+from precache.html.png import encode_png
+from precache.storage.open import open_folder
+from precache.viewer.contents import open_pages
+from precache.viewer.search import Query
+from precache.viewer.server import ViewServer, write_page
+from tests.conftest import BuiltStore
+from tests.support.browser import AXE, CHROMIUM
+from tests.support.building import (
+    build_here,
+    cli,
+    command,
+    cut,
+    encoded,
+    environment,
+    pixels,
+    put_photos,
+    running,
+    write,
+    write_jpegs,
+)
+from tests.support.servers import S3Server
+
+HOSTILE = [
+    "cat/<script>alert(1)<script>.png",
+    'cat/"quo\'ted" & spaces.png',
+    "cat/a?b#c%2e%2e&d=e.png",
+    "<b onclick='alert(1)'>/..;x.png",
+    "ö/中 é\u202e.png",
+]
+BROKEN = "cat/broken <img src=x onerror=alert(1)>.jpg"
+RECIPE: dict[str, Any] = {
+    "fields": {
+        "image": {"ops": [{"op": "decode"}, {"op": "center_crop", "size": [40, 48]}]},
+        "small": {
+            "ops": [
+                {"op": "decode", "mode": "L"},
+                {"op": "resize", "size": [12, 20]},
+                {"op": "to_dtype", "dtype": "float32", "scale": True},
+            ]
+        },
+        "ends": {
+            "ops": [
+                {"op": "decode"},
+                {"op": "function", "function": "tests.viewer.test_view:ends", "version": "1",
+                 "dtype": "uint8", "shape": [2]},
+            ]
+        },
+    }
+}  # fmt: skip
+calls: list[int] = []
+
+
+def ends(array: np.ndarray) -> np.ndarray:
+    """A function of a recipe: the least and the greatest value."""
+    calls.append(1)
+    return np.array([array.min(), array.max()], np.uint8)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, make_store: Callable[..., BuiltStore]) -> Any:
+    """Twelve images with plain and with hostile names, and one that is none."""
+    root = tmp_path_factory.mktemp("raw")
+    keys = [*HOSTILE, *(f"dog/{number:02d}.png" for number in range(7))]
+    for number, key in enumerate(keys):
+        write(root / key, encoded(cut(number, (52, 44)), "PNG"))
+    write(root / BROKEN, b"no image at all")
+    return make_store(root, precache.Pipeline.from_dict(RECIPE), shard_samples=4)
+
+
+@contextlib.contextmanager
+def served(*args: Any, **options: Any) -> Iterator[ViewServer]:
+    with ViewServer(open_pages(*args, **options)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(built: BuiltStore) -> Iterator[ViewServer]:
+    """Of the store and its source."""
+    with served(str(built.path), str(built.source), 5) as server:
+        yield server
+
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+def ask(server: ViewServer, path: str, host: str | None = None, method: str = "GET") -> Reply:
+    """The reply to a request for a path below the server's root, or for one from "/" on."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    try:
+        headers = {} if host is None else {"Host": host}
+        connection.request(method, urljoin(server.root, path), headers=headers)
+        reply = connection.getresponse()
+        return reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read()
+    finally:
+        connection.close()
+
+
+class Read(HTMLParser):
+    """What a page has: elements with their attributes, and its text."""
+
+    def __init__(self, page: bytes | str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.headings: list[str] = []
+        self._inside = ""
+        self.feed(page.decode() if isinstance(page, bytes) else page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag in ("h1", "h3", "style"):
+            self._inside = tag
+            self.headings.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._inside:
+            self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.headings[-1] += data
+        if self._inside != "style":
+            self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def link(self, rel: str) -> str | None:
+        return next((a["href"] for a in self.all("a") if a.get("rel") == rel), None)
+
+
+def page(server: ViewServer, path: str = "") -> Read:
+    status, headers, body = ask(server, path)
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    return Read(body)
+
+
+def every_page(server: ViewServer, path: str = "") -> list[Read]:
+    pages = [page(server, path)]
+    while (target := pages[-1].link("next")) is not None:
+        pages.append(page(server, target))
+    return pages
+
+
+def keys(pages: list[Read]) -> list[str]:
+    return [each for read in pages for each in read.headings[2:]]  # behind the style sheet, h1
+
+
+def image(body: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(body)) as opened:
+        return np.asarray(opened)
+
+
+# --- what is shown ------------------------------------------------------------------------------
+
+
+def test_pages_show_every_key_as_it_is_and_no_other_markup(
+    server: ViewServer, built: BuiltStore
+) -> None:
+    pages = every_page(server)
+    assert keys(pages) == list(built.open().keys)
+    assert set(HOSTILE) < set(keys(pages))
+    for read in pages:
+        tags = {name for name, _ in read.elements}
+        assert not tags & {"script", "b", "iframe", "object"}
+        assert all(not name.startswith("on") for _, each in read.elements for name in each)
+        assert all(each.get("alt") for each in read.all("img"))
+        assert all(set(each) <= {"src", "alt", "loading", "width", "height"}
+                   for each in read.all("img"))  # fmt: skip
+
+
+def test_every_picture_of_every_page_is_there_and_right(
+    server: ViewServer, built: BuiltStore
+) -> None:
+    rows, small, version = pixels(built.path), pixels(built.path, "small"), built.open()
+    seen = 0
+    for read in every_page(server):
+        for each in read.all("img"):
+            status, headers, body = ask(server, each["src"])
+            assert (status, headers["content-type"]) == (200, "image/png"), each
+            kind, row, *rest = each["src"].split("/")
+            key = version.keys[int(row)]
+            if kind == "raw":
+                assert body == (built.source / key).read_bytes()
+            elif kind == "stored" and rest == ["image.png"]:
+                assert np.array_equal(image(body), rows[key].transpose(1, 2, 0))
+                seen += 1
+            elif kind == "stored":
+                values = small[key][0]
+                scaled = (values - values.min()) / (values.max() - values.min()) * 255
+                assert np.abs(image(body) - scaled).max() <= 0.5 + 1e-3
+            elif rest == ["image", "0.png"]:
+                assert np.array_equal(image(body), built.pixels(key).transpose(1, 2, 0))
+            elif rest == ["image", "1.png"]:
+                assert np.array_equal(image(body), rows[key].transpose(1, 2, 0))
+    assert seen == 12
+
+
+def test_a_hole_is_shown_with_its_reason_and_how_far_its_ops_come(
+    server: ViewServer, built: BuiltStore
+) -> None:
+    [row] = built.open().hole_rows.tolist()
+    read = page(server, "?rows=holes")
+    assert keys([read]) == [BROKEN]
+    assert "Hole: not an image that decode reads" in read.text
+    assert "of a kind that browsers do not show" in read.text
+    assert read.all("img") == []
+    assert "Hole: not an image" in page(server, f"row/{row}").text
+    assert ask(server, f"raw/{row}")[0] == 404
+
+
+def test_the_page_of_a_row_compares_it_with_its_original(
+    server: ViewServer, built: BuiltStore, tmp_path: Path
+) -> None:
+    version = built.open()
+    row = list(version.keys).index(HOSTILE[0])
+    read = page(server, f"row/{row}")
+    assert read.headings[1] == HOSTILE[0]
+    assert read.text.count("bit for bit what the ops make of the raw file") == 2
+    assert "scaled: float32" in read.text
+    for each in read.all("img"):
+        status, _, body = ask(server, urljoin(f"{server.root}row/{row}", each["src"]))
+        assert (status, image(body).ndim >= 2) == (200, True)
+    source = tmp_path / "changed"
+    shutil.copytree(built.source, source)
+    write(source / HOSTILE[0], encoded(cut(99, (52, 44)), "PNG"))
+    (source / HOSTILE[1]).unlink()
+    with served(str(built.path), str(source)) as other:
+        assert (
+            "not what the ops make of the raw file: they differ by"
+            in page(other, f"row/{row}").text
+        )
+        gone = page(other, f"row/{list(version.keys).index(HOSTILE[1])}")
+        assert "the raw sample could not be fetched" in gone.text
+        assert len(gone.all("img")) == 2, "what is stored is shown all the same"
+
+
+def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
+    source, store = write_jpegs(tmp_path / "in", 3), tmp_path / "store"
+    recipe = precache.Pipeline.image(random_resized_crop=24, variants=3).with_fresh_variants()
+    version = precache.open(build_here(source, store, recipe).path)
+    key = version.keys[1]
+    with served(str(store), str(source)) as server:
+        shown = [each["alt"] for each in page(server).all("img") if "Stored" in each["alt"]]
+        assert shown[1] == f"Stored image, variant 3 of {key}"  # as epoch 0 reads it
+        read = page(server, "row/1")
+        stored = {each["alt"]: each["src"] for each in read.all("img") if "Stored" in each["alt"]}
+        assert list(stored) == [f"Stored image, variant {number} of {key}" for number in (1, 2, 3)]
+        assert read.text.count("bit for bit what the ops make of the raw file") == 1
+        for number, url in enumerate(stored.values(), 1):
+            _, _, body = ask(server, urljoin(f"{server.root}row/1", url))
+            dataset = precache.CachedDataset(store, variant=number)
+            assert np.array_equal(image(body), dataset[1]["image"].permute(1, 2, 0).numpy())
+
+
+def test_functions_of_a_recipe_run_only_where_the_user_says_so(
+    server: ViewServer, built: BuiltStore
+) -> None:
+    row = int(np.flatnonzero(built.open().valid)[0])
+    calls.clear()
+    read = page(server, f"row/{row}")
+    assert not calls
+    assert (
+        "tests.viewer.test_view:ends is not run; if you trust it, give --run-functions" in read.text
+    )
+    assert "uint8 (2,):" in read.text, "the stored numbers"
+    with served(str(built.path), str(built.source), functions=True) as trusting:
+        read = page(trusting, f"row/{row}")
+    assert calls
+    assert read.text.count("bit for bit") == 3
+
+
+def test_labels_statistics_and_the_build_are_told(server: ViewServer, built: BuiltStore) -> None:
+    read, version = page(server), built.open()
+    assert version.attributes is not None
+    for told in (
+        version.id, version.attributes.created, version.attributes.fingerprint,
+        f"{version.mean['image'][0]:.3f}", f"{version.std['image'][2]:.3f}", "red",
+        "decode() → center_crop(size=40x48)", "13", json.dumps("center_crop"),
+    ):  # fmt: skip
+        assert told in read.text
+    links = [each["href"] for each in read.all("a") if "class=" in each["href"]]
+    for each in dict.fromkeys(links):
+        found = keys(every_page(server, each))
+        assert found
+        assert len({key.partition("/")[0] for key in found}) == 1
+
+
+def test_searches_find_what_they_say(server: ViewServer, built: BuiltStore) -> None:
+    def find(asked: str) -> list[str]:
+        return keys(every_page(server, asked))
+
+    every = list(built.open().keys)
+    assert find("?q=dog/") == [key for key in every if key.startswith("dog/")]
+    assert find("?q=0&match=contains") == [key for key in every if "0" in key]
+    for key in HOSTILE:
+        assert find(f"?match=is&q={quote(key)}") == [key]
+    assert find("?class=dog&rows=valid") == find("?q=dog/")
+    assert find("?from=7") == every[7:]
+    assert find("?q=nothing") == []
+    last = every_page(server, "?q=dog/")[-1]
+    back = last.link("prev")
+    assert back is not None
+    assert keys([page(server, back)]) == find("?q=dog/")[:5]
+
+
+def test_what_was_asked_for_stands_in_the_form_escaped(server: ViewServer) -> None:
+    read = page(server, f"?q={quote(HOSTILE[1])}&class={quote(HOSTILE[3])}")
+    values = {each.get("name"): each.get("value") for each in read.all("input")}
+    assert values["q"] == HOSTILE[1]
+    assert values["class"] == HOSTILE[3]
+    assert "has no class" in read.text
+
+
+def test_without_a_source_only_what_is_stored_is_shown(built: BuiltStore) -> None:
+    with served(str(built.path)) as server:
+        read = page(server)
+        assert {each["src"].split("/")[0] for each in read.all("img")} == {"stored"}
+        assert "Only what is stored is shown." in read.text
+        assert ask(server, "raw/0")[0] == 404
+
+
+def test_damage_is_told_and_the_other_rows_are_shown(
+    built: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore]
+) -> None:
+    damaged = copy_store(built)
+    damaged.shard_path(0).write_bytes(b"")
+    with served(str(damaged.path)) as server:
+        read = page(server)
+        assert "is damaged" in read.text
+        assert len(read.all("img")) > 4
+        assert "is damaged" in page(server, "row/0").text or 0 in built.open().hole_rows
+        good = next(row for row in range(4) if built.open().valid[row])
+        status, _, body = ask(server, f"stored/{good}/image.png")
+        assert status == 500
+        assert "is damaged" in Read(body).text
+
+
+def test_without_decoders_raw_files_are_shown_and_what_is_missing(
+    built: BuiltStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    for module in ("precache_workers.ops.field_recipe", "precache_workers.ops.decoding"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with served(str(built.path), str(built.source)) as server:
+        read = page(server)
+        assert "applying the ops needs simplejpeg: pip install 'precache[workers]'" in read.text
+        assert {each["src"].split("/")[0] for each in read.all("img")} == {"raw", "stored"}
+        assert all(ask(server, each["src"])[0] == 200 for each in read.all("img"))
+
+
+def test_a_store_and_a_source_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+    photos = open_folder("s3://bucket/view/photos", s3.options())
+    put_photos(photos)
+    store, recipe = "s3://bucket/view/store", precache.Pipeline.image(resize=64, crop=56)
+    options: dict[str, Any] = {"storage_options": s3.options()}
+    precache.build(str(photos), store, recipe, address="serial", shard_samples=4, **options)
+    right = pixels(store, **options)
+    with served(store, str(photos), **options) as server:
+        pages = every_page(server)
+        assert set(right) < set(keys(pages))
+        version = precache.open(store, None, s3.options())
+        row = int(np.flatnonzero(version.valid)[-1])
+        body = ask(server, f"stored/{row}/image.png")[2]
+        assert np.array_equal(image(body), right[version.keys[row]].transpose(1, 2, 0))
+        assert "bit for bit" in page(server, f"row/{row}").text
+        assert ask(server, f"raw/{row}")[2] == photos.read(version.keys[row])
+
+
+# --- the server ---------------------------------------------------------------------------------
+
+
+def test_only_this_machine_s_names_are_answered(server: ViewServer) -> None:
+    for host in ("127.0.0.1", "localhost:9999", f"LOCALHOST:{server.server_port}"):
+        assert ask(server, "", host)[0] == 200
+    for host in ("evil.example", f"evil.example:{server.server_port}", "", "localhost.evil.example",
+                 "127.0.0.1.evil.example", "localhost:80@evil.example", "[::1]"):  # fmt: skip
+        status, _, body = ask(server, "", host)
+        assert (status, b"127.0.0.1 or localhost" in body) == (403, True), host
+
+
+def test_nothing_is_told_without_the_whole_address(server: ViewServer) -> None:
+    for path in ("/", "/x", server.root[:-2] + "/", "/../" + server.root[1:], "//evil.example/"):
+        status, _, body = ask(server, path)
+        assert status == 404, path
+        assert b"open the address" in body
+
+
+def test_addresses_that_make_no_sense_are_errors_and_no_more(server: ViewServer) -> None:
+    for path in (
+        "row/13", "row/-1", "row/x", "row/", "row/1/2", "row/99999999999999999999",
+        "stored/0/x.png", "stored/0/label.png", "step/0/image/9.png", "step/0/image/-1.png",
+        "step/0/nothing/0.png", "raw/%2e%2e/etc/passwd", "nothing", "?rows=some",
+        "?match=like", "?from=x", "?before=-1", "?" + "a=1&" * 30, "row/%3Cscript%3E", "row/²",
+    ):  # fmt: skip
+        status, headers, body = ask(server, quote(path, safe="/?=&%."))
+        assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8"), path
+        read = Read(body)
+        assert read.all("script") == []
+        [home] = read.all("a")
+        assert urljoin(server.root + path.partition("?")[0], home["href"]) in (
+            server.root, server.root[:-1]
+        )  # fmt: skip
+    assert keys([page(server, "?from=999999999999")]) == []
+
+
+def test_only_get_is_answered(server: ViewServer) -> None:
+    for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+        assert ask(server, "", method=method)[0] == 501
+
+
+def test_every_answer_forbids_scripts_frames_and_other_hosts(server: ViewServer) -> None:
+    for path in ("", "row/0", "stored/1/image.png", "nothing", "/"):
+        headers = ask(server, path)[1]
+        rules = dict(each.strip().split(" ", 1)
+                     for each in headers["content-security-policy"].split(";"))  # fmt: skip
+        assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+        assert rules["img-src"] == "'self' data:"
+        assert "script-src" not in rules
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert headers["server"] == "precache"
+
+
+def test_a_key_never_leads_out_of_the_source(
+    built: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore], tmp_path: Path
+) -> None:
+    from precache.viewer.source_trace import Originals
+
+    write(tmp_path / "secret.png", encoded(cut(1), "PNG"))
+    write(tmp_path / "source/cat/0.png", encoded(cut(2), "PNG"))
+    originals = Originals(str(tmp_path / "source"), built.pipeline)
+    assert originals.trace("cat/0.png").raw is not None
+    for key in ("../secret.png", "cat/../../secret.png", f"{tmp_path}/secret.png", "..", "a\0b"):
+        trace = originals.trace(key)
+        assert trace.raw is None
+        assert "could not be fetched" in trace.note
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_the_command_serves_until_ctrl_c(built: BuiltStore) -> None:
+    line = command("view", built.path, "--class", "dog")
+    with running(line, environment()) as process:
+        assert process.stdout is not None
+        url = urlsplit(process.stdout.readline().strip())
+        assert (url.hostname, url.query) == ("127.0.0.1", "class=dog")
+        connection = http.client.HTTPConnection("127.0.0.1", url.port or 0, timeout=60)
+        connection.request("GET", f"{url.path}?{url.query}")
+        read = Read(connection.getresponse().read())
+        assert all(key.startswith("dog/") for key in keys([read]))
+        process.send_signal(signal.SIGINT)  # the connection is still open
+        out, err = process.communicate(timeout=60)
+        connection.close()
+    assert (process.returncode, out) == (0, "")
+    assert err == "precache: serving this address to this machine alone; Ctrl-C ends it\n"
+
+
+def test_a_static_page_needs_nothing_else(built: BuiltStore, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    ran = cli("view", built.path, "--source", built.source, "--rows", 20, "--out", out)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    text = out.read_text("utf-8")
+    read = Read(text)
+    assert keys([read]) == list(built.open().keys)
+    names = {name for _, each in read.elements for name in each}
+    assert "href" in names
+    assert [each["href"] for each in read.all("link")] == ["data:,"]
+    assert read.all("a") == read.all("script") == read.all("form") == []
+    assert all(each["src"].startswith("data:image/") for each in read.all("img"))
+    assert not re.search(r"https?://|url\(|@import", text)
+    [rules] = [each["content"] for each in read.all("meta") if "http-equiv" in each]
+    assert rules.startswith("default-src 'none'; img-src data:;")
+    stored = [each["src"] for each in read.all("img") if each["alt"].startswith("Stored image")]
+    for source, row in zip(stored, pixels(built.path).values(), strict=True):
+        assert np.array_equal(image(base64.b64decode(source[22:])), row.transpose(1, 2, 0))
+    assert read.text.count("bit for bit") == 24
+
+
+def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
+    store = str(built.path)
+    with pytest.raises(SourceError, match="is no folder; give the one that the store was built"):
+        open_pages(store, str(tmp_path / "nowhere"))
+    for count in (0, -1, 1001):
+        with pytest.raises(UsageError, match=f"--rows is {count}; give 1 to 1000"):
+            open_pages(store, count=count)
+    pages = open_pages(store)
+    with pytest.raises(StorageError, match="cannot write"):
+        write_page(pages, Query(), str(tmp_path))
+    with pytest.raises(UsageError, match="has no class 'dgo'; did you mean dog"):
+        write_page(pages, Query(label="dgo"), str(tmp_path / "x.html"))
+    with pytest.raises(UsageError, match="cannot listen at port 99999"):
+        ViewServer(pages, 99999)
+    with ViewServer(pages) as other, pytest.raises(UsageError, match="give another"):
+        ViewServer(pages, other.server_port)
+    ran = cli("view", tmp_path / "none.store")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "there is no store at" in ran.stderr
+
+
+def test_a_dataset_as_source_needs_no_files(tmp_path: Path) -> None:
+    precache.build(
+        "python:tests.viewer.test_view:squares", tmp_path / "s",
+        precache.Pipeline.from_dict({"fields": {"x": {"ops": []}}}), address="serial",
+    )  # fmt: skip
+    with served(str(tmp_path / "s"), "python:tests.viewer.test_view:squares") as server:
+        read = page(server)
+        assert "float32 (5,):" in read.text
+        assert "bit for bit" in page(server, "row/1").text
+        assert "float32 (5,):" in page(server, "row/1").text
+
+
+def squares() -> list[tuple[np.ndarray, int]]:
+    """A dataset of vectors."""
+    return [(np.full(5, number, np.float32), number % 2) for number in range(6)]
+
+
+# --- in a browser -------------------------------------------------------------------------------
+
+LOOK = """<!doctype html><iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}">
+</iframe><pre id="seen"></pre><script>onload = async () => {{
+  const frame = document.querySelector("iframe"), page = frame.contentDocument;
+  const images = [...page.querySelectorAll("img")];
+  const style = (each, name) => getComputedStyle(each)[name];
+  const seen = {{
+    overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+    images: images.length, drawn: images.filter((each) => each.naturalWidth > 0).length,
+    paper: style(page.body, "backgroundColor"), card: style(page.querySelector("li")
+      || page.body, "backgroundColor"),
+    inks: [page.body, ...page.querySelectorAll(".soft, figcaption, a, th")].map((each) =>
+      style(each, "color")),
+  }};
+  if (frame.contentWindow.axe) {{
+    const found = await frame.contentWindow.axe.run();
+    seen.axe = found.violations.map((each) => [each.id, each.nodes[0].html]);
+  }}
+  document.querySelector("#seen").textContent = JSON.stringify(seen);
+}}</script>"""
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --window-size=1400,1000 "
+    "--enable-logging=stderr --virtual-time-budget=60000 --dump-dom"
+)
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Debian's chromium, to lay pages out"
+)
+
+
+def browse(folder: Path, url: str, dark: bool = False) -> tuple[str, list[str]]:
+    """A page's DOM in Chromium, and what its console says."""
+    line = [CHROMIUM or "", *FLAGS.split(), f"--user-data-dir={folder / 'profile'}"]
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    ran = subprocess.run([*line, scheme, url], check=True, capture_output=True, text=True)
+    return ran.stdout, [each for each in ran.stderr.splitlines() if "CONSOLE" in each]
+
+
+def luminance(colour: str) -> float:
+    """Of ``rgb(…)``, as WCAG 2 defines it."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@needs_chromium
+def test_a_browser_has_nothing_to_complain_about(
+    server: ViewServer, built: BuiltStore, tmp_path: Path
+) -> None:
+    [hole] = built.open().hole_rows.tolist()
+    for path in ("", "?rows=holes", "row/0", f"row/{hole}"):
+        dom, complaints = browse(tmp_path, server.url + path)
+        assert complaints == []
+        assert "<h1>" in dom
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("path", "width", "dark"),
+    [("static", 360, False), ("static", 1200, False), ("", 360, True), ("row/1", 360, True)],
+)
+def test_a_page_is_legible_on_phones_and_in_the_dark(
+    server: ViewServer, tmp_path: Path, path: str, width: int, dark: bool
+) -> None:
+    if path == "static":
+        html = server.pages.grid(Query(), static=True)
+        # The page's own policy would keep the inspecting script out.
+        html = re.sub(r'<meta http-equiv[^>]*>| loading="lazy"', "", html)
+    else:
+        dot = base64.b64encode(encode_png(np.zeros((1, 1, 3), np.uint8))).decode()
+        html = ask(server, path)[2].decode()
+        html = re.sub(r'src="[^"]*"([^>]*) loading="lazy"', rf'src="data:image/png;base64,{dot}"\1',
+                      html)  # fmt: skip
+    axe = f"<script>{AXE.read_text('utf-8')}</script>" if AXE else ""
+    html = LOOK.format(width=width, page=escape(html.replace("</body>", f"{axe}</body>")))
+    (tmp_path / "look.html").write_text(html, "utf-8")
+    dom, complaints = browse(tmp_path, (tmp_path / "look.html").as_uri(), dark)
+    found = re.search(r'<pre id="seen">(.*?)</pre>', dom)
+    assert found, dom[-2000:]
+    seen = json.loads(unescape(found[1]))
+    assert complaints == []
+    assert seen["overflow"] == 0, "nothing but tables is wider than the screen"
+    assert seen["images"] == seen["drawn"] > 3
+    assert (luminance(seen["inks"][0]) > luminance(seen["paper"])) == dark
+    assert (
+        min(contrast(ink, seen[back]) for ink in seen["inks"] for back in ("paper", "card")) > 4.5
+    )
+    assert seen.get("axe") == ([] if axe else None)

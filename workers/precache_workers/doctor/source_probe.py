@@ -1,0 +1,112 @@
+"""How fast a source gives files: in order and at random, one request at a time and several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from precache.errors import StorageError
+from precache.runtime.machine import MachineReader
+from precache_workers.profiling.measured import Throughput
+from precache_workers.shards.timing import Timing
+from precache_workers.sources.base import FolderSource, Sample, Source
+
+DEPTHS = (1, 4, 16)
+REMOTE_DEPTHS = (1, 4, 16, 64)
+"""Requests at a time; a service answers late, and takes more."""
+MOST = 512
+"""Files read at each depth."""
+
+
+def probe_source(
+    source: Source, keys: Sequence[str], sizes: Sequence[int], seconds: float
+) -> tuple[list[Throughput], float | None]:
+    """Whole files of a folder, read at several depths; of a `Dataset`, nothing.
+
+    Before each reading the page cache is asked to drop the files, where they are on a local disk.
+
+    Parameters
+    ----------
+    keys, sizes
+        Of all samples, in order.
+    seconds
+        For all.
+
+    Returns
+    -------
+    tuple
+        The readings; and the share of the time in which something waited for I/O, None where the
+        machine does not tell.
+    """
+    if not isinstance(source, FolderSource):
+        return [], None
+    depths = DEPTHS if source.folder.local("") else REMOTE_DEPTHS
+    plans = [("sequential", 1), *(("random", depth) for depth in depths)]
+    machine = MachineReader()
+    machine.read()
+    found = []
+    for number, (pattern, depth) in enumerate(plans):
+        rows = _chosen(len(keys), pattern, number)
+        some, expected = [keys[row] for row in rows], [sizes[row] for row in rows]
+        _drop(source, some)
+        read = _read(source, some, expected, depth, seconds / len(plans))
+        if read:
+            found.append(_throughput(pattern, depth, *read))
+    return found, machine.read().io_wait
+
+
+def _chosen(count: int, pattern: str, seed: int) -> list[int]:
+    random = np.random.default_rng(seed)
+    most = min(MOST, count)
+    if pattern == "sequential":
+        first = int(random.integers(0, count - most + 1))
+        return list(range(first, first + most))
+    return random.choice(count, most, replace=False).tolist()  # type: ignore[no-any-return]  # ints
+
+
+def _drop(source: FolderSource, keys: Sequence[str]) -> None:
+    """Have the page cache forget local files; pages that somebody maps stay."""
+    for key in keys:
+        with contextlib.suppress(StorageError):
+            if (descriptor := source.folder.open(key)) is not None:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
+
+
+def _read(
+    source: Source, keys: Sequence[str], sizes: Sequence[int], depth: int, seconds: float
+) -> tuple[list[float], int, float] | None:
+    """Seconds of each request, bytes in all and wall seconds; None where no request succeeded."""
+    work: Iterator[tuple[str, int]] = zip(keys, sizes, strict=True)
+    started = time.perf_counter()
+    until = started + seconds
+
+    def fetch_some() -> list[tuple[float, int]]:
+        done = []
+        for key, size in work:  # one `next` at a time, which the interpreter makes whole
+            began = time.perf_counter()
+            [fetched] = source.fetch([key], [size])
+            ended = time.perf_counter()
+            if isinstance(fetched, Sample):
+                done.append((ended - began, Timing().count(fetched)))
+            if ended > until:
+                break
+        return done
+
+    with ThreadPoolExecutor(depth, "precache-probe") as pool:
+        parts = [pool.submit(fetch_some) for _ in range(depth)]
+        done = [each for part in parts for each in part.result()]
+    wall = time.perf_counter() - started
+    return ([each for each, _ in done], sum(n for _, n in done), wall) if done else None
+
+
+def _throughput(
+    pattern: str, depth: int, times: Sequence[float], nbytes: int, wall: float
+) -> Throughput:
+    median, p95 = (np.percentile(times, [50, 95]) * 1e3).tolist()
+    return Throughput(pattern, depth, len(times), len(times) / wall, nbytes / wall, median, p95)

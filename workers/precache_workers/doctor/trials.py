@@ -1,0 +1,159 @@
+"""Trials with sampled rows: what a build burns on them, and what reading them back costs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precache.diagnosis.bench import BenchResult, bench
+from precache.recipe.pipeline import Field, Pipeline
+from precache.storage.local import LocalFolder
+from precache.store.layout import RowShape, rows_per_shard
+from precache.store.row_table import RowTable
+from precache_workers.driver.commit import commit
+from precache_workers.planning.target_version import Goal, Recipe
+from precache_workers.profiling.stage_times import Codec, codec_for
+from precache_workers.shards.shard_task import Job, ShardTask, run_shard
+from precache_workers.sources.base import Fetched, Listing, Sample, Tick
+
+MOST_BYTES = 256 << 20
+"""Raw, of a store to read: more than a processor's caches hold."""
+EPOCHS = 5
+ROUNDS = 5
+"""Of building, at most."""
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Finished rows in memory as a source, over and over until there are `count`."""
+
+    rows: Sequence[Mapping[Any, np.ndarray]]
+    count: int
+    labels_with_samples: bool = False
+    content_decides: bool = False
+    fetch_threads: int = 1
+
+    def list(self, tick: Tick, seconds: float = 0.0) -> Listing:
+        unknown = np.full(self.count, -1, np.int64)
+        keys = [str(number) for number in range(self.count)]
+        return Listing(RowTable(keys, unknown, unknown, [""] * self.count, unknown, ()))
+
+    def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
+        return [Sample(self.rows[int(key) % len(self.rows)]) for key in keys]
+
+
+def build_cpu(
+    job: Job,
+    shapes: Mapping[str, RowShape],
+    keys: Sequence[str],
+    sizes: Sequence[int],
+    population: int,
+    folder: Path,
+    seconds: float,
+) -> float:
+    """CPU seconds of a sample in the tasks of a real build: median of a few.
+
+    Parameters
+    ----------
+    population
+        Samples of the whole source, on which the size of a shard depends.
+    folder
+        Where shards go for the moment.
+    seconds
+        After which no further build is begun.
+    """
+    nbytes = [row.nbytes for row in shapes.values()]
+    per_shard = min(rows_per_shard(population, nbytes), len(keys))
+    until = time.monotonic() + seconds
+    found = []
+    for number in range(ROUNDS):
+        where = LocalFolder(folder / str(number))
+        burnt = 0.0
+        for shard, first in enumerate(range(0, len(keys), per_shard)):
+            part = slice(first, first + per_shard)
+            names = {name: f"{name}/{shard}" for name in shapes}
+            task = ShardTask(
+                job, where, shapes, names, per_shard, shard, keys[part], sizes[part],
+                accept_missing=True,
+            )  # fmt: skip
+            burnt += run_shard(task).cpu_seconds
+        where.remove("")
+        found.append(burnt / len(keys))
+        if time.monotonic() > until:
+            break
+    return statistics.median(found)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A store of sampled rows, read: mean stored bytes of a row, and what reading costs."""
+
+    stored: float
+    raw: int
+    cost: BenchResult
+
+
+def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: float) -> int:
+    """Rows of a store to read: as many as the source has or a little more, up to some bytes, in
+    whole samples.
+
+    Where the bytes do not suffice for the sample, a part of it.
+    """
+    most = int(min(MOST_BYTES, most_bytes) // max(1, row_nbytes))
+    whole = min(-(-population // sampled), most // sampled) * sampled
+    return whole or max(1, most)
+
+
+def read_codec(
+    codec: Codec | None,
+    own: Pipeline,
+    rows: Sequence[Mapping[str, np.ndarray]],
+    count: int,
+    folder: Path,
+    tick: Callable[[str], None] = lambda what: None,
+) -> Read:
+    """Write `count` rows to a store and read epochs of it.
+
+    Parameters
+    ----------
+    codec
+        Of every field that it can hold; None for each field's own.
+    """
+    shapes = {name: RowShape(row.shape, row.dtype.name) for name, row in rows[0].items()}
+    fields = {
+        name: Field(codec=codec_for(codec or own.fields[name].stored_as, row))
+        for name, row in shapes.items()
+    }
+    stored = _write(Pipeline(fields=fields), shapes, HeldRows(rows, count), folder)
+    raw = sum(row.nbytes for row in shapes.values())
+    return Read(stored / count, raw, bench(folder, epochs=EPOCHS, tick=tick))
+
+
+def _write(
+    pipeline: Pipeline, shapes: Mapping[str, RowShape], source: HeldRows, folder: Path
+) -> int:
+    """A committed store of all rows of a source; returns the bytes of its shards."""
+    table = source.list(lambda count: None).table
+    per_shard = rows_per_shard(len(table), [row.nbytes for row in shapes.values()])
+    store = LocalFolder(folder)
+    goal = Goal.of(store, Recipe(pipeline, "", table, table.digest), per_shard, shapes)
+    goal.begin()
+    job = Job(source, pipeline)
+    receipts = {}
+    for shard in range(goal.shards):
+        rows = goal.rows_of(shard)
+        part = slice(rows.start, rows.stop)
+        names = {name: goal.object_name(name, shard) for name in shapes}
+        task = ShardTask(
+            job, goal.folder, shapes, names, per_shard, shard, table.keys[part],
+            table.sizes[part].tolist(),
+        )  # fmt: skip
+        receipts[shard] = run_shard(task)
+    commit(store, goal, receipts)
+    return sum(each.stored for each in receipts.values())

@@ -1,0 +1,1 @@
+"""A build from listing to commit: repair, progress, metrics, report, plan."""

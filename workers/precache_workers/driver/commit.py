@@ -1,0 +1,256 @@
+"""Commit: receipts -> small arrays and metadata -> the next entry of the commit log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from precache.errors import BuildError, StorageError
+from precache.runtime.ordered_map import prefetch
+from precache.storage.base import Folder
+from precache.store import zarr_metadata
+from precache.store.array_metadata import SUMS, field_document
+from precache.store.attributes import format_of
+from precache.store.build_status import remove_left_scratch
+from precache.store.commit_log import NO_CODE, ROOT, Code, append_commit, read_commits
+from precache.store.consistency import narrow
+from precache.store.lease import Claim, deciding
+from precache.store.receipts import Receipt
+from precache.store.row_table import REMOVED
+from precache.store.small_arrays import file_array, small_array, string_array
+from precache.store.version import HOLES, ROW_TABLE, statistics_of
+from precache_workers.ops.identity import behaviours, decides, installed_versions, ops_digest
+from precache_workers.planning.rows import shards_to_do
+from precache_workers.planning.target_version import SCRATCH, Goal
+
+PUTS = 8
+"""Objects under way to a service at a time: it answers late."""
+
+
+def commit(
+    store: Folder,
+    goal: Goal,
+    receipts: Mapping[int, Receipt],
+    source: str | None = None,
+    code: Code = NO_CODE,
+) -> None:
+    """Write the small arrays and the metadata, the group's last, then make the version current.
+
+    Of several builds of a version one commits; the others make current what it committed.
+
+    Parameters
+    ----------
+    receipts
+        Of every shard of the version, by number.
+    source, code
+        What it was made of and by, for the commit log.
+
+    Raises
+    ------
+    BuildError
+        Objects were removed meanwhile.
+    """
+    with deciding(store, goal.version) as claim:
+        if goal.folder.size(ROOT) is None:
+            _write(goal, receipts, claim)
+    append_commit(store, goal.version, source, code)
+
+
+def tidy_current(store: Folder) -> None:
+    """Remove what a build that was cut off after its commit left in the current version."""
+    for commit in read_commits(store, newest=True):
+        folder = store.folder(commit.version)
+        with contextlib.suppress(StorageError):  # of another user: gc says so
+            if folder.size(ROOT) is not None:
+                remove_left_scratch(folder)
+
+
+def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:
+    ordered = [receipts[shard] for shard in range(goal.shards)]
+    objects = small_objects(goal, facts_of(goal, ordered))
+
+    def create(item: tuple[str, bytes]) -> None:
+        name, data = item
+        if goal.folder.create(name, [data], scratch=SCRATCH) or goal.folder.get(name) == data:
+            return
+        if not claim.is_held():
+            raise BuildError(
+                f"another build took over the commit of {goal.folder}, which did not go on for "
+                "long; run the same command again"
+            )
+        goal.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
+
+    at_once = 1 if goal.folder.local("") else PUTS
+    deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
+    # Their own codec has no checksum, so that each stays the file that it is.
+    digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
+    attributes = {**_attributes(goal, ordered), "digests": digests}
+    root = as_json(zarr_metadata.group_document({"precache": attributes}))
+    if goal.folder.create(ROOT, [root], scratch=SCRATCH):
+        try:
+            _require_whole(goal, receipts)
+        except BuildError:
+            goal.folder.remove(ROOT)
+            raise
+
+
+def _require_whole(goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+    """Raise `BuildError` where an object is gone since its receipt came."""
+    if lost := shards_to_do(goal.shards, receipts, goal.sizes()):
+        raise BuildError(
+            f"{len(lost)} of {goal.shards} shards of {goal.folder} were removed while the others "
+            "were made; run the same command again to make them"
+        )
+
+
+def as_json(value: Any) -> bytes:
+    """A document, as all of a version are written."""
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def holes(receipts: Iterable[Receipt]) -> dict[int, str]:
+    """Row -> why it is a hole, in row order."""
+    found = {row: why for receipt in receipts for row, why in receipt.holes.items()}
+    return dict(sorted(found.items()))
+
+
+def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
+    """Holes whose samples failed, in row order: not those that the source has no more."""
+    return {row: why for row, why in holes(receipts).items() if why != REMOVED}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the small objects of a version tell beside its row table.
+
+    Attributes
+    ----------
+    holes
+        Row -> why it is one, in row order.
+    content
+        XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
+    labels
+        By row, -1 for none.
+    shards
+        Field -> (shards, 2) uint64 bytes and XXH3-64 of its objects.
+    sums
+        Field of images -> (shards, 1 + 2 C) float64.
+    """
+
+    holes: Mapping[int, str]
+    content: Sequence[str]
+    labels: np.ndarray
+    shards: Mapping[str, np.ndarray]
+    sums: Mapping[str, np.ndarray]
+
+
+def facts_of(goal: Goal, receipts: Sequence[Receipt]) -> Facts:
+    """Of the receipts of all shards, in order."""
+    shards, sums = {}, {}
+    for name in goal.shapes:
+        made = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
+        shards[name] = np.array(made, np.uint64)
+        if all(name in receipt.sums for receipt in receipts):
+            sums[name] = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
+    content = [digest for receipt in receipts for digest in receipt.content]
+    return Facts(holes(receipts), content, _labels(goal, receipts), shards, sums)
+
+
+def small_objects(goal: Goal, facts: Facts) -> dict[str, bytes]:
+    """Name -> bytes of every object of a version but its shards and its own document."""
+    table, reasons = goal.table, facts.holes
+    valid = np.ones(len(table), np.bool_)
+    valid[list(reasons)] = False
+    group = as_json(zarr_metadata.group_document({}))
+    objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
+    fields = goal.recipe.pipeline.fields
+    for name, row in goal.shapes.items():
+        document = field_document(fields[name], row, len(table), goal.rows_per_shard)
+        objects[f"{name}/zarr.json"] = as_json(document)
+        objects |= shard_table_objects(name, facts.shards[name])
+        if name in facts.sums:
+            sums = small_array(facts.sums[name], ["shard", "count_total_squares"])
+            _add(objects, f"{SUMS}/{name}", sums)
+    _add(objects, "label", small_array(narrow(facts.labels), ["row"], fill_value=-1))
+    _add(objects, "valid", small_array(valid, ["row"], fill_value=False))
+    _add(objects, "key", string_array(table.keys, "row"))
+    named = {row: [table.keys[row], why] for row, why in reasons.items()}
+    _add(objects, "holes", file_array(as_json(named)))
+    why = [reasons.get(row, "") for row in range(len(table))]
+    _add(objects, "rows", file_array(table.to_parquet(why, facts.content)))
+    return objects
+
+
+def shard_table_objects(field: str, table: np.ndarray) -> dict[str, bytes]:
+    """Name -> bytes of the objects of a field's (shards, 2) sizes and XXH3-64 of its shards."""
+    objects: dict[str, bytes] = {}
+    _add(objects, f"shards/{field}", small_array(table, ["shard", "size_xxh3"]))
+    return objects
+
+
+def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> None:
+    objects.update({f"{folder}/{name}": data for name, data in files.items()})
+
+
+def _labels(goal: Goal, receipts: Sequence[Receipt]) -> np.ndarray:
+    labels = goal.table.labels
+    if any(receipt.labels for receipt in receipts):
+        fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
+        labels = np.where(fetched < 0, labels, fetched)
+    return labels
+
+
+def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
+    mean, std = channel_statistics(receipts)
+    own = goal.describe()
+    for name, described in own["fields"].items():
+        field = goal.recipe.pipeline.fields[name]
+        described["codec"] = field.stored_as.name
+        described["recipe"] = ops_digest(goal.recipe.pipeline, name, len(field.ops))
+        described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
+        described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
+    return {
+        "format": format_of(goal.shapes),
+        **own,
+        "rows": len(goal.table),
+        "holes": len(holes(receipts)),
+        "classes": list(goal.table.classes),
+        "mean": mean,
+        "std": std,
+        "pipeline": goal.recipe.declared.to_dict(),
+        "libraries": _libraries(receipts),
+        "decides": decides(goal.recipe.declared),
+        "behaviours": behaviours(goal.recipe.declared),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _libraries(receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Versions of libraries on the nodes that made the shards; several of one are listed."""
+    found: dict[str, dict[str, None]] = {}
+    for receipt in receipts:
+        for name, version in receipt.libraries.items():
+            found.setdefault(name, {})[version] = None
+    known = {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+    return {**installed_versions(), **known}
+
+
+def channel_statistics(
+    receipts: Sequence[Receipt],
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Mean and standard deviation of each channel, by image field, over all valid rows."""
+    mean, std = {}, {}
+    for name in receipts[0].sums:
+        sums = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
+        average, deviation = statistics_of(sums)
+        if average is not None and deviation is not None:
+            mean[name], std[name] = average, deviation
+    return mean, std

@@ -1,0 +1,145 @@
+"""Child versions with a fresh variant each: the oldest is dropped, all others are linked.
+
+The recipe is the store's, and so is the source unless the user gives one. A folder or URL that the
+log of commits names is read; functions, and a ``python:`` source, are run only if the user allows
+it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from precache.errors import PipelineError, StoreError, UsageError
+from precache.maintenance.gc import ago
+from precache.messages import shown
+from precache.storage.open import open_folder
+from precache.store.attributes import Identity
+from precache.store.build_status import DESCRIPTION, live_leases
+from precache.store.commit_log import read_commits, source_of, source_to_keep
+from precache.store.open import open_version
+from precache.store.row_table import REMOVED, RowTable
+from precache.store.version import ROW_TABLE, Version
+from precache_workers.cluster.executor import is_joined
+from precache_workers.driver.build import run_build
+from precache_workers.driver.suspects import KILLS
+from precache_workers.ops.identity import decides
+from precache_workers.planning.adoption import identified
+from precache_workers.planning.listing import Listed
+from precache_workers.planning.request import BuildResult, Request, check_request
+from precache_workers.planning.reuse import Placed
+from precache_workers.planning.rows import default_max_failures
+from precache_workers.planning.target_version import Recipe
+from precache_workers.runtime.time_limit import is_late
+from precache_workers.sources.base import FolderSource, open_source
+from precache_workers.sources.user_code import refuse_stored_code
+
+
+def refresh_once(request: Request, shown: bool) -> BuildResult:
+    """Make the next child of the current version, and make it current; a killed one is finished.
+
+    Parameters
+    ----------
+    request
+        Of a build; its pipeline is not looked at, and an empty source stands for that of the
+        current version.
+    shown
+        Whether progress goes to standard error.
+
+    Raises
+    ------
+    StoreError
+        There is no store, or its version has no variants.
+    UsageError
+        The source is not known, or the store names code that the user did not allow to run.
+    BuildError
+        It is incomplete, or a sample is not what it was.
+    """
+    version = open_version(request.store, None, request.storage_options)
+    request = replace(request, pipeline=version.pipeline)
+    check_request(request)
+    try:
+        fresh = version.pipeline.with_fresh_variants()
+    except PipelineError as error:
+        raise StoreError(f"{version.path}: {error}") from None
+    cut_off = _was_cut_off(version)
+    pipeline = version.pipeline if cut_off else fresh
+    request = replace(
+        request, pipeline=pipeline, source=request.source or _source(version, request)
+    )
+    failed = {key: why for key, why in version.holes.values() if why != REMOVED}
+    if request.max_failures is None:  # what failed before may fail again
+        most = max(default_max_failures(version.rows), len(failed))
+        request = replace(request, max_failures=most)
+    listed = rows_of(version, request, failed)
+    current = read_commits(open_folder(request.store, request.storage_options), newest=True)[-1]
+    line = f"Refreshing version {version.id[:8]}, made current {ago(time.time() - current.time)}"
+    if cut_off:
+        line = f"Version {version.id[:8]} is of a refresh that was cut off after its commit"
+    listed = replace(listed, placed=replace(listed.placed, changed=line))
+    return run_build(request, shown, listed)
+
+
+def _was_cut_off(version: Version) -> bool:
+    """Whether the version is of a refresh that was committed and did not end."""
+    data = version.folder.get(DESCRIPTION)
+    if data is None or live_leases(version.folder):
+        return False
+    return Identity.read(data, version.folder.path(DESCRIPTION)).refreshes is not None
+
+
+def _source(version: Version, request: Request) -> str:
+    store = open_folder(request.store, request.storage_options)
+    found = source_of(read_commits(store), version.id)
+    if found is None:
+        raise UsageError(
+            f"{store} does not say what version {version.id[:8]} was built from; give "
+            "--source SOURCE"
+        )
+    if found.startswith("python:"):
+        if not request.run_functions:
+            refuse_stored_code([found], str(store))
+    elif found != source_to_keep(found):  # such as one relative to wherever this runs
+        raise UsageError(
+            f"{store} names {shown(found)!r} as its source, as no build writes it; give --source "
+            "SOURCE"
+        )
+    source = open_source(found, request.storage_options)
+    seen_here = not is_joined(request.address)
+    if seen_here and isinstance(source, FolderSource) and source.folder.kind() is None:
+        raise UsageError(
+            f"{store} was built from {found}, which is not there any more; give --source SOURCE"
+        )
+    return found
+
+
+def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Listed:
+    """The rows of a version as those to be made, by the request's pipeline.
+
+    Parameters
+    ----------
+    failed
+        Key -> why, of the version's holes: what killed a worker or took too long is not tried
+        again.
+    """
+    folder, attributes = version.folder, version.attributes
+    assert attributes is not None  # it has a pipeline
+    table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
+    store = open_folder(request.store, request.storage_options)
+    pipeline, code = identified(store, request.pipeline)
+    fingerprint = pipeline.fingerprint(decides(pipeline))
+    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
+    return Listed(
+        Recipe(pipeline, fingerprint, table, attributes.rows_digest),
+        Placed(table, attributes.rows_per_shard),
+        ignored=0,
+        code=code,
+        fetches_labels=source.labels_with_samples and bool(np.all(table.labels < 0)),
+        seconds=0.0,
+        pinned=True,
+        barred={key: why for key, why in failed.items() if why.startswith(KILLS) or is_late(why)},
+        refreshes=version.id,
+    )

@@ -1,0 +1,109 @@
+"""What a build tells those who read its shards while it goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from precache.errors import PrecacheError
+from precache.storage.base import Folder
+from precache.store.receipts import Receipt
+from precache.store.shard_log import (
+    Finished,
+    close_log,
+    entry_name,
+    kept_name,
+    read_entries,
+    to_entry,
+)
+from precache_workers.planning.target_version import SCRATCH, Goal
+
+log = logging.getLogger(__name__)
+
+EVERY_SECONDS = 1.0
+"""Between two entries of the log, at least."""
+
+
+class FinishedLog:
+    """Appends to the log of a version's finished shards, from a thread, until it is ended.
+
+    Several builds of a version may append to one log: a shard comes once.
+
+    Parameters
+    ----------
+    there
+        Shards that are there; those that the log lacks are added to it.
+    """
+
+    def __init__(self, version: Folder, there: Iterable[Receipt]) -> None:
+        self._version = version
+        self._entries = 0
+        self._logged: set[int] = set()
+        self._waiting = sorted(map(Finished.of, there), key=lambda each: each.shard)
+        self._lock = threading.Lock()
+        self._news, self._over = threading.Event(), threading.Event()
+        if self._waiting:
+            self._news.set()
+        self._thread = threading.Thread(target=self._run, name="precache-finished", daemon=True)
+        self._thread.start()
+
+    def add(self, receipt: Receipt) -> None:
+        """A shard is done."""
+        with self._lock:
+            self._waiting.append(Finished.of(receipt))
+        self._news.set()
+
+    def end(self) -> None:
+        """Write what is left, and nothing after this returns; may be called again."""
+        self._over.set()
+        self._news.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        while True:
+            self._news.wait()
+            self._news.clear()
+            over = self._over.is_set()
+            try:
+                self._append()
+            except PrecacheError as error:
+                log.warning("who follows this build has to wait: %s", error)
+            if over:
+                return
+            # However long a build takes, its log has some hundreds of entries.
+            self._over.wait(max(EVERY_SECONDS, 0.01 * (time.monotonic() - began)))
+
+    def _append(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        try:
+            while waiting := [each for each in waiting if each.shard not in self._logged]:
+                name, data = entry_name(self._entries), to_entry(waiting)
+                if self._version.create(name, [data], scratch=SCRATCH):
+                    entries = [waiting]
+                else:
+                    entries = read_entries(self._version, self._entries)
+                self._entries += len(entries)
+                self._logged.update(each.shard for entry in entries for each in entry)
+        finally:
+            with self._lock:
+                self._waiting = waiting + self._waiting
+
+
+def keep_followed(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+    """Before a commit: where somebody follows the log, keep all of it in the store.
+
+    Parameters
+    ----------
+    receipts
+        Of every shard, for those that could not be logged.
+    """
+    if not close_log(goal.folder, SCRATCH):
+        return
+    shards = [each for entry in read_entries(goal.folder, 0) for each in entry]
+    logged = {each.shard for each in shards}
+    shards += [Finished.of(each) for n, each in sorted(receipts.items()) if n not in logged]
+    store.put(kept_name(goal.version), [to_entry(shards)], scratch=f"{goal.version}/{SCRATCH}")

@@ -1,0 +1,1 @@
+"""Builds as jobs of a Ray cluster: packed, submitted, followed, stopped."""

@@ -1,0 +1,487 @@
+"""What ops make of fixed inputs, the probes: that part of an identity that libraries decide.
+
+An op is one step of a field; what it computes may hang on its neighbours and on the pixels before
+it, so that these are part of the step's name. A digest over what a step makes of all its probes
+stands for the step, whatever its libraries are called. Files in ``probes/`` are never changed:
+each release must find the same digests for the same pixels.
+
+Steps are computed once for each state of libraries, processor and code, and kept below the user's
+cache folder (XDG Base Directory Specification).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from precache.errors import BuildError, MismatchError, UsageError
+from precache.recipe.base import canonical_json
+from precache.recipe.ops import (
+    CenterCrop,
+    Decode,
+    Function,
+    HorizontalFlip,
+    Op,
+    RandomResizedCrop,
+    Resize,
+    ToDType,
+)
+from precache.recipe.pipeline import Field, op_texts
+
+PROBES = Path(__file__).parent / "probes"
+
+SAMPLED_BYTES = 32
+"""Of what a step makes of a probe: kept beside its digest, so that one can tell how far two are."""
+
+MOST_PIXELS = 1 << 18
+"""Of a probe that is made for a resize, unless the resize needs more."""
+
+LARGEST_PIXELS = 1 << 26
+"""That an op of geometry may make: such of larger ones are known by their parameters alone, as to
+try them takes more memory than to plan a build should."""
+
+SHORTER_SIDES = 20, 11, 5
+"""Down to which scaled decoding is tried: most JPEGs among the probes then shrink to 1/2, 1/4 and
+1/8. What libjpeg does for each does not hang on how large a picture is."""
+
+DRAWS = 8
+"""Keys with which a random op is tried on each probe."""
+
+MOST_KEPT = 500
+"""Files of outputs below the cache folder, of some 9 KB at most; the oldest are removed."""
+
+RANDOM = "numpy.random"
+"""Name of the step that stands for the streams of numbers that random functions are given."""
+
+FOLDERS = {"numpy": ("_core", "random"), "pillow": (), "simplejpeg": (), "torch": ("lib",)}
+"""Distribution of a library -> folders in its own that hold code."""
+
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "decode": ("pillow", "simplejpeg"),
+    "resize": ("torch",),
+    "center_crop": ("numpy",),
+    "random_resized_crop": ("numpy", "torch"),
+    "horizontal_flip": ("numpy",),
+    "to_dtype": ("numpy",),
+}
+"""Op -> distributions that compute it."""
+
+MODULES = "behaviour", "decoding", "field_recipe", "functions", "identity", "segments"
+"""Of this package: those that compute outputs."""
+
+_MODULES = {"pillow": "PIL"}
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+
+Outputs = Mapping[str, str]
+"""Probe -> digest of what a step makes of it and, after a space, some of its bytes in hex; or
+the class of the error."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An op of a field, in its place.
+
+    Attributes
+    ----------
+    name
+        Tells what it computes, libraries apart, such as ``resize(size=256) of uint8 x 3``.
+    libraries
+        That compute it.
+    ops
+        It, and the op before it that it is computed together with.
+    first
+        Its own place among these, or that of the op that it is computed together with.
+    channels, dtype
+        Of the arrays that it is given; None where that is not known.
+    """
+
+    name: str
+    libraries: tuple[str, ...]
+    ops: tuple[Op, ...]
+    first: int = 0
+    stop: int = 1
+    channels: int | None = None
+    dtype: str | None = None
+
+
+def steps_of(field: Field) -> list[Step | None]:
+    """A step for each op of a field; None for a function of the user's own."""
+    steps: list[Step | None] = []
+    channels: int | None = None
+    dtype: str | None = None
+    texts = op_texts(field)
+    for number, (before, op) in enumerate(zip((None, *field.ops), field.ops, strict=False)):
+        text, of = texts[number], f" of {dtype or 'any dtype'} x {channels or 'any'}"
+        step = functools.partial(Step, channels=channels, dtype=dtype)
+        match before, op:
+            case _, Function():
+                steps.append(None)
+                channels, dtype = None, op.dtype
+            case Resize(), CenterCrop():  # computed together
+                name = f"{text} after {texts[number - 1]}{of}"
+                steps.append(step(name, LIBRARIES["resize"], (before, op), 0, 2))
+            case _:
+                name = text if isinstance(op, Decode) else f"{text}{of}"
+                steps.append(step(name, LIBRARIES[op.op], (op,)))
+        if isinstance(op, Decode):
+            channels, dtype = _CHANNELS[op.mode], "uint8"
+        elif isinstance(op, ToDType):
+            dtype = op.dtype
+    return steps
+
+
+# --- probes -------------------------------------------------------------------------------------
+
+
+def pattern(height: int, width: int, channels: int, dtype: str = "uint8") -> np.ndarray:
+    """(height, width, channels) with slopes, edges and noise; floats in [-1, 1)."""
+    tile = _tile(channels)
+    values: np.ndarray = tile[np.arange(height) % len(tile)][:, np.arange(width) % tile.shape[1]]
+    if dtype.startswith("float"):
+        values = values / np.dtype(dtype).type(128) - 1
+    return values.astype(dtype, copy=False)
+
+
+@functools.cache
+def _tile(channels: int) -> np.ndarray:
+    y, x, c = np.ogrid[:129, :131, :channels]
+    slopes = x * 5 + y * 3 + c * 61
+    edges = ((x // 7 + y // 5 + c) % 3 == 0) * 120
+    noise = (x * 4217 + y * 123 * (x + 7) + c * 40503) >> 7 & 63
+    values: np.ndarray = (slopes + edges + noise) & 255
+    return values.astype(np.uint8)
+
+
+def _probes(step: Step) -> Iterator[tuple[str, Any]]:
+    """Name and value of everything that a step is tried on."""
+    op = step.ops[-1] if step.stop == 2 else step.ops[0]
+    match op:
+        case Decode():
+            yield from _decoded_probes()
+        case ToDType():
+            yield from _value_probes(op, step.dtype)
+        case HorizontalFlip():
+            yield from _arrays(step, [(5, 8)])
+        case _:
+            yield from _arrays(step, _sizes(step))
+
+
+def _decoded_probes() -> Iterator[tuple[str, Any]]:
+    import torch
+    from PIL import Image
+
+    for file in sorted(PROBES.iterdir()):
+        if file.suffix != ".py":
+            yield file.name, file.read_bytes()
+    yield from _probes_of_much_metadata()
+    colours = Image.fromarray(pattern(15, 24, 4))
+    for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "YCbCr", "HSV", "F", "I", "RGBa"):
+        yield f"image {mode}", colours.convert("RGB" if mode == "P" else mode).convert(mode)
+    yield "image La", colours.convert("LA").convert("La")
+    wide = pattern(15, 24, 1, "uint16")[..., 0] * np.uint16(257)
+    yield "image I;16", Image.fromarray(wide)
+    for channels in (1, 3, 4):
+        yield f"array x {channels}", pattern(15, 24, channels)
+    yield "array", pattern(15, 24, 1)[..., 0]
+    yield "array of floats", pattern(15, 24, 3, "float32")
+    yield "tensor", torch.from_numpy(pattern(15, 24, 3)).permute(2, 0, 1)
+
+
+def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
+    """Files with more metadata than is read, made of others: as files they would be large."""
+    turned, cmyk, png = (
+        (PROBES / name).read_bytes()
+        for name in ("jpeg-turned-6.jpg", "jpeg-cmyk.jpg", "png-turned.png")
+    )
+    exif, jfif = b"\xff\xe1\xff\xffExif\0\0", b"\xff\xe0\xff\xffJFIF\0\0"
+    for name, data, segment in ("turned-6", turned, exif), ("cmyk", cmyk, jfif):
+        many = segment + bytes(65_537 - len(segment))
+        yield f"jpeg-{name}.jpg behind segments", data[:2] + many * 17 + data[2:]
+    chunk = struct.pack(">I", 1 << 20) + b"eXIf" + bytes((1 << 20) + 4)
+    yield "png-turned.png behind a chunk", png[:33] + chunk + png[33:]
+
+
+def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
+    """Values whose conversion is defined: that of a negative float to an unsigned integer is not,
+    and processors disagree."""
+    for each in (dtype,) if dtype else ("bool", "uint8", "int16", "int64", "float32", "float64"):
+        kind = np.dtype(each).kind
+        low = 0 if kind in "bu" or (kind == "f" and op.dtype.startswith("uint")) else -128
+        values = np.arange(low, 256 if kind == "u" else 128)
+        yield (
+            f"values of {each}",
+            (values * (0.87 if kind == "f" else 1)).astype(each)[None, :, None],
+        )
+
+
+def _sizes(step: Step) -> list[tuple[int, int]]:
+    """(height, width) of arrays on which an op of geometry takes all its ways."""
+    own = step.ops[0]
+    assert isinstance(own, Resize | CenterCrop | RandomResizedCrop)
+    size = own.size if isinstance(own.size, tuple) else (own.size, own.size)
+    if size[0] * size[1] > LARGEST_PIXELS:
+        return []
+    if isinstance(own, CenterCrop):
+        return [size, (size[0] + 5, size[1] + 8), (size[0] + 4, size[1]), (size[0] - 1, size[1])]
+    if isinstance(own, RandomResizedCrop):
+        large = _within(size, size[0] * 2.3, size[1] * 1.7)
+        return [(45, 67), (67, 45), (6, 120), (120, 6), large]
+    factors = (2.3, 1.7), (1.4, 2.9), (0.6, 0.45), (1.0, 1.0), (0.07, 0.3), (3.0, 0.7), (0.93, 1.04)
+    return [_within(size, size[0] * high, size[1] * wide) for high, wide in factors]
+
+
+def _within(size: tuple[int, int], height: float, width: float) -> tuple[int, int]:
+    most = max(MOST_PIXELS, 2 * size[0] * size[1])
+    shrink = min(1.0, math.sqrt(most / (height * width)))
+    return max(1, math.ceil(height * shrink)), max(1, math.ceil(width * shrink))
+
+
+def _arrays(step: Step, sizes: list[tuple[int, int]]) -> Iterator[tuple[str, Any]]:
+    for height, width in sizes:
+        for channels in (step.channels,) if step.channels else (1, 3):
+            for dtype in (step.dtype,) if step.dtype else ("uint8", "float32"):
+                name = f"{dtype} {height} x {width} x {channels}"
+                yield name, pattern(max(0, height), max(0, width), channels, dtype)
+
+
+# --- what a step makes of them ------------------------------------------------------------------
+
+
+@functools.cache
+def computed(step: Step) -> Outputs:
+    """What a step makes of its probes, computed here and now."""
+    if not (isinstance(step.ops[0], Decode) and step.ops[0].scaled):
+        return _outputs(step, step.ops)
+    found: dict[str, str] = {}
+    for size in SHORTER_SIDES:
+        outputs = _outputs(step, (*step.ops, Resize(size=size)), ".jpg" if found else "")
+        found |= {f"{probe}, to {size}": output for probe, output in outputs.items()}
+    return found
+
+
+def _outputs(step: Step, ops: tuple[Op, ...], only: str = "") -> Outputs:
+    from precache_workers.ops.field_recipe import FieldRecipe
+
+    recipe = FieldRecipe("probe", Field().model_copy(update={"ops": ops}), 0)
+    random = isinstance(step.ops[0], RandomResizedCrop | HorizontalFlip)
+    found = {}
+    for name, value in _probes(step):
+        for draw in range(DRAWS if random else 1) if name.endswith(only) else ():
+            probe = f"{name}, draw {draw}" if random else name
+            found[probe] = _output(recipe.apply, step, value, f"{draw}")
+    return found
+
+
+def _output(apply: Callable[..., Any], step: Step, value: Any, key: str) -> str:
+    try:
+        return _text(np.asarray(apply(value, step.first, step.stop, key)))
+    except Exception as error:  # a hole, or what would be one
+        if isinstance(error, MemoryError) or "alloc" in str(error):  # torch's is a RuntimeError
+            raise BuildError(
+                f"memory does not suffice to try {step.name} on its probes: {error}"
+            ) from None
+        return type(error).__name__
+
+
+def _text(array: np.ndarray) -> str:
+    what = f"{array.dtype.str} {array.shape}".encode()
+    plain = np.ascontiguousarray(array)
+    digest = xxhash.xxh3_64_hexdigest(what + plain.tobytes())
+    sampled = _sampled(plain.reshape(-1))
+    return f"{digest} {array.dtype.str} {sampled.tobytes().hex()}"
+
+
+def _sampled(values: np.ndarray) -> np.ndarray:
+    most = max(1, SAMPLED_BYTES // values.itemsize)
+    return values[:: max(1, -(-len(values) // most))]
+
+
+@functools.cache
+def streams() -> Outputs:
+    """Numbers of the generators that random functions are given."""
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 1])))
+    draws: dict[str, Callable[[], Any]] = {
+        "random": lambda: generator.random(50),
+        "float32": lambda: generator.random(50, np.float32),
+        "integers": lambda: generator.integers(0, 1000, 50),
+        "uniform": lambda: generator.uniform(-1, 1, 50),
+        "normal": lambda: generator.normal(0, 1, 50),
+        "exponential": lambda: generator.exponential(1, 50),
+        "beta": lambda: generator.beta(0.4, 0.4, 50),
+        "gamma": lambda: generator.gamma(0.4, 1, 50),
+        "poisson": lambda: generator.poisson(3, 50),
+        "binomial": lambda: generator.binomial(9, 0.3, 50),
+        "choice": lambda: generator.choice(50, 20, replace=False),
+        "weighted": lambda: generator.choice(4, 50, p=[0.1, 0.2, 0.3, 0.4]),
+        "permutation": lambda: generator.permutation(50),
+        "bytes": lambda: np.frombuffer(generator.bytes(50), np.uint8),
+    }
+    return {name: _text(np.asarray(draw())) for name, draw in draws.items()}
+
+
+def digest_of(outputs: Outputs) -> str:
+    """XXH3-128 (hex) of what a step makes of its probes."""
+    return xxhash.xxh3_128_hexdigest(canonical_json(_digests(outputs)))
+
+
+def _digests(outputs: Outputs) -> dict[str, str]:
+    """Without the bytes that are kept for people: of these a release may keep others."""
+    return {probe: text.partition(" ")[0] for probe, text in outputs.items()}
+
+
+def how_far(before: Outputs, after: Outputs) -> tuple[str, str]:
+    """The first probe of which something else is made, and how far that is, in words."""
+    old_digests, digests = _digests(before), _digests(after)
+    probes = [each for each in after if old_digests.get(each) != digests[each]]
+    probes = probes or [each for each in before if each not in after]
+    first = probes[0]
+    many = f"; {len(probes)} of {len(after)} probes differ"
+    old, new = (_values_of(each.get(first, "")) for each in (before, after))
+    if old is None or new is None or old.dtype != new.dtype or old.shape != new.shape:
+        return first, f"{_kind(before, first)} became {_kind(after, first)}{many}"
+    apart = np.abs(old.astype(np.float64) - new.astype(np.float64))
+    if not apart.any():
+        return first, f"by less than 1 in {len(apart)} values{many}"
+    share = np.count_nonzero(apart) / len(apart)
+    unit = "" if old.dtype != np.uint8 else " level" if apart.max() == 1 else " levels"
+    return first, f"{share:.0%} of the values, by up to {apart.max():g}{unit}{many}"
+
+
+def _values_of(text: str) -> np.ndarray | None:
+    parts = text.split(" ")
+    if len(parts) != 3:
+        return None
+    with contextlib.suppress(ValueError, TypeError):
+        return np.frombuffer(bytes.fromhex(parts[2]), np.dtype(parts[1]))
+    return None
+
+
+def _kind(outputs: Outputs, probe: str) -> str:
+    text = outputs.get(probe, "nothing")
+    return text if " " not in text else f"{np.dtype(text.split(' ')[1])} values"
+
+
+# --- kept on disk -------------------------------------------------------------------------------
+
+
+def outputs_of(step: Step) -> Outputs:
+    """What a step makes of its probes, as it was computed before where nothing has changed."""
+    return _kept(step)
+
+
+@functools.cache
+def _kept(step: Step) -> Outputs:
+    name = f"{_state(step)}.json"
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # such as of no home
+        found = json.loads((_folder() / name).read_bytes())
+        if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()):
+            return found
+    outputs = computed(step)
+    with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
+        _keep(_folder() / name, outputs)
+    return outputs
+
+
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """Have steps computed anew next time where a process makes other pixels than were kept: then
+    libraries may have changed in a way that `_state` does not show."""
+    try:
+        yield
+    except MismatchError:
+        forget()
+        raise
+
+
+def forget() -> None:
+    """Have all steps computed anew."""
+    _kept.cache_clear()
+    with contextlib.suppress(RuntimeError):
+        shutil.rmtree(_folder(), ignore_errors=True)
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home.startswith("/") else Path("~/.cache").expanduser()) / "precache/ops"
+
+
+def _keep(file: Path, outputs: Outputs) -> None:
+    file.parent.mkdir(0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    try:
+        with os.fdopen(handle, "w") as temporary:
+            json.dump(outputs, temporary)
+        Path(name).replace(file)
+        oldest = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+        for each in oldest[:-MOST_KEPT]:
+            each.unlink(missing_ok=True)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _state(step: Step) -> str:
+    """Digest of everything by which the outputs of a step may change."""
+    ops = [op.model_dump(mode="json") for op in step.ops]
+    state = [
+        step.name,
+        ops,
+        [_files(name) for name in sorted({*step.libraries, "numpy"})],
+        _own_code(),
+        _processor(),
+    ]
+    return xxhash.xxh3_128_hexdigest(canonical_json(state))
+
+
+@functools.cache
+def _files(library: str) -> list[Any]:
+    """Where a library lies, and size and time of the files of its code."""
+    module = _MODULES.get(library, library)
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise UsageError(f"building needs {module}: pip install 'precache[workers]'")
+    home = Path(spec.origin).parent
+    folders = [home, *(home / name for name in FOLDERS[library])]
+    folders += [home.parent / f"{library}.libs"]
+    found: list[Any] = [str(home), installed_version(library)]
+    for folder in filter(Path.is_dir, folders):
+        with os.scandir(folder) as entries:
+            files = [(each.name, each.stat()) for each in entries if each.is_file()]
+        found += sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+    return found
+
+
+@functools.cache
+def _own_code() -> str:
+    own = [Path(__file__).with_name(f"{name}.py") for name in MODULES]
+    own += sorted(PROBES.iterdir())
+    return xxhash.xxh3_128_hexdigest(b"".join(each.read_bytes() for each in own))
+
+
+@functools.cache
+def _processor() -> list[str]:
+    """What chooses among a library's kernels."""
+    named = {f"{k}={v}" for k, v in os.environ.items() if k.startswith(("ATEN_", "JSIMD_", "NPY_"))}
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
+        first = file.read(1 << 14).split(b"\n\n")[0].decode(errors="replace").splitlines()
+        named |= {line for line in first if line.startswith(("model name", "flags", "Features"))}
+    return sorted(named)
+
+
+installed_version = functools.cache(importlib.metadata.version)
+"""Library -> the version that is installed; to read it takes milliseconds."""

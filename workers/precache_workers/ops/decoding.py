@@ -1,0 +1,292 @@
+"""Decoding: an image file -> pixels, upright, within the limit of pixels.
+
+Only the formats named here are decoded, by decoders that start no program and know the size of a
+picture before they fill memory with it. A picture whose values do not fit 8 bits is refused, but
+for 16-bit ones, of which the high byte is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from precache.errors import SampleError
+from precache.recipe.ops import Decode
+from precache_workers.ops.segments import cut, is_exif, jpeg_tags
+
+FORMATS = tuple(
+    opener.format
+    for opener in (
+        JpegImagePlugin.JpegImageFile,  # of several pictures (MPO), too
+        PngImagePlugin.PngImageFile,
+        WebPImagePlugin.WebPImageFile,
+        BmpImagePlugin.BmpImageFile,
+        GifImagePlugin.GifImageFile,
+        TiffImagePlugin.TiffImageFile,
+    )
+)
+"""All that are opened. They are imported here, lest Pillow import all that it has to find one."""
+
+STRIP_PIXELS = 1 << 20
+"""Of Pillow's images that are converted at a time: each step makes a copy."""
+
+MOST_RUN_LENGTH_PIXELS = 16 << 20
+"""Of a BMP of run lengths."""
+
+_ORIENTATION = 0x0112
+_BITS_PER_SAMPLE = 258
+_PHOTOMETRIC, _SAMPLE_FORMAT = 0x0106, 0x0153
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
+_EIGHT_BITS = frozenset(
+    ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
+)
+_UNMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
+"""What Pillow converts modes to before any other."""
+
+
+class Scratch:
+    """Memory to decode into again and again, since fresh memory costs a page fault each 4 KiB."""
+
+    LIMIT = 64 << 20
+
+    def __init__(self) -> None:
+        self._held = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """A uint8 buffer of `nbytes` or more; up to the limit the one given before, if it does."""
+        if len(self._held) >= nbytes:
+            return self._held
+        buffer = np.empty(nbytes, np.uint8)
+        self._held = buffer if nbytes <= self.LIMIT else self._held
+        return buffer
+
+
+def decode(
+    data: Any, op: Decode, shrink_to: int | None = None, scratch: Scratch | None = None
+) -> np.ndarray:
+    """An image file, a Pillow image or a uint8 array -> (H, W, C) uint8.
+
+    Parameters
+    ----------
+    shrink_to
+        Shorter side below which DCT-scaled decoding must not go; None for a full decode.
+    scratch
+        Where the result may lie, valid until the next one is decoded; None for memory of its own.
+
+    Raises
+    ------
+    SampleError
+        It cannot be decoded, or has more pixels than allowed.
+    """
+    if isinstance(data, bytes | bytearray | memoryview):
+        jpeg = bytes(data[:2]) == b"\xff\xd8"
+        fast = _decode_jpeg(bytes(data), op, shrink_to, scratch or Scratch()) if jpeg else None
+        return _decode_pillow(bytes(data), op) if fast is None else fast
+    if isinstance(data, Image.Image):
+        return _to_array(data, op.mode)
+    import torch
+
+    if isinstance(data, torch.Tensor) and data.ndim == 3:
+        data = data.permute(1, 2, 0).numpy()
+    array = np.asarray(data)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise SampleError(
+            f"decode was given {array.dtype} {array.shape}; it takes bytes, a Pillow image, "
+            "(H, W, C) uint8 or a (C, H, W) uint8 tensor: leave decode out for other arrays"
+        )
+    image = Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+    return _to_array(image, op.mode)
+
+
+def _decode_jpeg(
+    data: bytes, op: Decode, shrink_to: int | None, scratch: Scratch
+) -> np.ndarray | None:
+    """By libjpeg-turbo, bit for bit as Pillow; None for what Pillow must see to."""
+    if op.mode == "RGBA":
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        _check_pixels(width, height, op.max_pixels)
+        tags = jpeg_tags(data)
+        if colours not in ("YCbCr", "Gray") or (op.mode == "L" and colours != "Gray"):
+            return None
+        limits = {}
+        if shrink_to is not None and min(height, width) >= 2 * shrink_to:
+            limits = {"min_height": shrink_to, "min_width": shrink_to}
+        wanted, channels = ("GRAY", 1) if op.mode == "L" else ("RGB", 3)
+        array: np.ndarray = simplejpeg.decode_jpeg(
+            data,
+            wanted,
+            fastdct=False,
+            fastupsample=False,
+            strict=True,
+            buffer=scratch.take(height * width * channels),
+            **limits,
+        )
+    except ValueError:
+        return None
+    return _turned(array, _orientation(data, tags, op)) if tags else array
+
+
+def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
+    turned = {
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: a[::-1].transpose(1, 0, 2),
+        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda a: a[:, ::-1].transpose(1, 0, 2),
+    }.get(orientation)
+    return array if turned is None else np.ascontiguousarray(turned(array))
+
+
+def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:
+    """EXIF's orientation, 1 where it is broken: a photograph is worth more than its tags."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            first, *others = tags
+            if is_exif(first) and not any(map(is_exif, others)):
+                # To open the file costs three times as much as to read its one segment.
+                exif = Image.Exif()
+                exif.load(first)
+                if not others or _ORIENTATION in exif:
+                    return int(exif.get(_ORIENTATION, 1))
+            with _pillow_limit(op.max_pixels), _open(cut(data)) as image:
+                return int(image.getexif().get(_ORIENTATION, 1))
+        except Exception:
+            return 1
+
+
+def _check_pixels(width: int, height: int, limit: int, of: str = "decode's max_pixels") -> None:
+    if width * height > limit:
+        raise SampleError(f"{width} x {height} px is over the limit of {limit} ({of})")
+
+
+def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
+    """Raise `SampleError` where decoding is more work than the picture has pixels.
+
+    A TIFF may name the same strip again and again, and tiles larger than the picture. Run lengths
+    of a BMP are decoded in Python.
+    """
+    boxes = [tile.extents for tile in image.tile if tile.extents is not None]
+    area = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
+    if area > 2 * len(image.getbands()) * image.width * image.height:
+        raise SampleError("its strips or tiles overlap; save it anew with an image editor")
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        width, length = (image.tag_v2.get(tag, 0) for tag in (_TILE_WIDTH, _TILE_LENGTH))
+        _check_pixels(width, length, max(limit, STRIP_PIXELS), "of a TIFF's tiles")
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):
+        most = min(limit, MOST_RUN_LENGTH_PIXELS)
+        _check_pixels(image.width, image.height, most, "of a BMP of run lengths")
+
+
+@contextlib.contextmanager
+def _pillow_limit(pixels: int) -> Iterator[None]:
+    """Have Pillow refuse pictures, frames and canvases beyond a limit, and no others.
+
+    It warns above its own limit, and refuses above twice that.
+    """
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, -(-pixels // 2)
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _open(data: bytes) -> ImageFile.ImageFile:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
+    with warnings.catch_warnings(), _pillow_limit(op.max_pixels):
+        warnings.simplefilter("ignore")
+        try:
+            with _open(cut(data)) as image:
+                _check_pixels(image.width, image.height, op.max_pixels)
+                _check_parts(image, op.max_pixels)
+                ImageOps.exif_transpose(image, in_place=True)  # else it copies what is upright
+                return _to_array(image, op.mode)
+        except UnidentifiedImageError:
+            raise SampleError(
+                f"not an image that decode reads, whatever its name: {', '.join(FORMATS)}"
+            ) from None
+        except Image.DecompressionBombError:
+            raise SampleError(
+                f"a picture in it is over the limit of {op.max_pixels} px (decode's max_pixels)"
+            ) from None
+        except (SampleError, MemoryError):
+            raise
+        except Exception as error:  # Pillow's decoders raise many kinds on broken files
+            raise SampleError(f"cannot be decoded: {type(error).__name__}: {error}") from None
+
+
+def _to_array(image: Image.Image, mode: str) -> np.ndarray:
+    """(H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, an alpha channel is dropped.
+
+    Raises
+    ------
+    SampleError
+        Its values are wider than 8 bits, and not 16-bit grey.
+    """
+    wide = _is_wide(image)
+    if not wide and image.mode not in _EIGHT_BITS:
+        raise SampleError(
+            f"has values of Pillow's mode {image.mode}, of which it is not known what is black and "
+            "what is white; save it with 8 or 16 bits, or have a function read it in place of "
+            "decode"
+        )
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and {
+        *image.tag_v2.get(_SAMPLE_FORMAT, (1,))
+    } != {1}:
+        raise SampleError("has signed values; save it with unsigned ones of 8 or 16 bits")
+    # Pillow turns those of up to 8 bits around by itself.
+    inverted = wide and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+    rows = max(1, STRIP_PIXELS // image.width)
+    if image.height <= rows:
+        return _strip(image, mode, wide, inverted)
+    array = np.empty((image.height, image.width, len(mode)), np.uint8)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        array[top : top + rows] = _strip(image.crop(box), mode, wide, inverted)
+    return array
+
+
+def _is_wide(image: Image.Image) -> bool:
+    """Whether it is 16-bit grey; not so a TIFF of 12 bits, whose high byte is nearly black."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        bits: tuple[int, ...] = image.tag_v2.get(_BITS_PER_SAMPLE, ())
+        return image.mode.startswith("I;16") and bits == (16,)
+    png = isinstance(image, PngImagePlugin.PngImageFile)  # mode I: of Pillow before 11.3
+    return image.mode.startswith("I;16") or (image.mode == "I" and png)
+
+
+def _strip(image: Image.Image, mode: str, wide: bool, inverted: bool) -> np.ndarray:
+    if wide:
+        high = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        image = Image.fromarray(~high if inverted else high)
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    if image.mode in _UNMULTIPLIED:
+        image = image.convert(_UNMULTIPLIED[image.mode])
+    array = np.asarray(image.convert(mode))
+    return array if array.ndim == 3 else array[..., None]

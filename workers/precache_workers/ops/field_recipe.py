@@ -1,0 +1,252 @@
+"""The ops of one field, as a recipe has them, applied to samples."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from precache.errors import PipelineError, SampleError
+from precache.recipe.ops import (
+    CenterCrop,
+    Decode,
+    Function,
+    HorizontalFlip,
+    Op,
+    RandomResizedCrop,
+    Resize,
+    ToDType,
+)
+from precache.recipe.pipeline import Field
+from precache.recipe.variants import field_of
+from precache_workers.ops.decoding import Scratch, decode
+from precache_workers.ops.functions import (
+    center_crop,
+    crop_corner,
+    random_resized_crop,
+    resize,
+    resize_and_crop,
+    resized_shape,
+    to_dtype,
+)
+from precache_workers.ops.identity import shrink_to
+from precache_workers.sources.base import Sample
+from precache_workers.sources.user_code import load_object
+
+
+class Common:
+    """What the ops before the first random one made of a sample, for all variants of a field."""
+
+    def __init__(self) -> None:
+        self._of: Any = None
+        self._value: Any = None
+
+    def get(self, of: object, make: Callable[[], Any]) -> Any:
+        """What was made of the same object, else what `make` makes of it."""
+        if self._of is not of:
+            self._of = None  # what was made lies in memory that is used again
+            self._value = make()
+            self._of = of
+        return self._value
+
+
+class FieldRecipe:
+    """The ops of one field, ready to be applied to samples.
+
+    Parameters
+    ----------
+    name
+        Of the field, or of the array of one of its variants.
+    code
+        Hash that the module of a function must have, by the function's name.
+    common
+        Shared by the recipes of a field's variants.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        field: Field,
+        seed: int,
+        code: Mapping[str, str] | None = None,
+        common: Common | None = None,
+    ) -> None:
+        self.name = name
+        self._common = common
+        self._field = field
+        self._seed = seed
+        self._functions = {
+            op: _loaded(op, (code or {}).get(op.function, ""))
+            for op in field.ops
+            if isinstance(op, Function)
+        }
+        self._shrink_to = shrink_to(field)
+        # A user's function may keep what it was given; our own ops do not.
+        self._scratch = None if self._functions else Scratch()
+        decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]
+        self._max_pixels = decoding[0].max_pixels
+
+    def __call__(self, sample: Sample, key: str) -> np.ndarray:
+        """One row: (C, H, W) for a decoded image, else as the ops leave it; valid until the next.
+
+        Raises
+        ------
+        SampleError
+            Saying why this sample has no row.
+        """
+        if self._common is None or not self._field.fixed_ops:
+            return self._finish(self._input(sample), 0, key)
+        return self._from_common(sample, lambda: self._input(sample), 0, key)
+
+    def _from_common(
+        self, of: object, begin: Callable[[], Any], applied: int, key: str
+    ) -> np.ndarray:
+        """A row whose ops up to the first random one were made for another variant, or are now."""
+        assert self._common is not None
+        fixed = self._field.fixed_ops
+        value = self._common.get(of, lambda: self.apply(begin(), applied, fixed, key))
+        # A user's function may write into its argument, which the other variants start from, too.
+        return self._finish(value.copy() if self._functions else value, fixed, key)
+
+    def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
+        """The row that comes of a stored one by the ops after the first `applied`.
+
+        `key` is the same object for all variants of one row, and another one for the next.
+        """
+        if applied == len(self._field.ops):
+            return row
+        if self._field.decodes and row.ndim == 3:
+            row = row.transpose(1, 2, 0)
+        if self._common is not None and applied <= self._field.fixed_ops:
+            return self._from_common(key, row.copy, applied, key)
+        for op in self._field.ops[applied:]:
+            if not isinstance(op, CenterCrop):
+                # Others see the layout that they would without a base, and may keep their argument.
+                row = row.copy()
+                break
+            row = center_crop(row, op.size)
+            applied += 1
+        return self._finish(row, applied, key)
+
+    def cut_of(self, shape: tuple[int, ...], applied: int) -> tuple[slice, slice] | None:
+        """Lines and columns that `resume` leaves of a stored row, where it does nothing else.
+
+        Parameters
+        ----------
+        shape
+            (C, H, W) of the stored row.
+        """
+        if not self._field.decodes or len(shape) != 3:
+            return None
+        top, left, size = 0, 0, shape[1:]
+        for op in self._field.ops[applied:]:
+            if not isinstance(op, CenterCrop) or op.size[0] > size[0] or op.size[1] > size[1]:
+                return None
+            corner = crop_corner(size, op.size)
+            top, left, size = top + corner[0], left + corner[1], op.size
+        return slice(top, top + size[0]), slice(left, left + size[1])
+
+    def _finish(self, value: Any, applied: int, key: str) -> np.ndarray:
+        return self.row(self.apply(value, applied, len(self._field.ops), key))
+
+    def apply(self, value: Any, first: int, stop: int, key: str) -> Any:
+        while first < stop:
+            match self._field.ops[first : min(stop, first + 2)]:
+                case (Resize() as before, CenterCrop() as crop):
+                    shape = self._resized_shape(value, before)
+                    value = resize_and_crop(value, shape, crop.size, before.interpolation)
+                    first += 2
+                case (op, *_):
+                    value = self._apply(op, first, value, key)
+                    first += 1
+        return value
+
+    def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
+        """What each op leaves, behind what they start from; valid until the next sample.
+
+        Raises
+        ------
+        SampleError
+            As a call does, once the op is reached.
+        """
+        value = self._input(sample)
+        yield None, value
+        for number, op in enumerate(self._field.ops):
+            value = self._apply(op, number, value, key)
+            yield op, value
+
+    def row(self, value: Any) -> np.ndarray:
+        """What the last op leaves as it is stored: a decoded image as (C, H, W)."""
+        array = np.asarray(value)
+        if self._field.decodes and array.ndim == 3:
+            array = array.transpose(2, 0, 1)
+        return array
+
+    def _input(self, sample: Sample) -> Any:
+        wanted = self._field.input
+        if wanted is None:
+            name = field_of(self.name)
+            wanted = name if name in sample.inputs else next(iter(sample.inputs))
+        if wanted not in sample.inputs:
+            names = ", ".join(map(repr, sample.inputs))
+            raise SampleError(f"field {self.name!r} starts from {wanted!r}; samples have {names}")
+        found = sample.inputs[wanted]
+        # A user's function may write into its argument, which other fields start from, too.
+        return copy.deepcopy(found) if self._functions and not self._field.decodes else found
+
+    def _apply(self, op: Op, number: int, value: Any, key: str) -> Any:
+        match op:
+            case Decode():
+                return decode(value, op, self._shrink_to, self._scratch)
+            case Resize():
+                return resize(value, self._resized_shape(value, op), op.interpolation)
+            case CenterCrop():
+                return center_crop(value, op.size)
+            case RandomResizedCrop():
+                return random_resized_crop(value, op, self._random(key, number))
+            case HorizontalFlip():
+                return value[:, ::-1] if self._random(key, number).random() < op.p else value
+            case ToDType():
+                return to_dtype(np.asarray(value), op)
+            case Function():
+                drawn = {"random": self._random(key, number)} if op.random else {}
+                try:
+                    return _call(self._functions[op], value, drawn)
+                except MemoryError:
+                    raise
+                except (Exception, SystemExit) as error:
+                    raise SampleError(f"{op.function} failed: {error!r}") from error
+
+    def _resized_shape(self, value: np.ndarray, op: Resize) -> tuple[int, int]:
+        shape = resized_shape(value.shape[0], value.shape[1], op.size)
+        if shape[0] * shape[1] > self._max_pixels:
+            raise SampleError(f"resized to {shape[1]} x {shape[0]} px, it is over the limit")
+        return shape
+
+    def _random(self, key: str, number: int) -> np.random.Generator:
+        """A generator that depends on (pipeline seed, key, variant) and the op alone."""
+        variant = self._field.first_variant
+        entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+def _loaded(op: Function, code: str) -> Callable[..., Any]:
+    """What an op is called by: a function with its parameters, or an instance made with them."""
+    found = load_object(op.function, code)
+    if not isinstance(found, type):
+        return functools.partial(found, **op.params)
+    try:
+        made: Callable[..., Any] = found(**op.params)
+    except Exception as error:
+        raise PipelineError(f"{op.function}(**{op.params}) failed: {error!r}") from error
+    return made
+
+
+def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    import torch
+
+    result = function(array, **params)
+    return result.numpy() if isinstance(result, torch.Tensor) else np.asarray(result)

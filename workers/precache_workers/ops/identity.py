@@ -1,0 +1,263 @@
+"""What decides the pixels of a recipe, its parameters apart, and the digests that stand for it.
+
+That is what libraries make of the ops (`behaviour`), and the code of custom functions
+(`precache_workers.sources.code_digest`). Each has a name, and under that name something stands for
+it: its digest, or what an older release had, which named libraries by their versions
+(`precache_workers.planning.adoption`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from pydantic import TypeAdapter, ValidationError
+
+from precache.codecs.image import load_zstd
+from precache.errors import MismatchError
+from precache.recipe.base import canonical_json
+from precache.recipe.ops import (
+    OPS_REVISION,
+    Decode,
+    Function,
+    Op,
+    RandomResizedCrop,
+    Resize,
+    is_random,
+)
+from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.variants import field_of
+from precache.store.attributes import Attributes
+from precache_workers.ops.behaviour import (
+    RANDOM,
+    Outputs,
+    Step,
+    computed,
+    digest_of,
+    how_far,
+    installed_version,
+    outputs_of,
+    steps_of,
+    streams,
+)
+from precache_workers.sources.code_digest import code_digest
+
+Rule = Callable[[Pipeline], Mapping[str, str]]
+"""Pipeline -> name of whatever decides its pixels -> what stands for that."""
+
+
+def named_ops(pipeline: Pipeline) -> Iterator[tuple[str, Op, Step | None]]:
+    """(name, op, step) of each op of each field; functions have no step."""
+    for field in pipeline.fields.values():
+        for op, step in zip(field.ops, steps_of(field), strict=True):
+            yield _name(op, step), op, step
+
+
+def behaviours(pipeline: Pipeline) -> dict[str, Outputs]:
+    """What the libraries of this machine make of each step's probes, by name."""
+    found = {name: outputs_of(step) for name, _, step in named_ops(pipeline) if step is not None}
+    if any(map(_draws, pipeline.functions)):
+        found[RANDOM] = streams()
+    return found
+
+
+def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
+    """Check that this process makes of the probes what is expected.
+
+    Raises
+    ------
+    MismatchError
+        It makes something else of one.
+    """
+    for name, op, step in named_ops(pipeline) if expected else ():
+        known = RANDOM if _draws(op) else name
+        found = computed(step) if step is not None else streams()
+        if digest_of(expected.get(known, found)) != digest_of(found):
+            libraries = step.libraries if step is not None else ("numpy",)
+            versions = " and ".join(f"{each} {installed_version(each)}" for each in libraries)
+            probe, far = how_far(expected[known], found)
+            raise MismatchError(
+                f"{os.uname().nodename} makes other pixels than the machine that planned the "
+                f"build: {known} by {versions}, first of the probe {probe}: {far}; "
+                "install the same libraries on both; if they are one, run the same command again"
+            )
+
+
+def function_digests(pipeline: Pipeline) -> dict[str, str]:
+    """Digests of the code of custom functions that declare no version, by function."""
+    return {op.function: code_digest(op.function) for op in pipeline.functions if not op.version}
+
+
+def digests(pipeline: Pipeline) -> dict[str, str]:
+    """Digest of whatever decides the pixels, by name, as found on this machine."""
+    found = {name: digest_of(outputs) for name, outputs in behaviours(pipeline).items()}
+    return found | function_digests(pipeline)
+
+
+def with_code(pipeline: Pipeline, code: Mapping[str, str]) -> Pipeline:
+    """The same pipeline with `Operation.code` of each op that is named."""
+
+    def known(op: Op, step: Step | None) -> Op:
+        name = _name(op, step)
+        if name not in code:
+            return op
+        drawn = code.get(RANDOM, NOTHING) if _draws(op) else NOTHING
+        return op.with_code(code[name] if drawn == NOTHING else f"{code[name]} {drawn}")
+
+    fields = {
+        name: each.model_copy(update={"ops": tuple(map(known, each.ops, steps_of(each)))})
+        for name, each in pipeline.fields.items()
+    }
+    return pipeline.model_copy(update={"fields": fields})
+
+
+def decides(pipeline: Pipeline) -> dict[str, str]:
+    """What stands for whatever decides the pixels, by name."""
+    found: dict[str, str] = _versions(pipeline)
+    for name, op, step in named_ops(pipeline):
+        if not (isinstance(op, Function) and op.version):
+            code = op.code or _code(op, step)
+            found |= libraries_in(code) or {name: code}
+    return {name: code for name, code in found.items() if code != NOTHING}
+
+
+def _versions(pipeline: Pipeline) -> dict[str, str]:
+    """Those that functions declare; where another op has the same function without one, its code
+    comes in their place."""
+    return {op.function: op.version for op in pipeline.functions if op.version}
+
+
+def _code(op: Op, step: Step | None) -> str:
+    """Digest of what an op computes here."""
+    if step is not None:
+        return digest_of(outputs_of(step))
+    code = code_digest(_name(op, step))
+    return f"{code} {digest_of(streams())}" if _draws(op) else code
+
+
+def _name(op: Op, step: Step | None) -> str:
+    if step is not None:
+        return step.name
+    assert isinstance(op, Function)  # only they have no step
+    return op.function
+
+
+def _draws(op: Op) -> bool:
+    """Whether streams of random numbers are part of what it computes."""
+    return isinstance(op, Function) and op.random and not op.version
+
+
+NOTHING = "{}"
+"""Stands for an op that older releases identified by no library."""
+
+
+def libraries_in(code: str) -> dict[str, str]:
+    """Versions of libraries that stand for an op, as older releases had it; none in a digest."""
+    found: dict[str, str] = {}
+    if code.startswith("{"):
+        with contextlib.suppress(ValidationError):  # a pulled log may hold anything
+            found = _VERSIONS.validate_json(code)
+    return found
+
+
+_VERSIONS = TypeAdapter(dict[str, str])
+
+
+def by_libraries(known: Mapping[str, str]) -> Rule:
+    """The rule of older releases: versions of libraries, and what stands for functions' code.
+
+    Parameters
+    ----------
+    known
+        Versions of libraries in place of those installed.
+    """
+
+    def rule(pipeline: Pipeline) -> dict[str, str]:
+        versions: dict[str, str] = {}
+        for name, op, _ in named_ops(pipeline):
+            if isinstance(op, Function):
+                versions[name] = op.version or op.code or code_digest(name)
+            else:
+                versions |= {each: plain_version(each, known) for each in libraries_of(op)}
+        return versions
+
+    return rule
+
+
+def libraries_of(op: Op) -> tuple[str, ...]:
+    """Libraries by whose versions older releases identified an op."""
+    if isinstance(op, Decode):
+        return "simplejpeg", "pillow"
+    return ("torch",) if isinstance(op, Resize | RandomResizedCrop) else ()
+
+
+def plain_version(library: str, known: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Version of a library without what tells builds apart, such as ``+cpu``."""
+    return (known.get(library) or installed_version(library)).split("+")[0]
+
+
+def as_recorded(attributes: Attributes) -> Rule:
+    """The rule by which a version was made, as its metadata tells."""
+    if not attributes.decides:
+        return by_libraries(attributes.libraries)
+
+    def rule(pipeline: Pipeline) -> dict[str, str]:
+        found = _versions(pipeline)
+        for name, op, _ in named_ops(pipeline):
+            if isinstance(op, Function) and op.version:
+                continue
+            names = (name,) if name in attributes.decides else libraries_of(op)
+            found |= {each: attributes.decides.get(each, "") for each in names}
+        return found
+
+    return rule
+
+
+def ops_digest(pipeline: Pipeline, name: str, count: int, rule: Rule = decides) -> str:
+    """SHA-256 (hex) of all that decides what the first `count` ops of a field make of a sample.
+
+    Parameters
+    ----------
+    pipeline
+        With a field for each stored array.
+    """
+    field = pipeline.fields[name]
+    ops = field.ops[:count]
+    part = pipeline.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
+    random = any(map(is_random, ops))
+    meaning = {
+        "ops": [op.model_dump(mode="json") for op in ops],
+        "input": [field_of(name)] if field.input is None else field.input,
+        "seed": pipeline.seed if random else None,
+        "shrunk": shrink_to(field) if count == 1 else None,
+        "decodes": field.decodes,
+        "revision": OPS_REVISION,
+        "versions": dict(rule(part)),
+    }
+    if random and field.first_variant:
+        meaning["variant"] = field.first_variant
+    return hashlib.sha256(canonical_json(meaning)).hexdigest()
+
+
+def shrink_to(field: Field) -> int | None:
+    """Shorter side below which DCT-scaled decoding must not go; None where it is not asked for."""
+    match field.ops[:2]:
+        case (Decode(scaled=True), Resize(size=size)):
+            return max(size) if isinstance(size, tuple) else size
+        case _:
+            return None
+
+
+LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
+"""Distributions whose versions are recorded, as facts."""
+
+
+@functools.cache
+def installed_versions() -> dict[str, str]:
+    """Versions that receipts record; `zstd` is the one that encodes images."""
+    found = {name: installed_version(name) for name in LIBRARIES}
+    return found | {"zstd": load_zstd().zstd_version}

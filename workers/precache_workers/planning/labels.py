@@ -1,0 +1,345 @@
+"""Labels from a file, and the class map that numbers them.
+
+Keys and class names are compared in Unicode's normal form C: editors and file systems differ in how
+they compose letters. Lines that fit no sample, and samples that get no label, are logged with their
+count and an example. More than a few of them are refused, for they are rarely meant.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unicodedata import normalize
+
+import numpy as np
+
+from precache.errors import SourceError, StoreError
+from precache.messages import shown
+from precache.storage.open import StorageOptions
+from precache.store.open import open_version
+from precache.store.row_table import RowTable
+from precache_workers.planning.rows import default_max_failures
+
+log = logging.getLogger(__name__)
+
+MOST_EMPTY_CLASSES = 100_000
+"""Highest class number in a file of labels, unless there are more samples: each number below it
+becomes a class with a name."""
+
+MOST_SHOWN = 60
+"""Characters of a key or label in a message."""
+
+_HEADER = (
+    frozenset(("key", "file", "filename", "file_name", "path", "image", "id", "index")),
+    frozenset(("label", "class", "class_name", "target")),
+)
+
+_NUMBER = re.compile(r"-?[0-9]+")
+
+
+class _Line(NamedTuple):
+    """A line of a file of labels, by the number that an editor shows."""
+
+    number: int
+    key: str
+    label: str
+
+
+def override_labels(
+    table: RowTable, path: str, classes: Iterable[str] = (), *, accept_unmatched: bool = False
+) -> RowTable:
+    """Labels from a CSV file of (key, label); other samples keep theirs.
+
+    Labels that are all whole numbers from -1 up are class numbers, -1 for none; others are class
+    names, sorted together with those of the samples that keep theirs.
+
+    Parameters
+    ----------
+    classes
+        Names beside those of the source; only names of classes may be numbers among other names.
+    accept_unmatched
+        Accept any number of lines that fit no sample, and of samples without a label.
+
+    Raises
+    ------
+    SourceError
+        The file cannot be read or is not of this form, gives a sample two labels, or fits the
+        source badly.
+    """
+    where = shown(path)
+    lines = _read_lines(path)
+    given, unmatched = _matched(table, lines, where)
+    if not given:
+        raise SourceError(
+            f"no key of {where} is in the source; its first is {_short(lines[0].key)}, the "
+            f"source's first {_short(table.keys[0])}"
+        )
+    lines = [*given.values(), *unmatched]
+    numbers = _are_numbers(lines, {*table.classes, *classes}, where)
+    found = _numbered(table, given, where) if numbers else _named(table, given)
+    bare = [row for row in np.flatnonzero(found.labels < 0).tolist() if row not in given]
+    kept = len(table) - len(given) - len(bare)
+    notes = []
+    if unmatched:
+        first = unmatched[0]
+        notes.append(
+            f"{len(unmatched):,} of {len(lines):,} lines of {where} fit no sample, such as line "
+            f"{first.number} with {_short(first.key)}"
+        )
+    if bare:
+        notes.append(
+            f"{len(bare):,} of {len(table):,} samples get no label, such as "
+            f"{_short(table.keys[bare[0]])}"
+        )
+    if notes and not accept_unmatched:
+        too_many = len(unmatched) > default_max_failures(len(lines))
+        if too_many or len(bare) > default_max_failures(len(table)):
+            raise SourceError(
+                f"{'; '.join(notes)}; the source's first key is {_short(table.keys[0])}. Correct "
+                "the file, or accept this with --accept-unmatched"
+            )
+    if kept:
+        notes.append(
+            f"{kept:,} of {len(table):,} samples have no line in {where}, and keep their class"
+        )
+    if notes:
+        log.warning("%s", "; ".join(notes))
+    return found
+
+
+def _matched(
+    table: RowTable, lines: Sequence[_Line], where: str
+) -> tuple[dict[int, _Line], list[_Line]]:
+    """Row -> its line; lines that fit no row."""
+    rows: dict[str, int] = {}
+    twins: dict[str, int] = {}
+    for row, key in enumerate(table.keys):
+        if rows.setdefault(_composed(key), row) != row:
+            twins[_composed(key)] = row
+    lines_of: dict[str, _Line] = {}
+    given: dict[int, _Line] = {}
+    unmatched: list[_Line] = []
+    for place, line in enumerate(lines):
+        name = _composed(line.key)
+        if name not in rows:
+            name = name.strip()
+        cells = (line.key, line.label)
+        if place == 0 and name not in rows and _is_header(cells):
+            continue
+        before = lines_of.setdefault(name, line)
+        if _composed(before.label) != _composed(line.label):
+            raise SourceError(
+                f"{where} gives {_short(line.key)} two labels: {_short(before.label)} in line "
+                f"{before.number} and {_short(line.label)} in line {line.number}"
+            )
+        if name in twins:
+            keys = table.keys[rows[name]], table.keys[twins[name]]
+            raise SourceError(
+                f"line {line.number} of {where} fits two samples, whose keys differ only in how "
+                f"their letters are composed: {keys[0]!a} and {keys[1]!a}; rename one"
+            )
+        if name in rows:
+            given[rows[name]] = line
+        elif before is line:
+            unmatched.append(line)
+    return given, unmatched
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    return all(cell.strip().lower() in names for cell, names in zip(cells, _HEADER, strict=True))
+
+
+def _are_numbers(lines: Sequence[_Line], names: set[str], where: str) -> bool:
+    """Whether the labels are class numbers; raises where some are, and others are names."""
+    numbers = [line for line in lines if _NUMBER.fullmatch(line.label)]
+    if len(numbers) == len(lines):
+        return True
+    strange = next((line for line in numbers if line.label not in names), None)
+    if strange is not None:
+        name = next(line for line in lines if not _NUMBER.fullmatch(line.label))
+        raise SourceError(
+            f"{where} has {_short(name.label)}, a name, in line {name.number}, and "
+            f"{_short(strange.label)}, a number, in line {strange.number}; give class names or "
+            "class numbers alone, or with --classes names that may be numbers. The header is "
+            "key,label where there is one"
+        )
+    return False
+
+
+def _numbered(table: RowTable, given: dict[int, _Line], where: str) -> RowTable:
+    labels = table.labels.tolist()
+    most = max(MOST_EMPTY_CLASSES, len(table))
+    for row, line in given.items():
+        digits = line.label.lstrip("0") or "0"
+        if digits.startswith("-") and digits != "-1":
+            raise SourceError(
+                f"line {line.number} of {where} has class number {_short(line.label)}; they are "
+                "from 0 up, and -1 for none"
+            )
+        if len(digits) > len(str(most)) or int(digits) > most:
+            raise SourceError(
+                f"line {line.number} of {where} has class number {_short(line.label)}; with "
+                f"{len(table):,} samples the highest is {most:,}. Number the classes from 0 up "
+                "without gaps, or give names"
+            )
+        labels[row] = int(digits)
+    kept = table.classes if len(given) < len(table) else ()
+    names = map(str, range(len(kept), max(labels) + 1))
+    return _relabelled(table, labels, (*kept, *names))
+
+
+def _named(table: RowTable, given: dict[int, _Line]) -> RowTable:
+    names = _names(table)
+    spelt = {_composed(name): name for name in names if name is not None}
+    for row, line in given.items():
+        names[row] = spelt.setdefault(_composed(line.label), line.label)
+    classes = tuple(sorted({name for name in names if name is not None}))
+    lookup: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
+    return _relabelled(table, (lookup.get(name, -1) for name in names), classes)
+
+
+def _names(table: RowTable) -> list[str | None]:
+    """The class of each sample by name; by number where the source names none."""
+    known = dict(enumerate(table.classes))
+    return [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
+
+
+def _read_lines(path: str) -> list[_Line]:
+    where = shown(path)
+    text = _read_text(path, where)
+    # Spaces before a quote would make the quotes a part of the label.
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    lines, end = [], 0
+    try:
+        for row in reader:
+            end = reader.line_num
+            if row and row != [""]:
+                lines.append(_line(end, row, where))
+    except csv.Error as error:  # its own number is that of the last line it took in
+        raise SourceError(f"line {end + 1} of {where} is not CSV: {error}") from None
+    if not lines or (len(lines) == 1 and _is_header(lines[0][1:])):
+        raise SourceError(f"{where} holds no label; each line is key,label")
+    return lines
+
+
+def _read_text(path: str, where: str) -> str:
+    try:
+        data = Path(path).read_bytes()
+    except (MemoryError, OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        reason = "memory does not suffice for it" if isinstance(error, MemoryError) else reason
+        raise SourceError(f"cannot read labels from {where}: {reason}") from None
+    at, wrong = data.find(0), "a NUL byte, as UTF-16 has"
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        at, wrong = error.start, f"the byte 0x{data[error.start]:02x}, which is not UTF-8"
+    if at >= 0:
+        line = data.count(b"\n", 0, at) + 1
+        raise SourceError(
+            f"cannot read labels from {where}: line {line} has {wrong}; save it as UTF-8"
+        )
+    return text
+
+
+def _line(number: int, row: Sequence[str], where: str) -> _Line:
+    if len(row) != 2:
+        used = [mark for mark in (";", "\t", "|") if len(row) == 1 and mark in row[0]]
+        hint = f", and {used[0]!r} does not separate them" if used else ""
+        raise SourceError(
+            f"line {number} of {where} is {_short(row)}; each line is key,label{hint}"
+        )
+    key, label = row[0], row[1].strip()
+    if not key.strip() or not label:
+        missing = "label" if key.strip() else "key"
+        raise SourceError(
+            f"line {number} of {where} has no {missing}; each line is key,label, and a sample "
+            "that is to keep its class needs none"
+        )
+    return _Line(number, key, label)
+
+
+def _short(value: object) -> str:
+    """As Python would write it, without the middle of what is long."""
+    text = repr(value)
+    if len(text) <= MOST_SHOWN:
+        return text
+    return f"{text[: MOST_SHOWN - 20]} … {text[-10:]} ({len(text):,} characters)"
+
+
+def _composed(text: str) -> str:
+    return normalize("NFC", text)
+
+
+# --- class maps ---------------------------------------------------------------------------------
+
+
+def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
+    """Number the labels by a given class map."""
+    numbers = {_composed(name): i for i, name in enumerate(classes)}
+    numbers |= {name: i for i, name in enumerate(classes)}  # as it is written, first of all
+    used = _names(table)
+    found: dict[str, int] = {}
+    name_of: dict[int, str] = {}
+    unknown = []
+    for name in sorted({name for name in used if name is not None}):
+        number = numbers.get(name, numbers.get(_composed(name)))
+        if number is None:
+            unknown.append(name)
+            continue
+        found[name] = number
+        if (other := name_of.setdefault(number, name)) != name:
+            raise SourceError(
+                f"the source has {other!a} and {name!a}, which differ only in how their "
+                f"letters are composed, and {where} has one of them; rename one"
+            )
+    if unknown:
+        raise SourceError(
+            f"the source has classes that {where} does not: {', '.join(unknown[:10])}; "
+            "remove them or build without --classes"
+        )
+    for name, other in zip(found, list(found)[1:], strict=False):
+        if found[name] == found[other]:
+            raise SourceError(
+                f"the source has {name!a} and {other!a}, which differ only in how their "
+                f"letters are composed, and {where} has one of them; rename one"
+            )
+    labels = [-1 if name is None else found[name] for name in used]
+    return _relabelled(table, labels, tuple(classes))
+
+
+def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str, ...]:
+    """Class names from a store, a JSON list, or a text file with one a line."""
+    path, where = Path(uri), f"--classes {shown(uri)}"
+    if not path.is_file():
+        try:
+            return open_version(uri, None, storage_options).classes
+        except StoreError as error:
+            raise SourceError(f"{where} is neither a file nor a store: {error}") from None
+    try:
+        text = path.read_text("utf-8-sig")
+        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
+        text = "".join(names) if isinstance(names, list) else ""
+        text.encode()  # JSON may hold halves of characters
+    except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
+        reason = str(error) or "memory does not suffice for it"
+        raise SourceError(
+            f"{where} cannot be read: {reason}; give a JSON list of names, or one name a line"
+        ) from None
+    if not isinstance(names, list) or "\0" in text:
+        raise SourceError(f"{where} must be a JSON list of names, or one name a line, in UTF-8")
+    classes = tuple(name.strip() for name in names if name.strip())
+    if len(set(map(_composed, classes))) != len(classes) or not classes:
+        raise SourceError(f"{where} must name each class once, and at least one")
+    return classes
+
+
+def _relabelled(table: RowTable, labels: Iterable[int], classes: tuple[str, ...]) -> RowTable:
+    numbers = np.fromiter(labels, np.int64, len(table))
+    return RowTable(table.keys, table.sizes, table.mtimes, table.etags, numbers, classes)

@@ -1,0 +1,171 @@
+"""What a build has to do, found before it does any of it: for the build, and for its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from precache.storage.base import Folder
+from precache.store.layout import RowShape, rows_per_shard
+from precache.store.open import open_own
+from precache.store.receipts import Receipt
+from precache.store.row_table import REMOVED
+from precache_workers.planning.committed import is_committed, lost_objects, read_receipts
+from precache_workers.planning.listing import Listed
+from precache_workers.planning.request import Request
+from precache_workers.planning.reuse import Origin, find_origin
+from precache_workers.planning.rows import shards_to_do
+from precache_workers.planning.target_version import Goal, Recipe, find_goal, next_goal, untaken
+
+LARGEST_SHARD_BYTES = 512 << 20
+"""Raw, of one field: above, rows are laid into shards anew."""
+
+
+Shapes = Mapping[str, RowShape]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Row shapes by field, and mean stored bytes of a row over all fields."""
+
+    shapes: Mapping[str, RowShape]
+    stored_per_row: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done so that a version is whole.
+
+    Attributes
+    ----------
+    origin
+        A version whose rows are taken over where the samples are the same.
+    receipts
+        Of the shards that are there, of a version that is not committed: none before `remaining`.
+    todo
+        Shards to be made; of a version that is not committed, none before `remaining`.
+    lost
+        (field, shard) -> size and XXH3-64, where the version was committed: these objects are to
+        be made again, as they were.
+    needed
+        Bytes to be stored, by estimate; None where the build was begun before.
+    failed
+        Version of the same recipe and rows whose holes are tried again: if none of them is mended,
+        it stays.
+    """
+
+    goal: Goal
+    origin: Origin | None = None
+    receipts: Mapping[int, Receipt] = field(default_factory=dict)
+    todo: Sequence[int] = ()
+    lost: Mapping[tuple[str, int], tuple[int, int]] | None = None
+    needed: int | None = None
+    failed: Goal | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the version was committed before: if so, it lacks only what was lost."""
+        return self.lost is not None
+
+
+def find_work(
+    request: Request,
+    store: Folder,
+    listed: Listed,
+    goal: Goal | None,
+    measure: Callable[[Recipe], Measured],
+) -> Work:
+    """Look into the store for what is there of a version, and what can be taken over for the rest.
+
+    Parameters
+    ----------
+    goal
+        The version, where the store has it, committed or begun.
+    measure
+        Asked for row shapes where no earlier version tells them.
+    """
+    failed = None
+    if goal is not None and is_committed(goal):
+        if not is_tried_again(request, goal):
+            return _losses(goal)
+        failed, goal = goal, untaken(store, goal.anew(store), removed=True)
+    recipe, origin, needed = listed.recipe, None, None
+    if not request.recompute:
+        bases = not listed.fetches_labels
+        origin = find_origin(store, recipe.pipeline, recipe.table, bases)
+    # Samples that bring labels must be fetched, as they are where a field is missing.
+    if origin and listed.fetches_labels and origin.fields.keys() >= recipe.pipeline.fields.keys():
+        origin = None
+    if origin and listed.pinned and origin.is_of(recipe.rows_digest):
+        origin = replace(origin, same=np.ones_like(origin.same), retries=True)
+    if origin and request.retry_failed:
+        origin = origin.retried()
+    if goal is None:
+        shapes, needed = _known(recipe, origin) or _measured(recipe, origin, measure)
+        shapes = {**shapes, **(origin.shapes() if origin else {})}
+        goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
+        goal = untaken(store, goal, removed=request.recompute)
+        while request.recompute and is_committed(goal):
+            goal = untaken(store, goal.anew(store), removed=True)
+        if is_committed(goal):
+            return _losses(goal)
+    return Work(goal, origin, needed=needed, failed=failed)
+
+
+def goal_of(request: Request, store: Folder, recipe: Recipe) -> Goal | None:
+    """The version that a request is for, where the store tells its shapes."""
+    find = next_goal if request.recompute else find_goal
+    return find(store, recipe, request.shard_samples)
+
+
+def is_tried_again(request: Request, goal: Goal) -> bool:
+    """Whether a committed version has samples that failed, and the request is for these."""
+    return request.retry_failed and bool(failed_rows(goal))
+
+
+def failed_rows(goal: Goal) -> set[int]:
+    """Rows of a committed version whose samples failed."""
+    return {row for row, (_, why) in open_own(goal.folder).holes.items() if why != REMOVED}
+
+
+def remaining(work: Work) -> Work:
+    """The same work, less the shards that are there; of a version that is not committed."""
+    goal, receipts = work.goal, read_receipts(work.goal)
+    todo = shards_to_do(goal.shards, receipts, goal.sizes())
+    there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
+    return replace(work, receipts=there, todo=todo)
+
+
+def _losses(goal: Goal) -> Work:
+    lost = lost_objects(goal)
+    return Work(goal, todo=sorted({shard for _, shard in lost}), lost=lost)
+
+
+def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
+    """Row shapes as an earlier version has them, and the bytes of what it has not."""
+    shapes = origin.shapes() if origin else {}
+    if origin is None or shapes.keys() != recipe.pipeline.fields.keys():
+        return None
+    return shapes, origin.nbytes_to_write(len(recipe.table), recipe.pipeline)
+
+
+def _measured(
+    recipe: Recipe, origin: Origin | None, measure: Callable[[Recipe], Measured]
+) -> tuple[Shapes, int]:
+    found, rows = measure(recipe), len(recipe.table)
+    nbytes = {name: row.nbytes for name, row in found.shapes.items()}
+    missing = nbytes.keys() - (origin.shapes().keys() if origin else ())
+    share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
+    taken = origin.nbytes_to_write(rows, recipe.pipeline) if origin else 0
+    return found.shapes, int(found.stored_per_row * rows * share) + taken
+
+
+def _per_shard(request: Request, listed: Listed, shapes: Shapes) -> int:
+    """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
+    nbytes = [row.nbytes for row in shapes.values()]
+    inherited = listed.placed.rows_per_shard
+    if inherited and inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
+        return inherited
+    return rows_per_shard(len(listed.recipe.table), nbytes, request.shard_samples)

@@ -1,0 +1,1 @@
+"""Times of rows, ops and stages, and the estimates made of them."""

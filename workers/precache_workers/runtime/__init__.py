@@ -1,0 +1,1 @@
+"""A limit of time for each sample, in a worker's process."""

@@ -1,0 +1,247 @@
+"""A limit of time for each sample: what hangs at one ends with its process.
+
+No thread can be ended from outside, and one that hangs may hold a lock that others need. So nothing
+more is done with samples in its process: a worker of Ray is replaced, and its task begins again
+without the sample; in other processes the work ends with an error that names it.
+
+The work is done on a thread of its own, which notes the sample that it is at; the caller looks on
+once a second. Where the interpreter's lock is held neither of them runs, and another process
+(`watchdog`) ends this one. Time for which the process was stopped does not count.
+
+Where the limit finds several samples at work, and any of them may hold what the others wait for,
+they are tried again one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from precache.errors import HangError
+from precache_workers.runtime import watchdog
+from precache_workers.runtime.watchdog import SLOT_BYTES, SLOTS, explain
+
+Result = TypeVar("Result")
+
+SAMPLE_SECONDS = 300.0
+"""By default; more than all attempts at a request may take."""
+
+FETCHING, DECODING = "fetching it took longer than", "decoding it took longer than"
+"""How a reason begins that a sample like these is a hole for."""
+
+LOOK_SECONDS = 1.0
+
+GRACE_SECONDS = 3.0
+"""That a heartbeat may come late, where a sample may take next to no time."""
+
+ENDING_SECONDS = 5.0
+"""For a thread to clean up behind itself where the caller is interrupted."""
+
+_here = threading.local()
+
+
+class _GivenUp(BaseException):
+    """Raised on threads of an attempt that was given up."""
+
+
+class Lookout:
+    """A process that ends this one where work holds the interpreter's lock for too long."""
+
+    def __init__(self) -> None:
+        self._report = ""
+        notes = os.memfd_create("precache-notes")
+        os.ftruncate(notes, SLOTS * SLOT_BYTES)
+        self._notes = mmap.mmap(notes, SLOTS * SLOT_BYTES)
+        line = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), str(notes)]
+        self._process = subprocess.Popen(  # in a group of its own: Ctrl-C is not for it
+            line, stdin=subprocess.PIPE, pass_fds=[notes], process_group=0
+        )
+        os.close(notes)
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin.fileno()
+        os.set_blocking(self._pipe, False)
+
+    @contextlib.contextmanager
+    def on_duty(self, report: str = "") -> Iterator[None]:
+        """Have it watch what this thread calls `run_in_time` for.
+
+        Parameters
+        ----------
+        report
+            File to be made where it ends the process: key -> why, of the samples at work.
+        """
+        before = getattr(_here, "lookout", None)
+        self._report, _here.lookout = report, self
+        try:
+            yield
+        finally:
+            _here.lookout = before
+
+    def note(self, slot: int, *why_and_keys: str) -> None:
+        """Keep why samples would be late, and their keys, in the slot of the thread at work."""
+        data = "\0".join(why_and_keys).encode()
+        at, size = slot * SLOT_BYTES, 2 + len(data)
+        if slot < SLOTS and size <= SLOT_BYTES:
+            with contextlib.suppress(ValueError):  # closed, as the thread was given up
+                self._notes[at : at + size] = len(data).to_bytes(2, "little") + data
+
+    def beat(self, seconds: float) -> None:
+        """Have the process ended unless the next heartbeat comes within so many seconds, if any."""
+        with contextlib.suppress(OSError):  # somebody ended or stopped the other process
+            os.write(self._pipe, os.fsencode(f"{seconds} {self._report}\n"))
+
+    def close(self) -> None:
+        """End the other process."""
+        self._process.kill()
+        with self._process:
+            self._notes.close()
+
+
+@contextlib.contextmanager
+def lookout_kept() -> Iterator[None]:
+    """Have a process of its own watch what this thread calls `run_in_time` for."""
+    if not sys.executable:  # Python is embedded in another program
+        yield
+        return
+    with contextlib.closing(Lookout()) as watcher, watcher.on_duty():
+        yield
+
+
+class Notes:
+    """The samples that the threads of one attempt are at, and since when."""
+
+    def __init__(self, seconds: float = SAMPLE_SECONDS, watcher: Lookout | None = None) -> None:
+        self.clock = 0.0
+        self._seconds, self._watcher = seconds, watcher
+        self._limit = f" {seconds:g} s (--sample-timeout)"
+        self._over = False
+        self._at: dict[int, tuple[float, str, tuple[str, ...], bool]] = {}
+        self._slots: dict[int, int] = {}
+        self._numbers = itertools.count()
+
+    def begin(self, what: str, *keys: str, foreign: bool = True) -> None:
+        """Note that this thread is at samples from now on.
+
+        Parameters
+        ----------
+        foreign
+            Code that is not precache's works on it, which may hold any lock.
+        """
+        if self._over:
+            raise _GivenUp
+        thread = threading.get_ident()
+        self._at[thread] = self.clock, what, keys, foreign
+        if self._watcher and foreign:
+            slot = self._slots.get(thread)
+            if slot is None:
+                slot = self._slots[thread] = next(self._numbers)
+            self._watcher.note(slot, what + self._limit, *keys)
+
+    def end(self) -> None:
+        """Note that this thread is at none."""
+        thread = threading.get_ident()
+        self._at.pop(thread, None)
+        if self._watcher and thread in self._slots:
+            self._watcher.note(self._slots[thread])
+
+    def late(self) -> dict[str, str]:
+        """Key -> why, of samples of which one takes longer than it may."""
+        at = list(self._at.values())
+        late = [each for each in at if self.clock - each[0] > self._seconds]
+        suspects = [each for each in at if each[-1] or each in late] if late else []
+        return {key: what + self._limit for _, what, keys, _ in suspects for key in keys}
+
+    def give_up(self) -> None:
+        """Have every thread of the attempt end at its next note."""
+        self._over = True
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Have this thread's notes go here."""
+        before, _here.notes = getattr(_here, "notes", None), self
+        try:
+            yield
+        finally:
+            self.end()
+            _here.notes = before
+
+
+def notes() -> Notes:
+    """Where this thread's notes go; nobody reads them outside of `run_in_time`."""
+    found: Notes | None = getattr(_here, "notes", None)
+    return found or Notes()
+
+
+def is_late(reason: str) -> bool:
+    """Whether a sample is a hole because it took too long."""
+    return reason.startswith((FETCHING, DECODING))
+
+
+def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
+    """Do some work, unless a sample takes longer than it may.
+
+    Raises
+    ------
+    HangError
+        A sample did; what works on it goes on, until the process ends.
+    """
+    attempt = _Attempt(work, seconds)
+    late = attempt.watch()
+    if late:
+        raise HangError(explain(late), late=late)
+    return attempt.future.result()
+
+
+class _Attempt(Generic[Result]):
+    """Some work on a thread of its own; `future` has what comes of it."""
+
+    def __init__(self, work: Callable[[], Result], seconds: float) -> None:
+        self._watcher: Lookout | None = getattr(_here, "lookout", None)
+        self._work, self._seconds = work, seconds
+        self._notes = Notes(seconds, self._watcher)
+        self.future: Future[Result] = Future()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="precache-samples", daemon=True)
+
+    def _run(self) -> None:
+        with self._notes.kept():
+            try:
+                self.future.set_result(self._work())
+            except BaseException as error:
+                self.future.set_exception(error)
+        self._ended.set()
+
+    def watch(self) -> dict[str, str]:
+        """Wait for the end; earlier, key -> why of samples of which one takes too long."""
+        try:
+            self._beat(self._seconds + GRACE_SECONDS)
+            self._thread.start()
+            looked = time.monotonic()
+            while not self._ended.wait(LOOK_SECONDS):
+                self._beat(self._seconds + GRACE_SECONDS)
+                now = time.monotonic()
+                self._notes.clock += min(now - looked, 2 * LOOK_SECONDS)
+                looked = now
+                if late := self._notes.late():
+                    self._notes.give_up()
+                    return late
+            return {}
+        except BaseException:
+            self._notes.give_up()
+            self._thread.join(ENDING_SECONDS)
+            raise
+        finally:
+            self._beat(0)
+
+    def _beat(self, seconds: float) -> None:
+        if self._watcher:
+            self._watcher.beat(seconds)

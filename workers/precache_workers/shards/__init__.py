@@ -1,0 +1,1 @@
+"""One shard: fetch, ops, encode, put, receipt. Idempotent, and no Ray in it."""

@@ -1,0 +1,131 @@
+"""Tasks that read shards and samples again, for what a version's small objects tell of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import xxhash
+
+from precache.codecs.image import undo_image
+from precache.errors import DamageError, FetchError, SampleError
+from precache.storage.base import Folder
+from precache.store.layout import MISSING, decode_index
+from precache.store.zarr_metadata import Array
+from precache_workers.shards.outputs import Sums
+from precache_workers.shards.shard_task import BASE_MEMORY, Job, fetch_ahead
+from precache_workers.sources.base import Sample
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a sample is known by: XXH3-128 (hex), and the label that came with it, or -1; why it
+    could not be had, where it could not."""
+
+    content: str
+    label: int
+    error: FetchError | SampleError | None = None
+
+
+@dataclass(frozen=True)
+class FetchTask:
+    """Samples of a shard, to be fetched and not decoded."""
+
+    job: Job
+    shard: int
+    keys: Sequence[str]
+    sizes: Sequence[int]
+    memory: int = BASE_MEMORY
+
+    def retried(self) -> Self:
+        return self
+
+
+def fetch_samples(task: FetchTask) -> list[Fetched]:
+    """Fetch the samples of a task."""
+    return [
+        Fetched(each.content, -1 if each.label is None else each.label)
+        if isinstance(each, Sample)
+        else Fetched("", -1, each)
+        for _, each in fetch_ahead(task.job.source, task.keys, task.sizes)
+    ]
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """Bytes and XXH3-64 of a shard, and the sums by channel of its rows."""
+
+    size: int
+    xxh3: int
+    sums: list[float] | None
+
+
+@dataclass(frozen=True)
+class SurveyTask:
+    """One shard to be read and decoded.
+
+    Attributes
+    ----------
+    job
+        How its array is laid out.
+    name
+        Of the object, below the folder.
+    valid
+        (rows,) bool of its rows: False for holes.
+    """
+
+    job: Array
+    folder: Folder
+    name: str
+    shard: int
+    valid: np.ndarray
+    summed: bool
+
+    @property
+    def memory(self) -> int:
+        """Bytes its process may need."""
+        return BASE_MEMORY + math.prod(self.job.object_shape) * np.dtype(self.job.dtype).itemsize
+
+    def retried(self) -> Self:
+        return self
+
+
+def survey_shard(task: SurveyTask) -> Surveyed:
+    """What the version's small objects tell of a shard, from its bytes.
+
+    Raises
+    ------
+    DamageError
+        It is not whole by its own checksums.
+    StorageError
+        It cannot be read.
+    """
+    layout, data = task.job, task.folder.read(task.name)
+    sums = Sums(layout.row_shape) if task.summed else None
+    for start, chunk in _chunks(layout, data, len(task.valid)):
+        for place in range(min(len(chunk), len(task.valid) - start)):
+            if sums is not None and task.valid[start + place]:
+                sums.add(chunk[place])
+    flat = None if sums is None else sums.result().flat()
+    return Surveyed(len(data), xxhash.xxh3_64_intdigest(data), flat)
+
+
+def _chunks(layout: Array, data: bytes, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+    """First row and decoded rows of each chunk of a shard; valid until the next."""
+    entries, step = math.prod(layout.chunks_per_object), layout.chunk_shape[0]
+    index = decode_index(data[-entries * 16 - 4 :], entries)
+    count = -(-rows // step)
+    ends = np.cumsum(index[:count, 1], dtype=np.uint64)
+    begins = ends - index[:count, 1]
+    regular = np.array_equal(begins, index[:count, 0]) and (index[count:] == MISSING).all()
+    if not regular or int(ends[-1]) + entries * 16 + 4 != len(data):
+        raise DamageError("its chunks do not lie one after another")
+    out = np.empty(layout.chunk_shape, layout.dtype)
+    for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        layout.decoder.decode(memoryview(data)[begin:end], out)
+        if layout.decoder.filtered:
+            undo_image(out)
+        yield number * step, out

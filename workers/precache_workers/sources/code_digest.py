@@ -1,0 +1,605 @@
+"""Identity of code: a digest of a function or class and of all that it reaches, without running it.
+
+- A name stands for the top-level statements that bind it, and for those that may change its value
+  when its module, or another module of the user's that is imported with it, is imported.
+- The names that these statements use are followed, through imports, into all modules of the user's.
+- An installed package counts by its version; Python's library and precache itself by name only.
+- Comments, layout, docstrings, and annotations that nothing evaluates do not count.
+- Expressions that reach code or files which cannot be known without running them are listed.
+  Files that code reads when it is called are not followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import functools
+import gc
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+import xxhash
+
+import precache
+import precache_workers
+from precache.errors import PipelineError
+from precache_workers.sources.code_names import Chain, Module, Statement, Target
+
+_DYNAMIC_CALLS = {"exec", "eval", "compile", "globals", "__import__"}
+_DYNAMIC_MODULES = {"importlib", "pkgutil", "runpy", "subprocess"}
+_DYNAMIC_NAMES = {
+    "ctypes:CDLL",
+    "inspect:getsource",
+    "inspect:signature",
+    "sys:modules",
+    "typing:get_type_hints",
+}
+_OWN_PACKAGES = tuple(
+    Path(package.__file__ or "").parent for package in (precache, precache_workers)
+)
+
+
+@dataclass(frozen=True)
+class Code:
+    """The identity of a function or class.
+
+    Attributes
+    ----------
+    modules
+        The user's own modules that it reaches, by name, with those that each imports. A module
+        comes after those that it imports, import cycles apart.
+    unfollowed
+        Expressions that reach code which cannot be known without running it.
+    """
+
+    digest: str
+    modules: Mapping[str, frozenset[str]]
+    unfollowed: tuple[str, ...]
+
+
+State = tuple[int, ...] | None
+_Stats = dict[Path, State]
+_known: dict[str, tuple[list[str], _Stats, Code]] = {}
+"""Name -> search path, state of the files and folders that were read, and the code's identity."""
+
+
+def code_of(name: str) -> Code | None:
+    """The identity of ``package.module:attribute``; None if its module has no file."""
+    known = _known.get(name)
+    if known is not None:
+        path, stats, code = known
+        if path == sys.path and all(file_state(file) == state for file, state in stats.items()):
+            return code
+    module, _, attribute = name.partition(":")
+    place = find_module(module)
+    if place is None or not place.has_location:
+        return None
+    tracer = _Tracer()
+    try:
+        with _uncollected():
+            code = tracer.trace(module, attribute)
+    except RecursionError:
+        raise PipelineError(
+            f"the code of {name!r} is nested too deeply to be followed; declare a version"
+        ) from None
+    _known[name] = list(sys.path), tracer.stats, code
+    return code
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Hold off garbage collection: each pass would go over all the syntax trees again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def code_digest(name: str) -> str:
+    """Digest (32 hex digits) of the code of ``package.module:attribute``.
+
+    Raises
+    ------
+    PipelineError
+        The module has no file, or does not parse.
+    """
+    code = code_of(name)
+    if code is None:
+        raise PipelineError(
+            f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
+            "make its module importable, or declare a version"
+        )
+    return code.digest
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Where a module is, found without importing the packages that it is in."""
+    root, *parts = name.split(".")
+    try:
+        spec = importlib.util.find_spec(root)
+    except (ImportError, ValueError):
+        return None
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name, locations = f"{spec.name}.{part}", list(spec.submodule_search_locations)
+        try:
+            spec = PathFinder.find_spec(name, locations)
+        except KeyError:  # a folder without ``__init__.py``, in a package that is not imported yet
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [f"{each}/{part}" for each in locations]
+    return spec
+
+
+def file_state(path: Path) -> State:
+    """Changes whenever a file or folder does, even where its modification time is set back."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(name: str, path: Path, is_package: bool, state: State) -> Module:
+    return Module(name, path, is_package)
+
+
+_Fact = str | tuple[str, str] | Statement
+"""A label that is reached; ("in", a module of which one is); ("may change", a label of what may
+change one when it is called); a statement that may change one."""
+
+
+class _Tracer:
+    """Follows names from one statement to the next.
+
+    Labels stand for what names resolve to: ``module:name`` for the statements about a name,
+    ``module`` for all of them, ``package==`` for an installed package.
+    """
+
+    def __init__(self) -> None:
+        self.stats: _Stats = {}
+        self._places: dict[str, ModuleSpec | None] = {}
+        self._packages: dict[str, str | None] = {}
+        self._versions: dict[str, str] = {}
+        self._modules: dict[str, Module | None] = {}
+        self._hashes: dict[str, str] = {}
+        self._broken: dict[str, PipelineError] = {}
+        self._resolved: dict[Target, tuple[list[str], set[str]]] = {}
+        self._used: dict[Statement, dict[Chain, list[str]]] = {}
+        self._unexamined: list[Module] = []
+        self._explored: set[str] = set()
+        self._then: dict[_Fact, list[_Fact]] = {}
+        self._facts: set[_Fact] = set()
+        self._left: list[_Fact] = []
+        self._entered: set[Statement] = set()
+        self._visited: set[str] = set()
+        self._unfollowed: set[str] = set()
+
+    def trace(self, module: str, attribute: str) -> Code:
+        """The identity of a module's attribute, or of the whole module where it has none such."""
+        self._import({(module, "")})
+        roots = self._follow((module, (attribute,)))
+        if module in self._broken:
+            raise self._broken[module]
+        if roots == [f"{module}:{attribute}"] and self._is_own(module) and not self._bound(*roots):
+            self._unfollowed.add(f"{module}:{attribute}, which no statement of its module names")
+            roots = self._follow((module, ()))
+        while self._left or self._unexamined:
+            if self._left:
+                self._conclude(self._left.pop())
+            else:
+                self._examine(self._unexamined.pop())
+        labels = sorted(each for each in self._facts if isinstance(each, str))
+        entries = [entry for each in labels if (entry := self._entry(each))]
+        changes = [each for each in self._facts if isinstance(each, Statement)]
+        changes = [each for each in changes if not self._is_reached(each)]
+        changes.sort(key=lambda each: (each.module, each.number))
+        text = str((roots, entries, [self._text(each) for each in changes]))
+        modules = {name: frozenset(self._imports(name)) for name in self._in_order()}
+        unfollowed = tuple(sorted(self._unfollowed))
+        return Code(xxhash.xxh3_128_hexdigest(text.encode()), modules, unfollowed)
+
+    def _follow(self, target: Target) -> list[str]:
+        labels, visited = self._resolution(target)
+        self._visited |= visited
+        self._reach(labels)
+        return labels
+
+    def _reach(self, labels: Iterable[str]) -> None:
+        for label in labels:
+            module = label.partition(":")[0]
+            if module in self._broken:
+                self._unfollowed.add(f"{module}, which does not parse")
+            self._hold(self._group(label))
+
+    def _hold(self, fact: _Fact) -> None:
+        if fact not in self._facts:
+            self._facts.add(fact)
+            self._left.append(fact)
+
+    def _imply(self, cause: _Fact, effect: _Fact) -> None:
+        self._then.setdefault(cause, []).append(effect)
+        if cause in self._facts:
+            self._hold(effect)
+
+    def _conclude(self, fact: _Fact) -> None:
+        """Hold what follows from a fact, and reach what it is about."""
+        if isinstance(fact, Statement):
+            self._enter(fact)
+        elif isinstance(fact, str):
+            for statement in self._bound(fact):
+                self._enter(statement)
+            for part in self._parts(fact):
+                self._follow(part)
+            self._hold(("in", fact.partition(":")[0]))
+        for effect in self._then.get(fact, ()):
+            self._hold(effect)
+
+    def _enter(self, statement: Statement) -> None:
+        """Reach all that a statement uses."""
+        if statement in self._entered:
+            return
+        self._entered.add(statement)
+        self._visited.add(statement.module)
+        self._unfollowed |= {f"{text} in {statement.module}" for text in statement.names.unfollowed}
+        self._import(statement.names.imported)
+        for targets in statement.names.uses.values():
+            for target in targets:
+                self._visited |= self._resolution(target)[1]
+        for chain, labels in self._uses(statement).items():
+            self._reach(labels)
+            if any(self._is_dynamic(label) for label in labels):
+                shown = ast.unparse(statement.names.shown.get(chain) or ast.Name(".".join(chain)))
+                self._unfollowed.add(f"{shown[:60]} in {statement.module}")
+            elif labels[-1:] and labels[-1].endswith("?") and self._is_imported(statement, chain):
+                self._unfollowed.add(f"{labels[-1][:-1]}, which is not found")
+
+    def _is_dynamic(self, label: str) -> bool:
+        """Whether calls of it reach code that is not followed."""
+        module, _, name = label.partition(":")
+        root = module.partition(".")[0]
+        if root == "builtins" or self._is_own(label):
+            return name in _DYNAMIC_CALLS and not self._bound(label)
+        return root in _DYNAMIC_MODULES or label in _DYNAMIC_NAMES
+
+    def _is_imported(self, statement: Statement, chain: Chain) -> bool:
+        """Whether a name is of a module that is imported come what may."""
+        code = self._modules[statement.module]
+        binders = code.binders.get(chain[0]) if code is not None else None
+        if binders is None:  # in a function
+            return not any(isinstance(each, ast.Try) for each in ast.walk(statement.node))
+        return all(each.is_import for each in binders)
+
+    def _entry(self, label: str) -> str:
+        """What counts of a label, as text; empty where nothing is known of it."""
+        known = self._versions.get(label) or self._hashes.get(label, "")
+        names = [(part, self._labels([part])) for part in self._parts(label)]
+        texts = [self._text(each) for each in self._bound(label)]
+        return str((label, known, names, texts)) if known or names or texts else ""
+
+    def _text(self, statement: Statement) -> str:
+        return f"{statement.digest} {sorted(self._uses(statement).items())}"
+
+    def _is_reached(self, statement: Statement) -> bool:
+        labels = {statement.module, *(f"{statement.module}:{name}" for name in statement.bound)}
+        return not labels.isdisjoint(self._facts)
+
+    # What a name resolves to
+
+    def _uses(self, statement: Statement) -> dict[Chain, list[str]]:
+        """The names that a statement uses, with what they stand for."""
+        uses = self._used.get(statement)
+        if uses is None:
+            names = statement.names.uses.items()
+            uses = {chain: self._labels(targets) for chain, targets in names}
+            self._used[statement] = uses
+        return uses
+
+    def _labels(self, targets: Iterable[Target]) -> list[str]:
+        """What names stand for, in order."""
+        labels = [label for target in targets for label in self._resolution(target)[0]]
+        return list(dict.fromkeys(labels))
+
+    def _resolution(self, target: Target) -> tuple[list[str], set[str]]:
+        """What a name stands for, and the modules of the user's own by which it is resolved."""
+        if target not in self._resolved:
+            visited: set[str] = set()
+            self._resolved[target] = self._resolve(*target, set(), visited), visited
+        return self._resolved[target]
+
+    def _resolve(
+        self, module: str, chain: Chain, seen: set[Target], visited: set[str]
+    ) -> list[str]:
+        if (module, chain) in seen:
+            return []
+        seen.add((module, chain))
+        place = self._place(module)
+        full = f"{module}:{'.'.join(chain)}"
+        if place is None:
+            return [f"{full}?"]
+        if self._packages[module] is not None:
+            return [full]
+        code = self._module(module)
+        if module in self._hashes:
+            return [full]
+        visited.add(module)
+        if not chain:
+            return [module]
+        name, rest = chain[0], chain[1:]
+        labels: dict[str, None] = {}
+        for binder in code.providers(name) if code is not None else ():
+            if isinstance(binder, str):
+                if not self._provides(binder, name, set()):
+                    continue
+                targets: list[Target] = [(binder, (name,))]
+                star = self._modules.get(binder)
+                if star is not None and star.exports is None and "__all__" in star.binders:
+                    targets.append((binder, ("__all__",)))
+            else:
+                targets = binder.bound[name]
+                if not binder.is_import:
+                    labels[f"{module}:{name}"] = None
+            for target, inside in targets:
+                found = self._resolve(target, (*inside, *rest), seen, visited)
+                labels |= dict.fromkeys(found)
+        if labels:
+            return list(labels)
+        inner = f"{module}.{name}"
+        if place.submodule_search_locations is not None and self._place(inner) is not None:
+            return self._resolve(inner, rest, seen, visited)
+        if name == "__dict__":
+            return [module]
+        if code is not None and "__getattr__" in code.binders and not name.startswith("__"):
+            return [f"{module}:__getattr__", f"{module}:{name}"]
+        return [f"{module}:{name}"]
+
+    def _provides(self, module: str, name: str, seen: set[str]) -> bool:
+        """Whether a star import of a module binds a name."""
+        if module in seen or self._place(module) is None:
+            return False
+        seen.add(module)
+        if self._packages[module] is not None:
+            return not hasattr(builtins, name)
+        code = self._module(module)
+        if code is None:
+            return module in self._hashes
+        if code.exports is not None:
+            return name in code.exports
+        if name.startswith("_") and "__all__" not in code.binders:
+            return False
+        return name in code.binders or any(self._provides(s, name, seen) for _, s in code.stars)
+
+    def _group(self, label: str) -> str:
+        """The label by which what a name stands for is kept."""
+        module = label.partition(":")[0]
+        if self._packages.get(module) is not None:
+            return f"{module.partition('.')[0]}=="
+        return module if module in self._hashes else label
+
+    def _is_own(self, label: str) -> bool:
+        """Whether it is of a module of the user's own, of which the source is known."""
+        return self._modules.get(label.partition(":")[0]) is not None
+
+    # Statements about a label
+
+    def _parts(self, label: str) -> list[Target]:
+        """What a module binds, where a label is of all of it."""
+        code = self._modules.get(label)
+        if code is None:
+            return []
+        return [
+            *((label, (name,)) for name in sorted(code.binders)),
+            *((s, ()) for _, s in code.stars),
+        ]
+
+    def _bound(self, label: str) -> list[Statement]:
+        """Statements that bind a name, imports apart; for a module, all of them."""
+        module, _, name = label.partition(":")
+        code = self._modules.get(module)
+        if code is None:
+            return []
+        if not name:
+            return code.statements
+        return [each for each in code.binders.get(name, ()) if not each.is_import]
+
+    # What statements change
+
+    def _examine(self, code: Module) -> None:
+        """Note what the statements of a module change, and load the modules that it imports."""
+        self._import(code.imported)
+        for statement in code.statements:
+            if not statement.may_have_effects:
+                continue
+            changed, called = self._changes(statement)
+            for label in changed:
+                self._imply_change(label, statement)
+            for label in called:
+                self._explore(label)
+                self._imply(("may change", label), statement)
+
+    def _imply_change(self, label: str, effect: _Fact) -> None:
+        """Note what follows once something is reached that a label stands for."""
+        module, _, name = label.partition(":")
+        self._imply(self._group(label), effect)
+        if self._is_own(label):
+            self._imply(module if name else ("in", module), effect)
+
+    def _changes(self, statement: Statement) -> tuple[set[str], set[str]]:
+        """Labels of what a statement may change at import, itself and by calling it."""
+        names = statement.names_at_import
+        assigned, used = self._labels(names.assigned), self._labels(names.changed)
+        changed = {*assigned, *(each for each in used if not self._is_fixed(each))}
+        for label in filter(self._is_variable, assigned):  # another name, perhaps
+            changed.update(*(used for s in self._bound(label) for used in self._uses(s).values()))
+        called = {*assigned, *used}
+        for functions, arguments in names.called:
+            own = [each for each in self._labels(functions) if self._is_own(each)]
+            if own:
+                called.update(own)
+                called.update(each for each in self._labels(arguments) if self._is_variable(each))
+                for name in {chain[-1] for _, chain in functions if len(chain) > 1}:  # of methods
+                    changed |= {each for each in own if not each.endswith(f":{name}")}
+        called.update(each for each in self._labels(names.bases) if self._has_hooks(each, set()))
+        if names.runs_code or "sys:modules" in changed:
+            changed.add(statement.module)
+        return changed, called
+
+    def _explore(self, label: str) -> None:
+        """Note which calls may change something: those of what names it, or calls what does."""
+        left = [label]
+        while left:
+            label = left.pop()
+            if label in self._explored or not self._is_own(label) or ":" not in label:
+                continue
+            self._explored.add(label)
+            calls = "may change", label
+            if self._is_variable(label):
+                self._imply_change(label, calls)
+            for statement in self._bound(label):
+                methods = self._labels(statement.names.methods)
+                for each in [
+                    *filter(self._is_class, methods),
+                    *self._labels(statement.names.stored),
+                ]:
+                    self._imply_change(each, calls)
+                for labels in self._uses(statement).values():
+                    for each in labels:
+                        self._imply(("may change", each), calls)
+                    left += labels
+
+    def _is_fixed(self, label: str) -> bool:
+        """Whether only an assignment to its name changes it."""
+        bound = self._bound(label)
+        return ":" in label and bool(bound) and all(each.is_fixed for each in bound)
+
+    def _is_variable(self, label: str) -> bool:
+        """Whether calls may change it."""
+        name = label.partition(":")[2]
+        return not self._is_fixed(label) and not all(
+            each.defines(name) for each in self._bound(label) if ":" in label
+        )
+
+    def _is_class(self, label: str) -> bool:
+        return ":" in label and any(isinstance(s.node, ast.ClassDef) for s in self._bound(label))
+
+    def _has_hooks(self, label: str, seen: set[str]) -> bool:
+        """Whether code of the user's own runs when a class inherits from this one."""
+        if label in seen or ":" not in label:
+            return False
+        seen.add(label)
+        names = [each.names for each in self._bound(label)]
+        bases = [base for each in names for base in self._labels(each.bases)]
+        hooks = any(each.has_hooks for each in names)
+        return hooks or any(self._has_hooks(base, seen) for base in bases)
+
+    # Modules
+
+    def _place(self, module: str) -> ModuleSpec | None:
+        if module not in self._places:
+            self._places[module] = place = find_module(module)
+            self._packages[module] = package = None if place is None else _installed(place)
+            if package is not None:
+                self._versions[f"{module.partition('.')[0]}=="] = package
+        return self._places[module]
+
+    def _module(self, name: str) -> Module | None:
+        """A module of the user's own; None for one without Python source."""
+        if name in self._modules:
+            return self._modules[name]
+        place = self._places[name]
+        self._modules[name] = None
+        if place is None or place.origin is None:
+            return None
+        path = Path(place.origin)
+        for each in (path, path.parent):
+            self.stats.setdefault(each, file_state(each))
+        try:
+            if path.suffix == ".py":
+                is_package = place.submodule_search_locations is not None
+                code = _parsed(name, path, is_package, self.stats[path])
+                self._modules[name] = code
+                self._unexamined.append(code)
+                return code
+        except PipelineError as error:
+            self._broken[name] = error
+        try:
+            self._hashes[name] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+        except OSError as error:
+            self._broken[name] = PipelineError(f"{path} cannot be read: {error}; declare a version")
+            self._hashes[name] = ""
+        return None
+
+    def _import(self, imported: set[tuple[str, str]]) -> None:
+        """Read the modules of the user's own that are imported."""
+        for each in sorted({each for pair in imported for each in _with_parents(*pair)}):
+            if self._place(each) is not None and self._packages[each] is None:
+                self._module(each)
+
+    def _imports(self, name: str) -> set[str]:
+        """Of the modules that are reached, those that a module imports."""
+        code = self._modules.get(name)
+        imported = code.imported if code is not None else ()
+        return {each for pair in imported for each in _with_parents(*pair)} & self._visited - {name}
+
+    def _in_order(self) -> Iterator[str]:
+        """The modules that are reached, each after those that it imports."""
+        seen: set[str] = set()
+        left = [(name, False) for name in sorted(self._visited, reverse=True)]
+        while left:
+            name, entered = left.pop()
+            if entered:
+                yield name
+            elif name not in seen:
+                seen.add(name)
+                left.append((name, True))
+                left += [(each, False) for each in sorted(self._imports(name), reverse=True)]
+
+
+def _with_parents(module: str, name: str) -> list[str]:
+    """The modules that are imported with a module, and with a name in it that may be one."""
+    parts = [*module.split("."), *([name] if name else [])]
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def _installed(place: ModuleSpec) -> str | None:
+    """Versions of the installed packages that a module may be of, empty for Python's library.
+
+    None for a module of the user's own.
+    """
+    origin = place.origin or next(iter(place.submodule_search_locations or ()), "")
+    path = Path(origin)
+    if not path.is_absolute():  # built in, or frozen
+        return ""
+    root = place.name.partition(".")[0]
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return _distributions(root)
+    own = any(path.is_relative_to(folder) for folder in _OWN_PACKAGES)
+    return "" if own or path.is_relative_to(sysconfig.get_path("stdlib")) else None
+
+
+@functools.cache
+def _distributions(root: str) -> str | None:
+    """As `importlib.metadata.packages_distributions` finds them, without parsing them all."""
+    try:
+        return f"{root}=={importlib.metadata.version(root).split('+')[0]}"
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    of_root = re.compile(rf"^{re.escape(root)}([/.].*)?$", re.MULTILINE)
+    found = {
+        f"{each.name}=={each.version.split('+')[0]}"
+        for each in importlib.metadata.distributions()
+        if of_root.search(each.read_text("top_level.txt") or each.read_text("RECORD") or "")
+    }
+    return ",".join(sorted(found)) or None

@@ -1,0 +1,188 @@
+"""Code of the user's own: loaded by name, and brought up to date when it changes.
+
+What comes out of a store is data. Functions and factories that a store names are neither looked
+for nor loaded unless the user allows it, for to look for ``package.module`` imports ``package``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import marshal
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Any, NoReturn
+
+import xxhash
+
+from precache.errors import PipelineError, PrecacheError, UsageError
+from precache.recipe.pipeline import Pipeline
+from precache.runtime.process_id import process_of
+from precache_workers.sources.code_digest import (
+    Code,
+    State,
+    code_digest,
+    code_of,
+    file_state,
+    find_module,
+)
+from precache_workers.sources.code_names import canonical
+
+_loaded: dict[str, tuple[State, bytes]] = {}
+"""Module -> state and source of its file, whose code this process runs."""
+
+
+def require_permission(pipeline: Pipeline, allowed: bool) -> None:
+    """Raise `UsageError` where a recipe came out of a store and names functions.
+
+    Parameters
+    ----------
+    allowed
+        Whether the user lets them run.
+    """
+    stored = [op for op in pipeline.functions if op.store]
+    if stored and not allowed:
+        refuse_stored_code([op.function for op in stored], stored[0].store)
+
+
+def refuse_stored_code(names: Sequence[str], store: str) -> NoReturn:
+    """Raise `UsageError` for functions and factories that a store names."""
+    shown = ", ".join(repr(name) for name in dict.fromkeys(names))
+    raise UsageError(
+        f"{store} names code to be run: {shown}. A store is data, and may be a stranger's: look at "
+        "this code, and if you trust it, give --run-functions (in Python run_functions=True)"
+    )
+
+
+def load_object(name: str, code: str = "") -> Any:
+    """The object that ``package.module:attribute`` names, by the code that its files hold.
+
+    Modules that it reaches are executed again where their files, or modules that they use, changed.
+
+    Parameters
+    ----------
+    code
+        What `code_digest` must be, where given.
+
+    Raises
+    ------
+    PipelineError
+        It cannot be loaded, or its code is another.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = code_of(name)
+        with _lock:
+            present = set(sys.modules)
+            loaded = importlib.import_module(module)
+            if found is not None:
+                _bring_up_to_date(found, present)
+        attained = getattr(loaded, attribute)
+    except PrecacheError:
+        raise
+    except Exception as error:  # whatever the user's module raises when it is imported
+        raise PipelineError(
+            f"cannot load {name!r}: {error}; give package.module:name, importable from "
+            f"{sys.path[0] or 'the current folder'}"
+        ) from None
+    if found is not None and code not in ("", code_digest(name)):  # it may have changed since
+        raise PipelineError(
+            f"the code of {name!r}, or a package that it uses, is not what it was when the build "
+            "began; run the same command again, with the same packages on all nodes"
+        )
+    return attained
+
+
+_lock = threading.RLock()
+
+
+def _bring_up_to_date(code: Code, present: Collection[str]) -> None:
+    """Execute modules again that may run an older state of their files, or that import such.
+
+    Parameters
+    ----------
+    present
+        Modules that had been imported before.
+    """
+    paths = {name: path for name in code.modules if (path := _path_of(name)) is not None}
+    outdated = {name for name, path in paths.items() if _is_outdated(name, path, name in present)}
+    while more := {n for n in paths if code.modules[n] & outdated} - outdated:
+        outdated |= more
+    for name, path in paths.items():
+        state = file_state(path)
+        if name in outdated or name not in _loaded or _loaded[name][0] != state:
+            source = path.read_bytes()
+            if name in outdated:
+                exec(_compiled(source, path), sys.modules[name].__dict__)
+            _loaded[name] = state, source
+
+
+def _compiled(source: bytes, path: Path) -> CodeType:
+    return compile(source, str(path), "exec", dont_inherit=True)
+
+
+def _path_of(module: str) -> Path | None:
+    """The file of an imported module with Python source."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return Path(file) if file.endswith(".py") else None
+
+
+def _is_outdated(module: str, path: Path, present: bool) -> bool:
+    """Whether a module may run an older state of its file, comments and layout apart.
+
+    Modification times tell nothing: copies of files keep theirs, and of two edits within a second
+    Python takes the code that it cached of the first for that of the second.
+    """
+    state = file_state(path)
+    if module in _loaded:
+        known, loaded = _loaded[module]
+        source = loaded if state == known else path.read_bytes()
+        return source != loaded and canonical(ast.parse(source)) != canonical(ast.parse(loaded))
+    changed = path.stat().st_ctime_ns
+    if present and changed > _began() * 1e9:
+        return True
+    cached = Path(getattr(sys.modules[module].__spec__, "cached", None) or "")
+    if not cached.is_file() or cached.stat().st_ctime_ns > changed:
+        return False
+    return bool(marshal.loads(cached.read_bytes()[16:]) != _compiled(path.read_bytes(), path))
+
+
+@functools.cache
+def _began() -> float:
+    """Unix time of this process's start, a clock tick late at most.
+
+    Of what it runs, nothing is imported within a tick. The time of boot, which psutil adds to the
+    ticks since, is told to whole seconds only.
+    """
+    ticks = process_of(os.getpid()).started + 1
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+def tree_hash(module: str) -> str:
+    """XXH3-128 (hex) of a module's syntax tree; empty for a module without Python source."""
+    path = _source_of(module)
+    if path is None:
+        return ""
+    return _hash_of(path, file_state(path))
+
+
+def _source_of(module: str) -> Path | None:
+    place = find_module(module)
+    found = place is not None and place.origin is not None and place.origin.endswith(".py")
+    return Path(str(place.origin)) if place is not None and found else None
+
+
+@functools.lru_cache(maxsize=256)
+def _hash_of(path: Path, state: State) -> str:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise PipelineError(f"{path} does not parse: {error}") from None
+    return xxhash.xxh3_128_hexdigest(canonical(tree).encode())
