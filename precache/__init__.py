@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from precache.simulation.model import Simulation, simulate
     from precache.store.open import open_version as open
     from precache.store.version import Version
-    from precache_workers.doctor.report import Prognosis
+    from precache_workers.doctor.report import DoctorReport
     from precache_workers.driver.build_plan import BuildPlan
     from precache_workers.planning.request import BuildResult
 
@@ -91,7 +91,7 @@ _HOMES = {
     "precache.maintenance.verify": ["verify"],
     "precache.store.version": ["Version"],
     "precache_workers.driver.build_plan": ["BuildPlan"],
-    "precache_workers.doctor.report": ["Prognosis"],
+    "precache_workers.doctor.report": ["DoctorReport"],
     "precache_workers.planning.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -115,7 +115,7 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "PrecacheError",
-    "Prognosis",
+    "DoctorReport",
     "RandomResizedCrop",
     "Resize",
     "Simulation",

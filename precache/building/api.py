@@ -17,7 +17,7 @@ from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 
 if TYPE_CHECKING:
-    from precache_workers.doctor.report import Prognosis
+    from precache_workers.doctor.report import DoctorReport
     from precache_workers.driver.build_plan import BuildPlan
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult, Request
@@ -312,7 +312,7 @@ def doctor(
     follow_links: bool = False,
     storage_options: StorageOptions = None,
     tick: Callable[[str], None] = lambda what: None,
-) -> Prognosis:
+) -> DoctorReport:
     """Time a sample of a source before anything is cached, and tell what caching would bring.
 
     Nothing is kept: trials are in a temporary folder, on the disk that TMPDIR names.

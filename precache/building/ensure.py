@@ -108,14 +108,14 @@ def ensure(
     request = request_of(**{**asked, "address": "auto" if cluster else address})
     from precache_workers.ensure import ensure as ensuring
 
-    wanted = ensuring.Wanted(request, progress)
+    wanted = ensuring.WantedVersion(request, progress)
     with wanted.failing_for_all():
         if cluster:
             job = functools.partial(
                 submit, source, store, request.pipeline, address=address, code=code, **options
             )
             if follow:
-                return ensuring.follow(wanted, lambda: ensuring.JobMaking(job()))
+                return ensuring.follow(wanted, lambda: ensuring.PendingJob(job()))
             return ensuring.ensure_by_job(wanted, job, seconds)
         if follow:
             return ensuring.follow(wanted, lambda: ensuring.begin_apart(wanted))

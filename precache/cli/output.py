@@ -25,7 +25,7 @@ from precache.store.version import FieldInfo, Version
 from precache.units import size
 
 if TYPE_CHECKING:
-    from precache.diagnosis.bench import BenchResult, Cost
+    from precache.diagnosis.bench import BenchResult, ReadCost
     from precache.maintenance.transfer import Transferred
     from precache.maintenance.verify import Verified
     from precache.store.build_status import StoreStatus
@@ -214,7 +214,7 @@ def print_bench(result: BenchResult) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for header, justify in (("", "left"), ("samples/s", "right"), ("CPU-ms per 1,000", "right")):
         table.add_column(header, justify=justify)  # type: ignore[arg-type]  # a literal's type
-    rows: dict[str, Cost] = {
+    rows: dict[str, ReadCost] = {
         "first epoch": result.first_epoch,
         "warm epochs": result.warm,
         "copy limit": result.copy_limit,

@@ -21,7 +21,7 @@ LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Cost:
+class ReadCost:
     """Samples a second, and CPU-milliseconds of the process per 1,000 samples (medians)."""
 
     samples_per_s: float
@@ -51,9 +51,9 @@ class BenchResult:
     batch_size: int
     row_nbytes: int
     codec: str
-    first_epoch: Cost
-    warm: Cost
-    copy_limit: Cost
+    first_epoch: ReadCost
+    warm: ReadCost
+    copy_limit: ReadCost
     cpu_ratio: float
     compiled: bool
 
@@ -129,15 +129,15 @@ def _copier(rows: int, row_nbytes: int, batch_size: int) -> Callable[[], int]:
     return copy
 
 
-def _measure(work: Callable[[], int]) -> Cost:
+def _measure(work: Callable[[], int]) -> ReadCost:
     wall, cpu = time.perf_counter(), time.process_time()
     samples = work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return Cost(samples / wall, cpu * 1e6 / samples)
+    return ReadCost(samples / wall, cpu * 1e6 / samples)
 
 
-def _median(costs: list[Cost]) -> Cost:
-    return Cost(
+def _median(costs: list[ReadCost]) -> ReadCost:
+    return ReadCost(
         statistics.median(cost.samples_per_s for cost in costs),
         statistics.median(cost.cpu_ms_per_1000 for cost in costs),
     )

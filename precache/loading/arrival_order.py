@@ -11,7 +11,7 @@ import numpy as np
 
 from precache.errors import BuildError, UsageError
 from precache.sampling.order import Permutation, come_again
-from precache.store.live_version import GrowingVersion
+from precache.store.live_version import LiveVersion
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def check_options(given: Mapping[str, Any]) -> None:
         )
 
 
-class FollowOrder:
+class ArrivalOrder:
     """Which rows an epoch reads, batch by batch, in the order in which shards are finished.
 
     The rows of each shard are permuted by (seed, epoch, shard), holes left out, and follow those of
@@ -55,7 +55,7 @@ class FollowOrder:
 
     def __init__(
         self,
-        version: GrowingVersion,
+        version: LiveVersion,
         batch_size: int,
         seed: int,
         drop_last: bool,

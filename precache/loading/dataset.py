@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from precache.loading.slots import as_tensor
-from precache.reading.version_reader import Columns, FieldNames
+from precache.reading.version_reader import FieldNames, VersionReader
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 from precache.store.version import Keys, Version
@@ -131,7 +131,7 @@ class CachedDataset(Dataset[Batch]):
         default_collate_fn_map[Sample] = _collate
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
         self._how = {"verify": verify, "access": access, "storage_options": storage_options}
-        self._columns = Columns(uri, fields, verify, storage_options, access)
+        self._columns = VersionReader(uri, fields, verify, storage_options, access)
         self.set_epoch(variant)
 
     def set_epoch(self, epoch: int) -> None:

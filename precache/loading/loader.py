@@ -17,23 +17,23 @@ import torch
 
 from precache.codecs.kernels import tell_if_missing
 from precache.errors import UsageError
-from precache.loading.arrival_order import FINISHED, FollowOrder, check_options
+from precache.loading.arrival_order import FINISHED, ArrivalOrder, check_options
 from precache.loading.cuda_clock import stall_clock
 from precache.loading.gpu import resident as residence
 from precache.loading.options import find_device, sensible
 from precache.loading.order_choice import order_of, shuffle_of
-from precache.loading.position import Place, require_same
+from precache.loading.position import Position, require_same
 from precache.loading.ranks import find_rank, require_rank
 from precache.loading.selection import Selection
 from precache.loading.slots import as_array
 from precache.loading.stream import BatchStream, ResidentStream, Rows
-from precache.loading.version_follower import Refresh
+from precache.loading.version_follower import VersionFollower
 from precache.reading.disk_cache import DiskCache
-from precache.reading.version_reader import Columns, FieldNames
+from precache.reading.version_reader import FieldNames, VersionReader
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import LoaderStats
 from precache.storage.open import StorageOptions
-from precache.store.live_version import GrowingVersion
+from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 from precache.transforms import Compose, Draw, Transform, is_drawn, label_mixing, run
 
@@ -191,10 +191,10 @@ class Loader:
     ) -> None:
         given = sensible({n: v for n, v in locals().items() if n not in ("self", "uri")})
         batch_size, seed, drop_last = given["batch_size"], given["seed"], given["drop_last"]
-        grows = isinstance(uri, GrowingVersion)
+        grows = isinstance(uri, LiveVersion)
         if grows:
             check_options(given)
-        self._refresh = Refresh(uri, storage_options) if refresh else None
+        self._refresh = VersionFollower(uri, storage_options) if refresh else None
         self._given = given if refresh or grows else {}
         self._stopped = threading.Event()
         self.device = find_device(device)
@@ -203,7 +203,7 @@ class Loader:
         if cache_dir and not resident:
             cache = DiskCache.at(cache_dir, cache_limit, shared=cache_shared)
         named = uri if isinstance(uri, Version) else os.fspath(uri)
-        self._columns = Columns(named, fields, verify, storage_options, access, cache)
+        self._columns = VersionReader(named, fields, verify, storage_options, access, cache)
         if gather == "device" and not self._columns.local:
             raise UsageError(
                 f"gather='device' maps shards of a local disk, and {self.version.path} is remote; "
@@ -247,7 +247,7 @@ class Loader:
         # At the end of the process, while there still are modules, and before what they read goes.
         weakref.finalize(self, _end, self._iterators)
         self._closed = False
-        self._place = Place(len(self))
+        self._place = Position(len(self))
         self._last = (0, 0)
         if self._columns.cached:  # last: what is refused above must hold nothing
             shards = self._order.blocks_at_once(self._columns.cached.rows_per_shard)
@@ -289,7 +289,7 @@ class Loader:
     @property
     def follows(self) -> bool:
         """Whether its epochs read other versions of the store, as `refresh` or a build says."""
-        return self._refresh is not None or isinstance(self.version, GrowingVersion)
+        return self._refresh is not None or isinstance(self.version, LiveVersion)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -316,7 +316,7 @@ class Loader:
         epoch, batch = whole("epoch", epoch), whole("batch", batch)
         if not 0 <= batch < len(self):
             raise UsageError(f"batch is {batch}, and an epoch has {len(self)}, counted from 0")
-        if epoch and isinstance(self.version, GrowingVersion):
+        if epoch and isinstance(self.version, LiveVersion):
             raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
         return next(self._order.epoch(epoch, batch))
 
@@ -337,7 +337,7 @@ class Loader:
         self._iterators.add(iterator)
         return iterator
 
-    def _follow(self, refresh: Refresh) -> None:
+    def _follow(self, refresh: VersionFollower) -> None:
         """Go over to the version that the epoch is to read."""
         taken: list[Loader] = []
         world_size = self._order.world_size
@@ -345,7 +345,7 @@ class Loader:
         if uri is not None:
             self._adopt(taken.pop() if taken else self._at(uri))
 
-    def _go_over(self, growing: GrowingVersion) -> None:
+    def _go_over(self, growing: LiveVersion) -> None:
         """Go over to the version that was followed, once it is there."""
         version = growing.await_commit(self._stopped)
         if version is not None:
@@ -381,7 +381,7 @@ class Loader:
         epoch, start = self._place.begin()
         if self._refresh and start == 0:
             self._follow(self._refresh)
-        if epoch and isinstance(self.version, GrowingVersion):
+        if epoch and isinstance(self.version, LiveVersion):
             self._go_over(self.version)
         batches = self._batches(epoch, start)
         with contextlib.closing(batches):
@@ -403,7 +403,7 @@ class Loader:
 
     def _batches(self, epoch: int, start: int) -> Generator[Any, None, None]:
         runs = self._order.runs(epoch, start)
-        if self._mixing and isinstance(self.version, GrowingVersion):
+        if self._mixing and isinstance(self.version, LiveVersion):
             runs = map(self._with_labels, runs)
         finish = (functools.partial(self._finish, epoch, n) for n in itertools.count(start))
         ahead = [finish] if self._ahead else []
@@ -435,7 +435,7 @@ class Loader:
         """Batches, bytes, waiting and step times, and the threads' CPU time since the last call."""
         fetched = self._columns.cached.take() if self._columns.cached else None
         stats = self._clock.report(self._stream.thread_time.take(), fetched)
-        if not isinstance(self._order, FollowOrder):
+        if not isinstance(self._order, ArrivalOrder):
             return stats
         return dataclasses.replace(stats, repeated=self._order.take_repeated())
 
@@ -474,7 +474,7 @@ class Loader:
         version = state.get("version")
         if self._refresh and isinstance(version, str) and version != self.version.id:
             self._adopt(self._at(self._refresh.uri_of(version)))
-        if isinstance(self.version, GrowingVersion) and state.get("order") != FINISHED:
+        if isinstance(self.version, LiveVersion) and state.get("order") != FINISHED:
             self._go_over(self.version)  # the state is of a later epoch
         require_same(self.identity(), state, "this loader")
         self._place.load(state)
@@ -505,7 +505,7 @@ def _end(iterators: Iterable[Generator[Any, None, None]]) -> None:
 
 
 def _made_resident(
-    columns: Columns, device: torch.device, resident: str | None
+    columns: VersionReader, device: torch.device, resident: str | None
 ) -> ResidentStream | None:
     """Load what is to be resident; None where batches still come through slots."""
     if resident == "device" and device.type != "cpu":

@@ -15,10 +15,10 @@ from precache.codecs import kernels
 from precache.errors import UsageError
 from precache.loading.cuda_clock import stall_clock
 from precache.loading.loader import Loader
-from precache.loading.position import Place, require_same
+from precache.loading.position import Position, require_same
 from precache.loading.slots import SlotPool
 from precache.runtime.integers import whole
-from precache.runtime.step_clock import Fetched, LoaderStats
+from precache.runtime.step_clock import FetchedObjects, LoaderStats
 from precache.sampling.mix_schedule import Turns, shares_of
 
 STATE_FORMAT = 1
@@ -148,7 +148,7 @@ class Mixture:
         self.counts = turns.counts
         self._turns = turns
         self._asked = dict(asked)
-        self._place = Place(len(turns))
+        self._place = Position(len(turns))
         self._clock = stall_clock(self.loaders[0].device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
@@ -195,7 +195,7 @@ class Mixture:
             samples=sum(part.samples for part in parts),
             bytes=sum(part.bytes for part in parts),
             ready=sum(part.ready * part.batches for part in parts) / taken if taken else 0.0,
-            fetched=Fetched(
+            fetched=FetchedObjects(
                 sum(part.fetched.objects for part in parts),
                 sum(part.fetched.nbytes for part in parts),
             ),

@@ -7,16 +7,18 @@ import threading
 import numpy as np
 
 from precache.errors import UsageError
-from precache.loading.arrival_order import FollowOrder
+from precache.loading.arrival_order import ArrivalOrder
 from precache.loading.options import require_choice
 from precache.loading.selection import Selection
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from precache.sampling.order import Order, Shuffle
-from precache.store.live_version import GrowingVersion
+from precache.store.live_version import LiveVersion
 from precache.store.version import Version
 
 
-def shuffle_of(shuffle: bool | str, columns: Columns, window: int, nodes: int) -> Shuffle | None:
+def shuffle_of(
+    shuffle: bool | str, columns: VersionReader, window: int, nodes: int
+) -> Shuffle | None:
     """How rows are shuffled; None where they are not.
 
     Parameters
@@ -46,7 +48,7 @@ def order_of(
     order: str,
     ranks: tuple[int, int],
     stopped: threading.Event,
-) -> Order | FollowOrder:
+) -> Order | ArrivalOrder:
     """The rows of each epoch's batches.
 
     Parameters
@@ -68,8 +70,8 @@ def order_of(
             f"num_canonical_nodes is {shuffle.nodes}, and {ranks[1]} ranks read {batch_size} "
             "rows each a step; choose a batch_size that deals out evenly"
         )
-    if isinstance(version, GrowingVersion):
-        return FollowOrder(version, batch_size, seed, drop_last, *ranks, stopped)
+    if isinstance(version, LiveVersion):
+        return ArrivalOrder(version, batch_size, seed, drop_last, *ranks, stopped)
     valid, weights = selection.valid, selection.weights
     if batch_size * ranks[1] > len(valid):
         shared = f" for {ranks[1]} ranks" if ranks[1] > 1 else ""

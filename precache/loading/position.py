@@ -9,7 +9,7 @@ from precache.errors import UsageError
 from precache.runtime.integers import whole
 
 
-class Place:
+class Position:
     """Epoch and batch that a loop has reached, and those that its next iterator begins at.
 
     Parameters

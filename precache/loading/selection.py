@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import UsageError
-from precache.reading.version_reader import Columns, read_whole
+from precache.reading.version_reader import VersionReader, read_whole
 from precache.sampling.order import ChosenRows, ValidRows
 from precache.store.version import SMALL_ROW_NBYTES, Version
 
@@ -38,7 +38,7 @@ class Selection:
     @classmethod
     def of(
         cls,
-        columns: Columns,
+        columns: VersionReader,
         rows: np.ndarray | Sequence[int] | None,
         weights: np.ndarray | Sequence[float] | None,
     ) -> Selection:
@@ -67,7 +67,7 @@ class Selection:
         return cls(valid, by_rank, digest.hexdigest())
 
 
-def _chosen(columns: Columns, rows: np.ndarray) -> np.ndarray:
+def _chosen(columns: VersionReader, rows: np.ndarray) -> np.ndarray:
     count = columns.version.rows
     if rows.dtype == np.bool_:
         if rows.shape != (count,):
@@ -84,7 +84,7 @@ def _chosen(columns: Columns, rows: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def _weights(columns: Columns, weights: np.ndarray) -> np.ndarray:
+def _weights(columns: VersionReader, weights: np.ndarray) -> np.ndarray:
     if weights.shape != (columns.version.rows,) or weights.dtype.kind not in "fiu":
         raise UsageError(
             f"weights is {weights.dtype} {weights.shape}; give a number for each of the "

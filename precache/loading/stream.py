@@ -35,12 +35,12 @@ from precache.loading.slots import (
 from precache.reading.array_reader import ArrayReader
 from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardFeed
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from precache.runtime.io_pool import Requests
 from precache.runtime.ordered_map import prefetch
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import available_bytes, cores
-from precache.store.live_version import GrowingVersion
+from precache.store.live_version import LiveVersion
 from precache.store.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class BatchStream:
 
     def __init__(
         self,
-        columns: Columns,
+        columns: VersionReader,
         batch_size: int,
         device: torch.device,
         threads: int | None = None,
@@ -177,7 +177,7 @@ class BatchStream:
         self._parts = worth if splits else 1
         self._ahead = ahead or -(-self._threads // self._parts) + 1
         # Where a batch is long in coming, the one before it is not to wait for it.
-        grouped = copying and ahead is None and not isinstance(columns.version, GrowingVersion)
+        grouped = copying and ahead is None and not isinstance(columns.version, LiveVersion)
         fitting = max(1, TOGETHER_NBYTES // max(1, nbytes))
         self.together = min(MOST_TOGETHER, fitting) if grouped and self._parts == 1 else 1
         slots = (self._ahead + 1) * self.together - 1
@@ -256,10 +256,10 @@ class BatchStream:
         if self._registered:
             self._registered.close()
 
-    def _read_ahead_of(self, columns: Columns) -> ReadAhead:
+    def _read_ahead_of(self, columns: VersionReader) -> ReadAhead:
         return self._read_ahead if columns is self._columns else self._advising(columns)
 
-    def _advising(self, columns: Columns) -> ReadAhead:
+    def _advising(self, columns: VersionReader) -> ReadAhead:
         readers = [each for name, each in columns.readers.items() if name not in self._gathered]
         return ReadAhead(readers, self.thread_time)
 
@@ -276,7 +276,7 @@ class BatchStream:
 
     def _make(
         self,
-        columns: Columns,
+        columns: VersionReader,
         ready: deque[None],
         feed: ShardFeed | None,
         doubts: _Doubts,
@@ -301,7 +301,7 @@ class BatchStream:
             ready.append(None)
         return batch if part.last else None
 
-    def _fill_soundly(self, columns: Columns, feed: ShardFeed | None, part: _Part) -> None:
+    def _fill_soundly(self, columns: VersionReader, feed: ShardFeed | None, part: _Part) -> None:
         """Decode a part of a batch; where a copy in a disk cache is damaged, from a new one."""
         try:
             self._fill(columns, part)
@@ -311,7 +311,7 @@ class BatchStream:
             feed.renew(part.rows)
             self._fill(columns, part)
 
-    def _fill(self, columns: Columns, part: _Part) -> None:
+    def _fill(self, columns: VersionReader, part: _Part) -> None:
         """Decode a part of a batch into its slot."""
         batch, rows = part.batch, part.rows
         slot = self._slot(batch)
@@ -348,7 +348,7 @@ class BatchStream:
         return copier.send(slot, batch.nbytes, functools.partial(self._unpack, batch, doubts))
 
     def _locate(
-        self, columns: Columns, rows: np.ndarray, out: Mapping[str, np.ndarray]
+        self, columns: VersionReader, rows: np.ndarray, out: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, str], dict[str, int]]:
         """Say in a slot where the device finds rows, checked as others are; field -> array, and
         field -> bytes of its longest frame."""
@@ -425,7 +425,7 @@ def _lengths(name: str) -> str:
     return f"{name}/lengths"
 
 
-def _framed(columns: Columns, device: torch.device) -> dict[str, ArrayReader]:
+def _framed(columns: VersionReader, device: torch.device) -> dict[str, ArrayReader]:
     """The fields whose frames the device decompresses; says why where there is none."""
     framed = {name: reader for name, reader in columns.readers.items() if reader.framed}
     if device.type != "cuda":

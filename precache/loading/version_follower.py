@@ -18,7 +18,7 @@ from precache.store.version import Version
 log = logging.getLogger(__name__)
 
 
-class Refresh:
+class VersionFollower:
     """Follows the current version of a store, from one epoch to the next.
 
     Raises

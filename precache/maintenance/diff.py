@@ -99,7 +99,7 @@ class Difference:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-class Origin(NamedTuple):
+class RawSample(NamedTuple):
     """A raw sample: XXH3-128 (hex), empty where it was not fetched, and what its source said."""
 
     content: str
@@ -128,7 +128,7 @@ class Samples:
     rows: Sequence[int]
     labels: Sequence[str]
     valid: Sequence[bool]
-    origins: Sequence[Origin] | None = None
+    origins: Sequence[RawSample] | None = None
 
 
 def diff(
@@ -176,7 +176,7 @@ def _samples(version: Version, *, with_origins: bool) -> Samples:
     )
 
 
-def _origins(version: Version) -> list[Origin]:
+def _origins(version: Version) -> list[RawSample]:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     try:
         table, content = RowTable.from_parquet(data, where), kept_contents(data, where)
@@ -185,7 +185,7 @@ def _origins(version: Version) -> list[Origin]:
             f"comparing samples needs {error.name}: pip install 'precache[workers]'"
         ) from None
     columns = content, table.sizes.tolist(), table.mtimes.tolist(), table.etags
-    return [Origin(*each) for each in zip(*columns, strict=True)]
+    return [RawSample(*each) for each in zip(*columns, strict=True)]
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def compare_samples(before: Samples, after: Samples) -> SampleChanges:
     )
 
 
-def _origin_change(old: Origin, new: Origin) -> str:
+def _origin_change(old: RawSample, new: RawSample) -> str:
     if old.content and new.content:
         if old.content != new.content:
             return "changed"

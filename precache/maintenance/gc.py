@@ -39,7 +39,7 @@ from precache.errors import StoreError, UsageError
 from precache.maintenance.scan import (
     COPIES,
     TRASH,
-    Place,
+    StoredVersion,
     dated_log,
     look,
     look_around,
@@ -180,7 +180,7 @@ def gc(
     return Collected(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
 
 
-def _latest(places: Sequence[Place]) -> float:
+def _latest(places: Sequence[StoredVersion]) -> float:
     """Unix time by this machine's clock, and no earlier than what has happened."""
     times = [each.mtime for place in places for each in place.objects]
     return max(time.time(), *(each for each in times if each < math.inf), 0.0)
@@ -227,7 +227,7 @@ class Plan:
 
 
 def plan_gc(
-    log: Sequence[Commit], places: Sequence[Place], keep: int, least: float, now: float
+    log: Sequence[Commit], places: Sequence[StoredVersion], keep: int, least: float, now: float
 ) -> Plan:
     """Decide about each place of a store.
 
@@ -274,7 +274,7 @@ def plan_gc(
     return Plan(going, (*kept, *links), tuple(swept))
 
 
-def _removals(going: Mapping[str, str], places: Sequence[Place]) -> list[Removal]:
+def _removals(going: Mapping[str, str], places: Sequence[StoredVersion]) -> list[Removal]:
     """With the bytes that each frees: an object's go with the last of its names."""
     there = {place.name: place for place in places}
     gone: Counter[tuple[int, int]] = Counter()

@@ -54,7 +54,7 @@ def pull_claim(version: str) -> str:
     return f"{version}-pull"
 
 
-class StoredObject(NamedTuple):
+class ListedObject(NamedTuple):
     """One object.
 
     Attributes
@@ -75,7 +75,7 @@ class StoredObject(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredVersion:
     """A folder of a version, or of a copy under way, with all that lies in it.
 
     Attributes
@@ -92,7 +92,7 @@ class Place:
 
     name: str
     complete: bool
-    objects: tuple[StoredObject, ...]
+    objects: tuple[ListedObject, ...]
     build: BuildStatus | None
     link: bool = False
     scratch: bool = False
@@ -119,7 +119,7 @@ class Place:
         return max(0.0, now - max(changed, default=0.0))
 
 
-def look_around(store: Folder, log: Sequence[Commit]) -> list[Place]:
+def look_around(store: Folder, log: Sequence[Commit]) -> list[StoredVersion]:
     """Every folder of a store that is a version's or a copy's, and links with such names."""
     names = {name for name in store.names() if VERSION.fullmatch(name)}
     records = _records(store)
@@ -135,12 +135,12 @@ def look(
     store: Folder,
     name: str,
     log: Sequence[Commit],
-    records: Mapping[str, StoredObject] | None = None,
-) -> Place | None:
+    records: Mapping[str, ListedObject] | None = None,
+) -> StoredVersion | None:
     """One place of a store, as it is at this moment; None where it is somebody else's, or gone."""
     path, folder = store.local(name), store.folder(name)
     if is_link(store, name):
-        return Place(name, False, (), None, link=True)
+        return StoredVersion(name, False, (), None, link=True)
     if path is not None and not path.is_dir():
         return None
     version = name.rpartition("/")[2]
@@ -165,7 +165,7 @@ def look(
         return None
     if record is not None:
         objects += (record,)
-    return Place(name, ROOT in names, objects, build, scratch=scratch or record is not None)
+    return StoredVersion(name, ROOT in names, objects, build, scratch=scratch or record is not None)
 
 
 def version_of(document: bytes | None) -> str | None:
@@ -179,7 +179,7 @@ def version_of(document: bytes | None) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def real_nbytes(objects: Iterable[StoredObject]) -> int:
+def real_nbytes(objects: Iterable[ListedObject]) -> int:
     """Bytes on the disk: those with several names counted once."""
     sizes = {each.inode or number: each.size for number, each in enumerate(objects)}
     return sum(sizes.values())
@@ -193,7 +193,7 @@ def _get(folder: Folder, name: str) -> bytes | None:
         return None
 
 
-def _records(store: Folder) -> dict[str, StoredObject]:
+def _records(store: Folder) -> dict[str, ListedObject]:
     """Version -> record in a bucket of a copy under way, by its name below the store."""
     if store.local("") is not None:
         return {}
@@ -205,7 +205,7 @@ def _records(store: Folder) -> dict[str, StoredObject]:
     }
 
 
-def _objects(folder: Folder) -> Iterator[StoredObject]:
+def _objects(folder: Folder) -> Iterator[ListedObject]:
     path = folder.local("")
     if path is not None:
         if folder.exists():  # and is no link out of the store
@@ -214,13 +214,13 @@ def _objects(folder: Folder) -> Iterator[StoredObject]:
     try:
         for each in folder.walk():
             mtime = each.mtime_ns / 1e9 if each.mtime_ns > 0 else math.inf
-            yield StoredObject(each.name, max(0, each.size), mtime)
+            yield ListedObject(each.name, max(0, each.size), mtime)
     except StorageError as error:
         if not is_missing(error):
             raise
 
 
-def _files(root: Path) -> Iterator[StoredObject]:
+def _files(root: Path) -> Iterator[ListedObject]:
     """Files, and links to folders, which are not followed; they come and go while a build works."""
     for folder, folders, names in os.walk(root):
         links = (path for name in folders if (path := Path(folder, name)).is_symlink())
@@ -229,7 +229,7 @@ def _files(root: Path) -> Iterator[StoredObject]:
                 found = path.lstat()
                 where = path.relative_to(root).as_posix()
                 inode = (found.st_dev, found.st_ino)
-                yield StoredObject(where, found.st_size, found.st_mtime, inode, found.st_nlink)
+                yield ListedObject(where, found.st_size, found.st_mtime, inode, found.st_nlink)
 
 
 # --- times --------------------------------------------------------------------------------------

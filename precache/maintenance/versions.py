@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
-from precache.maintenance.scan import Place, look_around, real_nbytes
+from precache.maintenance.scan import StoredVersion, look_around, real_nbytes
 from precache.messages import shown
 from precache.recipe.pipeline import Pipeline, op_texts
 from precache.recipe.variants import variants_text
@@ -150,7 +150,7 @@ def reigns(log: Sequence[Commit]) -> dict[str, tuple[float, float | None]]:
     return terms
 
 
-def _shared(places: Iterable[Place]) -> dict[str, int]:
+def _shared(places: Iterable[StoredVersion]) -> dict[str, int]:
     """Version -> bytes that another one has, too."""
     inodes = {
         place.name: {each.inode: each.size for each in place.objects if each.inode is not None}
@@ -164,7 +164,7 @@ def _shared(places: Iterable[Place]) -> dict[str, int]:
 
 
 def _summary(
-    store: Folder, place: Place, log: Sequence[Commit], shared: dict[str, int]
+    store: Folder, place: StoredVersion, log: Sequence[Commit], shared: dict[str, int]
 ) -> VersionSummary:
     committed, replaced = reigns(log)[place.name]
     attributes, problem = None, "a link, which is not followed"

@@ -21,7 +21,7 @@ from precache.codecs.chunk import crc32c_holds
 from precache.codecs.image import undo_image, undone_together
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.reading.chunk_cache import DECODED_NBYTES, DecodedChunks
-from precache.reading.shard_files import MappedObjects, Objects
+from precache.reading.shard_files import MappedObjects, ShardFiles
 from precache.runtime.usage import available_bytes
 from precache.store.version import Version
 from precache.store.zarr_metadata import Piece
@@ -59,7 +59,7 @@ class ArrayReader:
     """
 
     def __init__(
-        self, version: Version, name: str, verify: str = "first", objects: Objects | None = None
+        self, version: Version, name: str, verify: str = "first", objects: ShardFiles | None = None
     ) -> None:
         if verify not in ("first", "always", "off"):
             raise UsageError(f"verify is {verify!r}; choose first, always or off")

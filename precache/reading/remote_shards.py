@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from precache.errors import DamageError, StorageError
-from precache.reading.shard_files import Objects, StoredObject
+from precache.reading.shard_files import ShardFiles, StoredObject
 from precache.runtime.io_pool import asked
 from precache.storage.base import Range
 from precache.store.version import Version
@@ -26,7 +26,7 @@ Key = tuple[int, tuple[int, ...], int]
 """Number of an object, its tail, number of a chunk in it."""
 
 
-class RangedObjects(Objects):
+class RangedObjects(ShardFiles):
     """Reads the index of each object once, and of its chunks only those that hold wanted rows.
 
     Nothing is mapped, so a file that is cut short meanwhile is an error and not the process's end.

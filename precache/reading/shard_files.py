@@ -52,7 +52,7 @@ class StoredObject:
     begin: int | None = None
 
 
-class Objects(ABC):
+class ShardFiles(ABC):
     """The objects of one array, opened when first needed. Safe to use from several threads.
 
     Attributes
@@ -198,7 +198,7 @@ class Objects(ABC):
         )
 
 
-class MappedObjects(Objects):
+class MappedObjects(ShardFiles):
     """Objects on a local disk, mapped into memory; by default those in the version's own folder."""
 
     def path(self, number: int, tail: tuple[int, ...]) -> Path | None:

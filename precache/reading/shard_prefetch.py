@@ -29,7 +29,7 @@ from precache.reading.disk_cache import OVERHEAD, DiskCache, Lease, on_disk, sai
 from precache.reading.shard_files import MappedObjects
 from precache.recipe.variants import variants_of
 from precache.runtime.io_pool import Fetchers, settle
-from precache.runtime.step_clock import Fetched
+from precache.runtime.step_clock import FetchedObjects
 from precache.storage.local_files import map_file
 from precache.storage.private_folder import ForeignFile
 from precache.store.version import Version
@@ -173,7 +173,7 @@ class CachedShards:
         self._idle: list[Lease] = []
         self._closed = False
         self._lock = threading.Lock()
-        self._fetched = Fetched()
+        self._fetched = FetchedObjects()
 
     @property
     def where(self) -> str:
@@ -255,12 +255,12 @@ class CachedShards:
         """Add an object that was fetched."""
         with self._lock:
             before = self._fetched
-            self._fetched = Fetched(before.objects + 1, before.nbytes + nbytes)
+            self._fetched = FetchedObjects(before.objects + 1, before.nbytes + nbytes)
 
-    def take(self) -> Fetched:
+    def take(self) -> FetchedObjects:
         """What was fetched since the last call."""
         with self._lock:
-            fetched, self._fetched = self._fetched, Fetched()
+            fetched, self._fetched = self._fetched, FetchedObjects()
         return fetched
 
     def close(self) -> None:

@@ -13,11 +13,11 @@ from precache.errors import StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
 from precache.reading.disk_cache import DiskCache
 from precache.reading.remote_shards import RangedObjects
-from precache.reading.shard_files import MappedObjects, Objects
+from precache.reading.shard_files import MappedObjects, ShardFiles
 from precache.reading.shard_prefetch import CachedShards
 from precache.sampling.order import ValidRows
 from precache.storage.open import StorageOptions
-from precache.store.live_version import GrowingVersion
+from precache.store.live_version import LiveVersion
 from precache.store.open import open_version
 from precache.store.version import SMALL_ROW_NBYTES, Version
 
@@ -27,7 +27,7 @@ MOST_CHUNKS = 1 << 20
 """Of a small field. All are opened at once, which takes about a minute for as many."""
 
 
-class Columns:
+class VersionReader:
     """Batches of chosen fields, by row.
 
     Parameters
@@ -79,10 +79,10 @@ class Columns:
             self.cached.hold(array for array in arrays if not self._is_small(array))
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
-        self._by_turn: dict[int, Columns] = {}
+        self._by_turn: dict[int, VersionReader] = {}
         self._open_at(list(every), 0)
 
-    def at_epoch(self, epoch: int) -> Columns:
+    def at_epoch(self, epoch: int) -> VersionReader:
         """These columns with the variants that an epoch reads."""
         turn = epoch % self.turns
         if turn == self._turn:
@@ -119,10 +119,10 @@ class Columns:
         return ArrayReader(self.version, array, self._verify, objects)
 
     def _is_small(self, array: str) -> bool:
-        there = array == "label" or not isinstance(self.version, GrowingVersion)
+        there = array == "label" or not isinstance(self.version, LiveVersion)
         return there and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
 
-    def _objects(self, array: str) -> Objects:
+    def _objects(self, array: str) -> ShardFiles:
         return (MappedObjects if self._mapped else RangedObjects)(self.version, array)
 
     def _choose(self, fields: FieldNames) -> list[str]:
@@ -163,7 +163,7 @@ class Columns:
 
 
 def read_whole(
-    version: Version, name: str, objects: Objects | None = None, verify: str = "first"
+    version: Version, name: str, objects: ShardFiles | None = None, verify: str = "first"
 ) -> np.ndarray:
     """(rows, ...) of a small field; labels as int64.
 

@@ -34,7 +34,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedObjects:
     """Objects that came over the network, and their bytes."""
 
     objects: int = 0
@@ -75,7 +75,7 @@ class LoaderStats:
     stall_ratio: float
     cpu_seconds: float = 0.0
     ready: float = 0.0
-    fetched: Fetched = Fetched()
+    fetched: FetchedObjects = FetchedObjects()
     repeated: int = 0
 
 
@@ -178,7 +178,9 @@ class StallClock(Generic[Mark]):
             self._times[part].append(seconds)
             self._totals[part] += seconds
 
-    def report(self, cpu_seconds: float = 0.0, fetched: Fetched | None = None) -> LoaderStats:
+    def report(
+        self, cpu_seconds: float = 0.0, fetched: FetchedObjects | None = None
+    ) -> LoaderStats:
         """Everything since the last report, which starts a new one."""
         self._settle()
         total = self._totals["data"] + self._totals["step"]
@@ -192,7 +194,7 @@ class StallClock(Generic[Mark]):
             stall_ratio=self._totals["data"] / total if total else 0.0,
             cpu_seconds=cpu_seconds,
             ready=self._ready / self._batches if self._batches else 0.0,
-            fetched=fetched or Fetched(),
+            fetched=fetched or FetchedObjects(),
         )
         self._reset()
         return stats

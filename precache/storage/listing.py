@@ -32,7 +32,7 @@ class Page(NamedTuple):
     token: str | None
 
 
-class Span(NamedTuple):
+class KeyRange(NamedTuple):
     """What is still to be listed directly below a prefix: names from one to another.
 
     Attributes
@@ -56,12 +56,12 @@ class Span(NamedTuple):
         """Whether a name lies between its ends."""
         return self.after < name and (self.end is None or name <= self.end)
 
-    def split(self) -> list[Span]:
+    def split(self) -> list[KeyRange]:
         """The same in two, to be listed at a time, if it is more than a page."""
         middle = between(self.seen, self.end) if self.token else None
         if middle is None:
             return [self]
-        return [self._replace(end=middle), Span(self.prefix, middle, self.end)]
+        return [self._replace(end=middle), KeyRange(self.prefix, middle, self.end)]
 
 
 _LOWEST, _BASE, _DIGITS = 32, 96, 4
@@ -104,7 +104,7 @@ def splits(protocol: str, fs: Any, path: str) -> bool:
 
 
 def page_of(
-    kind: str, fs: Any, options: Mapping[str, Any], root: str, span: Span, *, fast: bool
+    kind: str, fs: Any, options: Mapping[str, Any], root: str, span: KeyRange, *, fast: bool
 ) -> Page:
     """A page of what lies directly below a prefix, and of the prefix itself where it is an object.
 

@@ -45,7 +45,7 @@ from precache.storage.base import (
     required,
     too_large,
 )
-from precache.storage.listing import Entry, Page, Span, page_of, splits, stripped
+from precache.storage.listing import Entry, KeyRange, Page, page_of, splits, stripped
 from precache.storage.retries import Attempt
 from precache.storage.s3_reads import Part, reads_of
 from precache.storage.server_copy import create_copy
@@ -71,7 +71,7 @@ class _Below:
     """Of a page: what is to be listed after it, its objects, names that are none, and whether it
     began where it was to."""
 
-    more: list[Span]
+    more: list[KeyRange]
     files: list[FileInfo]
     left_out: list[str]
     obeyed: bool
@@ -280,12 +280,12 @@ class RemoteFolder:
         prefix = f"{checked(name, self)}/" if name else ""
         token = None
         while True:
-            listed, token = self._page(fs, Span(prefix, token=token))
+            listed, token = self._page(fs, KeyRange(prefix, token=token))
             yield [each for each in listed if each["name"] or each["type"] == "directory"]
             if token is None:
                 return
 
-    def _page(self, fs: Any, span: Span) -> Page:
+    def _page(self, fs: Any, span: KeyRange) -> Page:
         """What lies directly below a prefix, and the prefix itself where it is an object."""
         name = span.prefix.rstrip("/")
         own = stripped(fs, self._at(name))
@@ -335,7 +335,7 @@ class RemoteFolder:
         """
         fs = self._fs  # in another thread fsspec would make another, with connections of its own
         splitting = splits(self.protocol, fs, self.root)
-        waiting = [Span("")]
+        waiting = [KeyRange("")]
         running: list[Future[_Below]] = []
         pool = Threads(LISTINGS, "precache-list")
         try:
@@ -356,7 +356,7 @@ class RemoteFolder:
         finally:
             pool.close(wait=not running)  # Ctrl-C does not wait for a server
 
-    def _below(self, fs: Any, span: Span) -> _Below:
+    def _below(self, fs: Any, span: KeyRange) -> _Below:
         found, last = _Below([], [], [], True), max(span.after, span.seen)
         listed, token = self._page(fs, span)
         while listed:  # where all comes in one page, what was seen goes at once
@@ -379,7 +379,7 @@ class RemoteFolder:
                         f"another, such as {name[:100]!r}, as where a page lists itself; give the "
                         "folder that holds the files"
                     )
-                found.more.append(Span(f"{name}/"))
+                found.more.append(KeyRange(f"{name}/"))
             elif not is_name(name):
                 found.left_out.append(name)
             else:

@@ -30,7 +30,7 @@ COMMIT_SECONDS = 900.0
 """That a build may take to commit, when it shows no sign of life."""
 
 
-class GrowingVersion(Version):
+class LiveVersion(Version):
     """A version whose build goes on, or went on a moment ago.
 
     Everything that is known of it grows with `advance`, in place. Its `labels` and `keys` are those

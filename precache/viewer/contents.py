@@ -20,15 +20,15 @@ from precache.viewer.pages import (
     LISTED,
     Card,
     Count,
-    Facts,
     Grid,
     Link,
     Picture,
+    VersionFacts,
     grid_page,
     sample_page,
 )
 from precache.viewer.search import Catalogue, Found, Query
-from precache.viewer.source_trace import Originals, Step, Trace, media_type, parameters
+from precache.viewer.source_trace import OpResult, Originals, Trace, media_type, parameters
 
 MOST = 1000
 """Samples of a page."""
@@ -61,7 +61,7 @@ class Pages:
         self._declared = catalogue.version.pipeline.fields
 
     @functools.cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> VersionFacts:
         return facts_of(self._store, self._catalogue)
 
     # --- pages ----------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def _raw(row: int, key: str, data: bytes, address: Address) -> Picture:
     return Picture("raw", source, f"Raw file of {key}", f"{size(len(data))}, {media}")
 
 
-def _step(step: Step, row: int, key: str, name: str, number: int, address: Address) -> Picture:
+def _step(step: OpResult, row: int, key: str, name: str, number: int, address: Address) -> Picture:
     shown = step.shown
     if shown is None:
         return Picture(step.op, note=step.note)

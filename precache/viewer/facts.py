@@ -6,17 +6,17 @@ import json
 
 from precache.recipe.pipeline import Field
 from precache.units import size
-from precache.viewer.pages import Facts
+from precache.viewer.pages import VersionFacts
 from precache.viewer.search import Catalogue
 from precache.viewer.source_trace import parameters
 
 CHANNELS = {"RGB": ("red", "green", "blue"), "RGBA": ("red", "green", "blue", "alpha")}
 
 
-def facts_of(store: str, catalogue: Catalogue) -> Facts:
+def facts_of(store: str, catalogue: Catalogue) -> VersionFacts:
     """What a version says of itself; `store` as the user named it."""
     version = catalogue.version
-    return Facts(
+    return VersionFacts(
         store,
         version.id,
         version.path,

@@ -60,7 +60,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Facts:
+class VersionFacts:
     """A version as a whole.
 
     Attributes
@@ -101,7 +101,7 @@ class Grid:
         Whether samples have several pictures each.
     """
 
-    facts: Facts
+    facts: VersionFacts
     query: Query
     cards: Sequence[Card]
     counts: Sequence[Count]
@@ -119,7 +119,7 @@ def grid_page(grid: Grid, *, static: bool = False) -> str:
     return _render("view_grid.html", static=static, title=title, root=".", **vars(grid))
 
 
-def sample_page(facts: Facts, card: Card, links: Sequence[Link]) -> str:
+def sample_page(facts: VersionFacts, card: Card, links: Sequence[Link]) -> str:
     """HTML of a page about one sample, one level below the pages of samples."""
     title = f"{card.key} in {facts.store}"
     return _render("view_sample.html", title=title, root="..", facts=facts, card=card, links=links)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from precache.errors import DamageError, StorageError, UsageError
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from precache.storage.open import StorageOptions
 from precache.store.small_arrays import KEYS_PER_CHUNK
 
@@ -95,7 +95,7 @@ class Catalogue:
     """
 
     def __init__(self, uri: str, storage_options: StorageOptions = None) -> None:
-        self._columns = Columns(uri, None, "first", storage_options)
+        self._columns = VersionReader(uri, None, "first", storage_options)
         self.version = self._columns.version
         self.fields = list(self.version.fields)
 
@@ -222,7 +222,7 @@ class Catalogue:
             return str(error)
         return found
 
-    def _read(self, rows: Sequence[int], columns: Columns) -> Iterator[dict[str, np.ndarray]]:
+    def _read(self, rows: Sequence[int], columns: VersionReader) -> Iterator[dict[str, np.ndarray]]:
         shapes = columns.shapes.items()
         out = {name: np.empty((len(rows), *shape), dtype) for name, (shape, dtype) in shapes}
         columns.read(np.array(rows, np.int64), out)

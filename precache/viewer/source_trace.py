@@ -40,7 +40,7 @@ _MEDIA = {
 
 
 @dataclass(frozen=True)
-class Step:
+class OpResult:
     """What one op leaves.
 
     Attributes
@@ -76,7 +76,7 @@ class Trace:
 
     raw: bytes | None = None
     note: str = ""
-    steps: Mapping[str, list[Step]] = field(default_factory=dict)
+    steps: Mapping[str, list[OpResult]] = field(default_factory=dict)
     results: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -187,7 +187,7 @@ class Originals:
         for name, (recipe, note) in self._recipes.items():
             steps[name], result = _steps(recipe, fetched, key)
             if note:
-                steps[name].append(Step("function", None, note))
+                steps[name].append(OpResult("function", None, note))
             elif result is not None:
                 results[name] = result
         return Trace(raw, "", steps, results)
@@ -197,9 +197,11 @@ class Originals:
         return fetched
 
 
-def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> tuple[list[Step], np.ndarray | None]:
+def _steps(
+    recipe: FieldRecipe, sample: Sample, key: str
+) -> tuple[list[OpResult], np.ndarray | None]:
     """What each op leaves, and the row, unless an op fails."""
-    steps: list[Step] = []
+    steps: list[OpResult] = []
     value: Any = None
     try:
         for op, value in recipe.steps(sample, key):
@@ -207,19 +209,19 @@ def _steps(recipe: FieldRecipe, sample: Sample, key: str) -> tuple[list[Step], n
                 steps.append(_step(op, np.asarray(value)))
         return steps, recipe.row(value).copy()
     except SampleError as error:
-        steps.append(Step("failed", None, str(error)))
+        steps.append(OpResult("failed", None, str(error)))
     except Exception as error:  # whatever a decoder raises on a hostile file
-        steps.append(Step("failed", None, f"{type(error).__name__}: {error}"))
+        steps.append(OpResult("failed", None, f"{type(error).__name__}: {error}"))
     return steps, None
 
 
-def _step(op: Op, array: np.ndarray) -> Step:
+def _step(op: Op, array: np.ndarray) -> OpResult:
     given = parameters(op)
     head = f"{given}: " if given else ""
     shown = as_picture(array, channels_last=True)
     if shown is None:
-        return Step(op.op, None, head + in_words(array))
+        return OpResult(op.op, None, head + in_words(array))
     shown = thinned(shown, SIDE)
     note = f"{head}{array.shape[1]} x {array.shape[0]}, {array.dtype.name}"
     copied = Shown(shown.pixels.copy(), shown.note)  # the next sample is decoded over it
-    return Step(op.op, copied, f"{note}; {shown.note}" if shown.note else note)
+    return OpResult(op.op, copied, f"{note}; {shown.note}" if shown.note else note)

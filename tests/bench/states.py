@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import precache
-from precache.loading.position import Place
+from precache.loading.position import Position
 from precache.sampling.order import Order, Shuffle, ValidRows
 from tests.bench.common import Machine
 
@@ -60,7 +60,7 @@ def _loader(group: str, rows: int, shuffle: Shuffle) -> precache.Loader:
     loader = precache.Loader(group, BATCH, device="cpu", fields={"x": "x"})
     holes = np.linspace(0, rows - 1, HOLES).astype(np.int64)
     loader._order = Order(ValidRows(rows, holes), BATCH, shuffle)
-    loader._place = Place(len(loader))
+    loader._place = Position(len(loader))
     loader.seek(3, len(loader) // 2)
     return loader
 

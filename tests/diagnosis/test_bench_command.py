@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import precache
-from precache.diagnosis.bench import BenchResult, Cost, bench
+from precache.diagnosis.bench import BenchResult, ReadCost, bench
 from precache.errors import StoreError, UsageError
 from tests.conftest import BuiltStore
 from tests.support.building import build_here, write, write_jpegs
@@ -17,7 +17,7 @@ from tests.support.building import build_here, write, write_jpegs
 
 def assert_sane(result: BenchResult) -> None:
     for cost in (result.first_epoch, result.warm, result.copy_limit):
-        assert isinstance(cost, Cost)
+        assert isinstance(cost, ReadCost)
         assert 0 < cost.samples_per_s < math.inf
         assert 0 < cost.cpu_ms_per_1000 < math.inf
     assert result.cpu_ratio == pytest.approx(

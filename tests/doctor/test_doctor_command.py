@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import precache
-from precache_workers.doctor.report import Prognosis
+from precache_workers.doctor.report import DoctorReport
 from precache_workers.doctor.text import cores, duration, number, print_prognosis
 from precache_workers.profiling.measured import CodecTimes, Host
 from tests.doctor.test_report import ask, cut, measured, times
@@ -24,7 +24,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def told(found: Prognosis) -> str:
+def told(found: DoctorReport) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=80, highlight=False, markup=False, soft_wrap=True)
     print_prognosis(found, console)
@@ -154,4 +154,4 @@ def test_numbers_are_short() -> None:
 
 
 def test_the_class_of_the_answer_is_public() -> None:
-    assert precache.Prognosis is Prognosis
+    assert precache.DoctorReport is DoctorReport

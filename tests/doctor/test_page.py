@@ -18,7 +18,7 @@ from precache.cli import main as cli
 from precache.errors import StorageError, UsageError
 from precache.units import size
 from precache_workers.doctor import page as doctor_page
-from precache_workers.doctor.report import Prognosis
+from precache_workers.doctor.report import DoctorReport
 from tests.doctor.test_report import ask, measured, times
 from tests.support.browser import CHROMIUM, Tab, chromium
 from tests.support.building import write, write_jpegs
@@ -94,7 +94,7 @@ def test_any_rate_and_any_number_of_cores_can_be_modelled(
 
 @pytest.mark.parametrize("found", [FOUND, NOTHING], ids=["found", "hostile"])
 def test_the_picture_shows_stages_and_both_colours_of_before_and_after(
-    found: Prognosis, tmp_path: Path
+    found: DoctorReport, tmp_path: Path
 ) -> None:
     found.png(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
@@ -137,7 +137,7 @@ def test_what_cannot_be_written_is_said_before_measuring(
 @in_a_browser
 @pytest.mark.parametrize("found", [FOUND, NOTHING], ids=["found", "hostile"])
 def test_a_page_is_fine_and_what_it_plays_can_be_stepped_through(
-    tab: Tab, tmp_path: Path, found: Prognosis
+    tab: Tab, tmp_path: Path, found: DoctorReport
 ) -> None:
     found.html(tmp_path / "a.html")
     tab.fine(tmp_path / "a.html")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache_workers.doctor.report import (
-    Prognosis,
+    DoctorReport,
     best_cut,
     prognosis,
     relative_error,
@@ -24,7 +24,7 @@ from precache_workers.profiling.measured import (
     CodecTimes,
     CutTimes,
     Host,
-    Measured,
+    SourceMeasurements,
     StepTimes,
     Throughput,
 )
@@ -48,9 +48,9 @@ def cut(nbytes: float, decode_ms: float, alike: bool = True, frozen: bool = Fals
     )
 
 
-def measured(**changes: Any) -> Measured:
+def measured(**changes: Any) -> SourceMeasurements:
     """Four samples of a thousand: 0.1 ms of fetching, 2 of decoding, 1 of resizing, 0.4 of zstd."""
-    found = Measured(
+    found = SourceMeasurements(
         source="photos",
         samples=1000,
         complete=True,
@@ -78,7 +78,7 @@ def measured(**changes: Any) -> Measured:
     return dataclasses.replace(found, **changes)
 
 
-def ask(found: Measured, rate: float = 1000, cores: int = 4) -> Prognosis:
+def ask(found: SourceMeasurements, rate: float = 1000, cores: int = 4) -> DoctorReport:
     return prognosis(found, rate, cores, 12.0)
 
 

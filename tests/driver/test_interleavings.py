@@ -52,11 +52,11 @@ from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
 from precache_workers.driver.build import _Build
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.run_monitor import Account
-from precache_workers.planning.listing import Listed
+from precache_workers.driver.run_monitor import RunMonitor
+from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.reuse import Placed
-from precache_workers.planning.target_version import Goal, Recipe
+from precache_workers.planning.target_version import Recipe, TargetVersion
 from precache_workers.planning.work import Work
 from precache_workers.sources.base import Fetched
 from tests.support.interleaving import (
@@ -239,7 +239,7 @@ def build(source: Rows, retry_failed: bool = False) -> str:
         retry_failed=retry_failed,
     )
     with BuildProgress(False) as progress:
-        account = Account(request, progress)
+        account = RunMonitor(request, progress)
         try:
             return _Build(request, progress, account).run().version
         except Exception as error:
@@ -419,12 +419,12 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
 def minimal(source: Rows) -> str:
     """A build's calls from its lease on, of a version that is listed and measured."""
     table = source.list(lambda count: None).table
-    goal = Goal.of(ACTORS.store, Recipe(PIPELINE, "f", table, table.digest), 4, SHAPES)
+    goal = TargetVersion.of(ACTORS.store, Recipe(PIPELINE, "f", table, table.digest), 4, SHAPES)
     request = Request(source, "store", PIPELINE, address="serial")  # type: ignore[arg-type]
     with BuildProgress(False) as progress:
-        account = Account(request, progress)
+        account = RunMonitor(request, progress)
         build = _Build(request, progress, account)
-        build.listed = Listed(goal.recipe, Placed(table), 0, {}, False, 0.0)
+        build.listed = ListedSource(goal.recipe, Placed(table), 0, {}, False, 0.0)
         try:
             return build._make(run_serial, Work(goal, None, {}, [0])).version
         except Exception as error:
@@ -432,7 +432,9 @@ def minimal(source: Rows) -> str:
             raise
 
 
-def few_objects(goal: Goal, facts: precache_workers.driver.commit.Facts) -> dict[str, bytes]:
+def few_objects(
+    goal: TargetVersion, facts: precache_workers.driver.commit.Facts
+) -> dict[str, bytes]:
     return dict.fromkeys(("holes/c/0", "rows/c/0"), json_of_the_actor(list(facts.shards)))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.store.receipts import Receipt, ShardObject
-from precache_workers.driver.tally import SHARDS, WINDOW, Rates, Tally, by_number
+from precache_workers.driver.tally import SHARDS, WINDOW, BuildRates, Tally, by_number
 
 
 def receipt(host: str, wall: float, images: int = 100, holes: int = 0) -> Receipt:
@@ -77,7 +77,7 @@ def test_the_first_shards_of_all_cores_count_from_when_they_began() -> None:
     tally = Tally()
     for _ in range(4):
         tally.add(receipt("a", 20.0), now=1020.0)
-    assert tally.nodes["a"].rates(1039.0) == Rates(20.0, 200.0, 400.0, 4.0)
+    assert tally.nodes["a"].rates(1039.0) == BuildRates(20.0, 200.0, 400.0, 4.0)
 
 
 def test_a_node_that_makes_no_more_comes_to_nothing() -> None:

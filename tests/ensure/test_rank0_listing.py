@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from precache.errors import BuildError
-from precache_workers.ensure.rank0_listing import Told
+from precache_workers.ensure.rank0_listing import Rank0Channel
 from tests.support.building import environment, write, write_jpegs
 
 _RANK = """
@@ -127,8 +127,8 @@ def test_ranks_may_ask_alone(found: list[dict[str, Any]]) -> None:
 
 def test_a_failure_that_is_none_of_ours_is_named() -> None:
     store = HashStore()
-    leader = Told(store, "asked", leads=True)
+    leader = Rank0Channel(store, "asked", leads=True)
     leader.begin()
     leader.fail(MemoryError())
     with pytest.raises(BuildError, match=r"^rank 0: MemoryError\(\)$"):
-        Told(store, "asked", leads=False).hear()
+        Rank0Channel(store, "asked", leads=False).hear()

@@ -21,7 +21,7 @@ from precache.cli.refresh import add_refresh
 from precache.errors import UsageError
 from precache.maintenance.gc import seconds_of
 from precache_workers.jobs import job_package
-from precache_workers.jobs.job_package import Parcel, pack, pack_refresh
+from precache_workers.jobs.job_package import JobPackage, pack, pack_refresh
 from tests.support.building import write
 
 RECIPE = precache.Pipeline.image(resize=(20, 24), crop=16)
@@ -60,7 +60,7 @@ def parsed(arguments: tuple[str, ...]) -> argparse.Namespace:
     return parser.parse_args(list(arguments[1:]))
 
 
-def pack_code(*code: Path | str) -> Parcel:
+def pack_code(*code: Path | str) -> JobPackage:
     return pack("/in", "/out", RECIPE, {}, code)
 
 

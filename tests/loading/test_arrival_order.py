@@ -20,9 +20,9 @@ from torch.utils.data import Dataset
 
 import precache
 from precache.errors import BuildError, UsageError
-from precache.loading.arrival_order import FollowOrder
+from precache.loading.arrival_order import ArrivalOrder
 from precache.store import live_version
-from precache.store.live_version import GrowingVersion
+from precache.store.live_version import LiveVersion
 from precache.transforms import MixUp
 from tests.support.building import (
     build_here,
@@ -73,11 +73,11 @@ def coming(draw: st.DrawFn) -> tuple[Any, ...]:
     return rows, per_shard, order, holes
 
 
-def orders(version: tuple[Any, ...], world: int, batch: int, **more: Any) -> list[FollowOrder]:
+def orders(version: tuple[Any, ...], world: int, batch: int, **more: Any) -> list[ArrivalOrder]:
     given = {"seed": 1, "drop_last": False, "stopped": threading.Event(), **more}
     versions: list[Any] = [Coming(*version) for _ in range(world)]
     return [
-        FollowOrder(v, batch, rank=r, world_size=world, **given) for r, v in enumerate(versions)
+        ArrivalOrder(v, batch, rank=r, world_size=world, **given) for r, v in enumerate(versions)
     ]
 
 
@@ -263,7 +263,7 @@ def rows_of(batches: Any) -> list[int]:
 
 def test_a_state_of_the_first_epoch_goes_on_after_the_commit(held: Training) -> None:
     version = held.ensure()
-    assert isinstance(version, GrowingVersion)
+    assert isinstance(version, LiveVersion)
     with precache.Loader(version, batch_size=3) as loader:
         batches = iter(loader)
         first = next(batches)
@@ -272,7 +272,7 @@ def test_a_state_of_the_first_epoch_goes_on_after_the_commit(held: Training) -> 
     held.go()
     poll(lambda: list(held.store.glob("commits/*.json")), "the commit")
     late = held.ensure()
-    assert isinstance(late, GrowingVersion)
+    assert isinstance(late, LiveVersion)
     with precache.Loader(late, batch_size=3) as loader:
         whole = [batch["row"].tolist() for batch in loader]
         assert len(loader) == 8
@@ -294,7 +294,7 @@ def test_a_state_of_the_first_epoch_goes_on_after_the_commit(held: Training) -> 
     kept = held.store / "_followed" / f"{late.id}.json"
     assert kept.exists()
     kept.unlink()
-    assert not isinstance(held.ensure(), GrowingVersion)
+    assert not isinstance(held.ensure(), LiveVersion)
 
 
 def test_a_build_that_is_killed_is_told_and_goes_on_with_the_next_training(held: Training) -> None:
@@ -380,7 +380,7 @@ def test_in_a_bucket_by_way_of_a_disk_cache(
         shard_samples=4,
         storage_options=s3.options(),
     )
-    assert isinstance(version, GrowingVersion)
+    assert isinstance(version, LiveVersion)
     with precache.Loader(version, batch_size=3, cache_dir=tmp_path / "cache") as loader:
         assert len(loader) == 7
         first = rows_of(loader)
@@ -416,7 +416,7 @@ def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
     source = "python:tests.loading.test_arrival_order:squares"
     store = tmp_path / "store"
     version = precache.ensure(recipe, source, store, follow=True, progress=False, address="serial")
-    assert isinstance(version, GrowingVersion)
+    assert isinstance(version, LiveVersion)
     with (
         precache.Loader(version, batch_size=4, transform=MixUp(39)) as loader,
         pytest.raises(UsageError, match=r"has the label 39, and MixUp takes 0 to 38; 1 rows"),
@@ -445,7 +445,7 @@ def test_small_fields_and_labels_that_come_with_samples_grow_too(
         progress=False,
         address="serial",
     )
-    assert isinstance(version, GrowingVersion)
+    assert isinstance(version, LiveVersion)
     with precache.Loader(version, batch_size=4) as loader:
         for _ in range(2):
             seen = []

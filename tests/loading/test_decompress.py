@@ -18,7 +18,7 @@ from precache.errors import DamageError, UsageError
 from precache.loading import stream
 from precache.loading.slots import undo_image_tensor
 from precache.loading.stream import BatchStream
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def test_frames_come_one_after_another_as_they_are_stored(
     codec: str, stores: dict[str, BuiltStore]
 ) -> None:
-    [reader] = Columns(str(stores[codec].path)).readers.values()
+    [reader] = VersionReader(str(stores[codec].path)).readers.values()
     rows = np.array([4, 0, 20, 4])
     out = np.full(len(rows) * reader.frame_bound, 255, np.uint8)
     lengths = reader.read_frames(rows, out)
@@ -46,7 +46,7 @@ def test_only_rows_that_are_a_frame_each_are_framed(
     stores: dict[str, BuiltStore], tile_stores: dict[str, BuiltStore]
 ) -> None:
     def framed(store: BuiltStore) -> bool:
-        [reader] = Columns(str(store.path)).readers.values()
+        [reader] = VersionReader(str(store.path)).readers.values()
         return reader.framed
 
     assert [framed(stores[codec]) for codec in ("raw", "zstd", "image")] == [False, True, True]
@@ -68,7 +68,7 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     codec: str, stores: dict[str, BuiltStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = stores[codec]
-    columns = Columns(str(store.path))
+    columns = VersionReader(str(store.path))
     monkeypatch.setattr(stream, "_framed", lambda columns, device: dict(columns.readers))
     monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
     monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
@@ -113,7 +113,7 @@ def test_a_damaged_frame_is_found_before_it_is_handed_out(
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    [reader] = Columns(str(store.path)).readers.values()
+    [reader] = VersionReader(str(store.path)).readers.values()
     rows = np.arange(min(4, reader.array.object_shape[0]))
     with pytest.raises(DamageError, match=r"is damaged at row \d+ \(.*png"):
         reader.read_frames(rows, np.empty(len(rows) * reader.frame_bound, np.uint8))

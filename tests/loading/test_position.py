@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.errors import UsageError
-from precache.loading.position import Place, require_same
+from precache.loading.position import Position, require_same
 
 
 @given(st.integers(1, 20), st.integers(0, 5), st.data())
 def test_what_was_saved_is_where_the_next_iterator_begins(
     length: int, epoch: int, data: st.DataObject
 ) -> None:
-    place = Place(length)
+    place = Position(length)
     place.choose(epoch)
     assert place.begin() == (epoch, 0)
     batches = data.draw(st.integers(1, length))
     place.received(epoch, batches)
-    other = Place(length)
+    other = Position(length)
     other.load(place.saved())
     expected = (epoch, batches) if batches < length else (epoch + 1, 0)
     assert other.begin() == expected
@@ -27,7 +27,7 @@ def test_what_was_saved_is_where_the_next_iterator_begins(
 
 
 def test_a_resumed_epoch_that_is_chosen_again_goes_on() -> None:
-    place = Place(9)
+    place = Position(9)
     place.seek(3, 5)
     place.choose(3)
     assert place.saved() == {"epoch": 3, "batch": 5}
@@ -37,7 +37,7 @@ def test_a_resumed_epoch_that_is_chosen_again_goes_on() -> None:
 
 @pytest.mark.parametrize("batch", [-1, 9, None, 1.0])
 def test_a_place_that_is_none_is_refused(batch: object) -> None:
-    place = Place(9)
+    place = Position(9)
     with pytest.raises(UsageError, match=f"at epoch 2, batch {batch!r}; an epoch has 9"):
         place.load({"epoch": 2, "batch": batch})
     assert place.saved() == {"epoch": 0, "batch": 0}

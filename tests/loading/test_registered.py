@@ -20,9 +20,9 @@ from precache.errors import DamageError, UsageError
 from precache.loading import stream
 from precache.loading.gpu import registered as room
 from precache.loading.gpu.gathering import Places, gather
-from precache.loading.gpu.registered import DEVICEMAP, READ_ONLY, Span
+from precache.loading.gpu.registered import DEVICEMAP, READ_ONLY, MappedFiles
 from precache.loading.stream import BatchStream
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 from tests.loading.test_decompress import stand_in_for_nvcomp
 
@@ -42,7 +42,7 @@ def test_files_lie_one_behind_another_and_go_again(tmp_path: Path, private: bool
         path.write_bytes(content)
         path.chmod(0o400)  # a store may be read-only
         files.append((path, len(content)))
-    span = Span(files, private=private)
+    span = MappedFiles(files, private=private)
     seen = span.host_tensor().numpy()
     assert span.starts() == [0, 4096, 8192]
     assert [nbytes for _, nbytes in span.pieces] == [4096, 4096, 12288]
@@ -56,7 +56,7 @@ def test_files_lie_one_behind_another_and_go_again(tmp_path: Path, private: bool
 def test_a_file_that_is_gone_leaves_nothing_mapped(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"here")
     with pytest.raises(precache.PrecacheError, match=r"cannot map .*/gone"):
-        Span([(tmp_path / "there", 4), (tmp_path / "gone", 4)], private=False)
+        MappedFiles([(tmp_path / "there", 4), (tmp_path / "gone", 4)], private=False)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
@@ -66,7 +66,7 @@ def test_places_reach_beyond_four_gigabytes(tmp_path: Path) -> None:
         file.seek(far + 4)
         file.write(bytes(range(row)))
     places = Places(np.array([4]), 1 << 40, 1, row, 1 << 20)
-    span = Span([(path, far + 4 + row)], private=False)
+    span = MappedFiles([(path, far + 4 + row)], private=False)
     rows = torch.from_numpy(places.of(np.array([far >> 20])))
     found = gather(span.host_tensor(), rows, row, places.unit)
     assert found.tolist() == [list(range(row))]
@@ -166,7 +166,7 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[
 
     def use(driver: Recorder) -> Callable[[Any], Any]:
         monkeypatch.setattr(room, "Driver", lambda device: driver)
-        monkeypatch.setattr(Span, "device_tensor", lambda span, device: span.host_tensor())
+        monkeypatch.setattr(MappedFiles, "device_tensor", lambda span, device: span.host_tensor())
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
         return functools.partial(room.registered, device=torch.device("cuda", 0))
 
@@ -190,7 +190,7 @@ def test_what_the_driver_refuses_is_done_another_way_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = Recorder(refused=refused)
-    found = as_device(driver)(Columns(str(stores["raw"].path)))
+    found = as_device(driver)(VersionReader(str(stores["raw"].path)))
     assert {each for _, each in driver.held.values()} == ({flags} if flags else set())
     assert len(driver.held) == (3 if flags else 0)
     assert (found is not None) == (flags is not None)
@@ -206,7 +206,7 @@ def test_a_span_is_registered_whole_or_not_at_all(
 ) -> None:
     driver = Recorder(room=2)
     path = stores["raw"].path
-    columns = Columns(str(path))
+    columns = VersionReader(str(path))
     assert columns.readers["image"].plain_objects()  # mapped for the host
     before = _maps_of(path)
     assert as_device(driver)(columns) is None
@@ -222,7 +222,7 @@ def test_what_nobody_closes_goes_with_its_last_reference(
     stores: dict[str, BuiltStore], as_device: Callable[[Recorder], Callable[[Any], Any]]
 ) -> None:
     driver = Recorder()
-    found = as_device(driver)(Columns(str(stores["raw"].path)))
+    found = as_device(driver)(VersionReader(str(stores["raw"].path)))
     assert len(driver.held) == 3
     del found
     assert not driver.held
@@ -234,7 +234,7 @@ def test_a_forked_process_leaves_it_to_its_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Recorder()
-    found = as_device(driver)(Columns(str(stores["raw"].path)))
+    found = as_device(driver)(VersionReader(str(stores["raw"].path)))
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
         found.close()
@@ -252,7 +252,9 @@ def ignoring_damage(
     return torch.zeros((len(lengths), row_nbytes), dtype=torch.uint8), none
 
 
-def _batch(batches: BatchStream, columns: Columns, rows: np.ndarray) -> dict[str, torch.Tensor]:
+def _batch(
+    batches: BatchStream, columns: VersionReader, rows: np.ndarray
+) -> dict[str, torch.Tensor]:
     """What the device makes of a slot, on the host."""
     [part] = batches._split([rows])
     batches._fill(columns, part)
@@ -265,7 +267,7 @@ def _batch(batches: BatchStream, columns: Columns, rows: np.ndarray) -> dict[str
 @pytest.fixture
 def gathering(
     as_device: Callable[[Recorder], Callable[[Any], Any]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Columns], BatchStream]:
+) -> Callable[[VersionReader], BatchStream]:
     """A stream whose rows are gathered from registered shards."""
     register = as_device(Recorder())
     monkeypatch.setattr(
@@ -290,10 +292,10 @@ def test_batches_are_those_of_the_host(
     kind: str,
     codec: str,
     request: pytest.FixtureRequest,
-    gathering: Callable[[Columns], BatchStream],
+    gathering: Callable[[VersionReader], BatchStream],
 ) -> None:
     store = request.getfixturevalue(kind)[codec]
-    columns = Columns(str(store.path))
+    columns = VersionReader(str(store.path))
     batches = gathering(columns)
     assert batches._pool.nbytes < 1000  # no pixel, and no frame, goes through a slot
     rows = columns.valid(np.array([20, 0, 7, 8, 15, 16, 20]))
@@ -310,7 +312,7 @@ def test_batches_are_those_of_the_host(
 def test_each_epoch_gathers_from_its_variant(
     photos: Path,
     make_store: Callable[..., BuiltStore],
-    gathering: Callable[[Columns], BatchStream],
+    gathering: Callable[[VersionReader], BatchStream],
 ) -> None:
     field = {
         "ops": [{"op": "decode"}, {"op": "random_resized_crop", "size": 90}],
@@ -318,7 +320,7 @@ def test_each_epoch_gathers_from_its_variant(
         "variants": 2,
     }
     store = make_store(photos, precache.Pipeline.from_dict({"fields": {"image": field}}))
-    columns, rows = Columns(str(store.path)), np.array([3, 1])
+    columns, rows = VersionReader(str(store.path)), np.array([3, 1])
     batches = gathering(columns)
     for epoch in range(3):
         turn = columns.at_epoch(epoch)
@@ -336,11 +338,11 @@ def test_rows_are_checked_on_the_host_the_first_time(
     reason: str,
     stores: dict[str, BuiltStore],
     copy_store: Callable[[BuiltStore], BuiltStore],
-    gathering: Callable[[Columns], BatchStream],
+    gathering: Callable[[VersionReader], BatchStream],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = copy_store(stores[codec])
-    columns, row = Columns(str(store.path)), np.array([2])
+    columns, row = VersionReader(str(store.path)), np.array([2])
     batches = gathering(columns)
     _batch(batches, columns, row)
     monkeypatch.setattr(nvcomp, "decompress", ignoring_damage)
@@ -351,7 +353,7 @@ def test_rows_are_checked_on_the_host_the_first_time(
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
     assert len(_batch(batches, columns, row)["image"]) == 1
-    again = Columns(str(store.path))
+    again = VersionReader(str(store.path))
     with pytest.raises(DamageError, match=rf"is damaged at row 2 \(.*{reason}"):
         _batch(gathering(again), again, row)
 
@@ -365,7 +367,7 @@ def test_too_much_is_refused_before_anything_is_mapped(
     monkeypatch.setattr(room, "Span", None)
     register = as_device(Recorder())
     with pytest.raises(UsageError, match=r"has 866 KB of shards, and 1 MB of memory are"):
-        register(Columns(str(stores["raw"].path)))
+        register(VersionReader(str(stores["raw"].path)))
 
 
 @pytest.mark.parametrize("refused", [(), (SHARED,)], ids=["shared", "copied"])
@@ -378,7 +380,7 @@ def test_copies_count_once_for_each_rank_of_the_node(
     monkeypatch.setattr(room, "available_bytes", lambda: 4_000_000)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     driver = Recorder(refused=refused)
-    columns = Columns(str(stores["raw"].path))
+    columns = VersionReader(str(stores["raw"].path))
     if not refused:
         as_device(driver)(columns).close()
         return
@@ -410,7 +412,7 @@ def test_where_it_cannot_be_the_log_says_once_why(
         with precache.Loader(stores[codec].path, 4, device="cpu", gather="device") as loader:
             assert sum(len(batch["row"]) for batch in loader) == 21
     else:
-        assert room.registered(Columns(str(stores[codec].path)), torch.device(device)) is None
+        assert room.registered(VersionReader(str(stores[codec].path)), torch.device(device)) is None
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert record.message == f"rows are read by the host after all: {why}"

@@ -15,7 +15,7 @@ from precache.errors import UsageError
 from precache.loading.gpu import resident
 from precache.loading.slots import as_array
 from precache.loading.stream import ResidentStream
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
 from precache.sampling.order import Order
 from tests.conftest import BuiltStore
@@ -49,7 +49,7 @@ def test_nothing_is_read_from_the_disk_any_more(
 
 def test_batches_gathered_on_a_device_are_the_same(store: BuiltStore) -> None:
     """The way of CUDA devices, on the one that is always there."""
-    columns, cpu = Columns(str(store.path)), torch.device("cpu")
+    columns, cpu = VersionReader(str(store.path)), torch.device("cpu")
     stream = ResidentStream(resident.load(columns, cpu), cpu)
     rows = store.rows()
     for batch in stream.batches(Order(columns.valid, 5).epoch(0)):
@@ -70,7 +70,7 @@ def test_every_dtype_can_be_resident(dtype: str, tmp_path: Path) -> None:
         }
         tensorstore.open(spec, create=True).result().write(values[name]).result()
     fields, cpu = {name: name for name in values}, torch.device("cpu")
-    columns = Columns(str(tmp_path), fields)
+    columns = VersionReader(str(tmp_path), fields)
     stream = ResidentStream(resident.load(columns, cpu), cpu)
     how: dict[str, Any] = {"fields": fields, "seed": 1, "device": "cpu"}
     with (

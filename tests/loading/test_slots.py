@@ -32,7 +32,7 @@ from precache.loading.slots import (
     slots_of_a_block,
     undo_image_tensor,
 )
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from precache.recipe.ops import DTYPES
 from tests.conftest import BuiltStore
 
@@ -328,13 +328,13 @@ def test_all_threads_decode_the_same_batch(
 ) -> None:
     """Each waits until three have begun, of an epoch of one batch."""
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
-    together, read = threading.Barrier(3), Columns.read
+    together, read = threading.Barrier(3), VersionReader.read
 
-    def read_together(self: Columns, *args: Any, **kwargs: Any) -> None:
+    def read_together(self: VersionReader, *args: Any, **kwargs: Any) -> None:
         together.wait(30)
         read(self, *args, **kwargs)
 
-    monkeypatch.setattr(Columns, "read", read_together)
+    monkeypatch.setattr(VersionReader, "read", read_together)
     with precache.Loader(store.path, batch_size=21, threads=3) as loader:
         [batch] = loader
     np.testing.assert_array_equal(batch["image"], store.rows()[batch["row"]])
@@ -362,7 +362,7 @@ def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
     store = copy_store(stores["zstd"])
     row = int(store.open().valid.nonzero()[0][13])
-    [reader] = Columns(str(store.path)).readers.values()
+    [reader] = VersionReader(str(store.path)).readers.values()
     [(path, [(offset, length)])] = reader.extents(np.array([row])).items()
     with Path(path).open("r+b") as file:
         file.seek(offset + length // 2)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import precache
 from precache.cli.main import main
 from precache.errors import StoreError
-from precache.maintenance.diff import Change, Difference, Origin, Samples, compare_samples
+from precache.maintenance.diff import Change, Difference, RawSample, Samples, compare_samples
 from tests.support.building import build_here, cut, encoded, write, write_jpegs
 
 PLAIN = precache.Pipeline.image(resize=32, crop=28)
@@ -160,7 +160,7 @@ def test_what_cannot_be_compared(source: Path, tmp_path: Path) -> None:
 
 
 ORIGINS = st.builds(
-    Origin, st.sampled_from(["", "a", "b"]), st.integers(0, 1), st.integers(0, 1), st.just("")
+    RawSample, st.sampled_from(["", "a", "b"]), st.integers(0, 1), st.integers(0, 1), st.just("")
 )
 SAMPLES = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y"]), st.booleans(), ORIGINS),

@@ -28,7 +28,7 @@ from precache.cli.main import main
 from precache.errors import BuildError, StorageError, StoreError, UsageError
 from precache.maintenance import gc as garbage
 from precache.maintenance.gc import UNTOUCHED_SECONDS, Collected, plan_gc, seconds_of
-from precache.maintenance.scan import COPIES, TRASH, Place, StoredObject
+from precache.maintenance.scan import COPIES, TRASH, ListedObject, StoredVersion
 from precache.storage.base import Folder
 from precache.storage.local import LocalFolder
 from precache.storage.open import open_folder
@@ -99,11 +99,11 @@ def why(done: Collected) -> dict[str, str]:
 # --- what goes ----------------------------------------------------------------------------------
 
 
-def place(name: str, complete: bool = True, build_idle: float | None = None) -> Place:
-    objects = [StoredObject(ROOT, 1, NOW - 900 * DAY)]
+def place(name: str, complete: bool = True, build_idle: float | None = None) -> StoredVersion:
+    objects = [ListedObject(ROOT, 1, NOW - 900 * DAY)]
     if build_idle is not None:
-        objects.append(StoredObject(DESCRIPTION, 1, NOW - build_idle))
-    return Place(name, complete, tuple(objects), None)
+        objects.append(ListedObject(DESCRIPTION, 1, NOW - build_idle))
+    return StoredVersion(name, complete, tuple(objects), None)
 
 
 @given(

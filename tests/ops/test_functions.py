@@ -411,12 +411,14 @@ def test_what_a_function_was_given_stays_as_it_was() -> None:
 
 def test_a_function_that_fails_is_named_with_its_error() -> None:
     op = {"op": "function", "function": f"{__name__}:fail", "version": "1"}
-    with pytest.raises(SampleError, match=r"test_ops:fail failed: ZeroDivisionError\('in a fun"):
+    with pytest.raises(
+        SampleError, match=r"test_functions:fail failed: ZeroDivisionError\('in a fun"
+    ):
         recipe(op)(Sample({"x": np.arange(4)}), "key")
 
 
 def test_a_function_that_is_not_there_is_found_before_the_first_sample() -> None:
-    with pytest.raises(PipelineError, match=r"test_ops:nowhere"):
+    with pytest.raises(PipelineError, match=r"test_functions:nowhere"):
         recipe({"op": "function", "function": f"{__name__}:nowhere", "version": "1"})
 
 

@@ -28,7 +28,6 @@ from precache_workers.ops.identity import (
 )
 from tests.support.building import (
     PYTHONPATH,
-    REPOSITORY,
     build_here,
     build_until,
     cli,
@@ -143,7 +142,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(what: str, photos: Path, store: Path, *more: str, libraries: Path | None = None) -> Any:
     """What a command says as JSON, with libraries in place of those installed."""
-    path = f"{libraries}{os.pathsep}{PYTHONPATH}" if libraries else str(REPOSITORY)
+    path = f"{libraries}{os.pathsep}{PYTHONPATH}" if libraries else PYTHONPATH
     flags = "--resize", "40", "--crop", "32", "--json", *more
     ran = cli(what, photos, store, *flags, env=environment(PYTHONPATH=path))
     assert ran.returncode == 0, ran.stderr

@@ -14,7 +14,7 @@ from precache.recipe.pipeline import Pipeline
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache.store.row_table import RowTable
-from precache_workers.planning.target_version import Goal, Recipe, find_goal
+from precache_workers.planning.target_version import Recipe, TargetVersion, find_goal
 
 SHAPES = {"image": RowShape((3, 8, 8), "uint8"), "vector": RowShape((5,), "float32")}
 
@@ -27,8 +27,8 @@ def recipe_of(count: int, seed: int = 0) -> Recipe:
     return Recipe(pipeline, pipeline.fingerprint({}), table, table.digest)
 
 
-def goal_of(store: Path, count: int = 10, per_shard: int = 4, seed: int = 0) -> Goal:
-    return Goal.of(open_folder(store), recipe_of(count, seed), per_shard, SHAPES)
+def goal_of(store: Path, count: int = 10, per_shard: int = 4, seed: int = 0) -> TargetVersion:
+    return TargetVersion.of(open_folder(store), recipe_of(count, seed), per_shard, SHAPES)
 
 
 @given(st.integers(1, 500), st.integers(1, 600))

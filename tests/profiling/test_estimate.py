@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan
-from precache_workers.profiling.estimate import Cost, Rates, estimate, makespan
+from precache_workers.profiling.estimate import TimeCost, UnitTimes, estimate, makespan
 
 
 @given(st.lists(st.floats(0, 100)), st.integers(1, 20))
@@ -28,14 +28,14 @@ def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = Fa
     return ShardPlan(0, None, linked, reused, places, none, 0, 0, 0, 100, 0, {"image": rows})
 
 
-RATES = Rates(
-    fetch=Cost(0.1, 0.01),
+RATES = UnitTimes(
+    fetch=TimeCost(0.1, 0.01),
     nbytes=50.0,
-    computed={"image": Cost(0.04, 0.03)},
-    taken={"image": Cost(0.001, 0.001)},
+    computed={"image": TimeCost(0.04, 0.03)},
+    taken={"image": TimeCost(0.001, 0.001)},
     computed_nbytes={"image": 10.0},
     taken_nbytes={"image": 8.0},
-    opened=Cost(0.01, 0.001),
+    opened=TimeCost(0.01, 0.001),
     samples=4,
     failed=(),
 )

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 import precache
 from precache.errors import DamageError, StoreError
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 from tests.support.building import ask, environment, poll, running
 
@@ -406,17 +406,17 @@ def _collect_on_a_decoding_thread(store: Path) -> tuple[list[str], list[str]]:
     """
     ignored: list[str] = []
     sys.unraisablehook = lambda unraisable: ignored.append(repr(unraisable.exc_value))
-    read, calls = Columns.read, itertools.count()
+    read, calls = VersionReader.read, itertools.count()
     started, dropped = threading.Event(), threading.Event()
 
-    def collecting(self: Columns, *args: Any, **options: Any) -> None:
+    def collecting(self: VersionReader, *args: Any, **options: Any) -> None:
         if next(calls) == 1:
             started.set()
             assert dropped.wait(30)
             gc.collect()
         read(self, *args, **options)
 
-    Columns.read = collecting  # type: ignore[method-assign]  # the test's stand-in
+    VersionReader.read = collecting  # type: ignore[method-assign]  # the test's stand-in
     gc.disable()
     loader: Any = precache.Loader(store, SHARD, threads=2, ahead=3)
     batches = iter(loader)
@@ -446,16 +446,16 @@ def _fork_while_decoding(store: Path, how: str) -> tuple[int, list[int]]:
 
     Returns the child's exit status, and the rows that the parent reads from there on.
     """
-    read, calls = Columns.read, itertools.count()
+    read, calls = VersionReader.read, itertools.count()
     started, forked = threading.Event(), threading.Event()
 
-    def slow(self: Columns, *args: Any, **options: Any) -> None:
+    def slow(self: VersionReader, *args: Any, **options: Any) -> None:
         if next(calls) == 1:
             started.set()
             assert forked.wait(30)
         read(self, *args, **options)
 
-    Columns.read = slow  # type: ignore[method-assign]  # the test's stand-in
+    VersionReader.read = slow  # type: ignore[method-assign]  # the test's stand-in
     loader = precache.Loader(store, SHARD, False, threads=2, ahead=3)
     batches: Any = iter(loader)
     next(batches)
@@ -541,7 +541,7 @@ def test_forked_workers_read_while_a_loader_does(touched: bool, store: BuiltStor
 INTERRUPT = """
 import itertools, os, select, signal, sys, threading
 import precache
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 
 store, moment = sys.argv[1:]
 pressed, wakeup = os.pipe()
@@ -551,14 +551,14 @@ signal.set_wakeup_fd(wakeup)
 def wait():
     select.select([pressed], [], [])
 
-read, calls = Columns.read, itertools.count()
+read, calls = VersionReader.read, itertools.count()
 
 def read_late(self, *args, **options):
     if moment == "waiting" and next(calls) == 1:
         wait()
     read(self, *args, **options)
 
-Columns.read = read_late
+VersionReader.read = read_late
 loader = precache.Loader(store, 4, threads=2, ahead=3)
 try:
     for epoch in itertools.count():

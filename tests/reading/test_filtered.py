@@ -99,7 +99,7 @@ def on_a_device(folder: str, rows: np.ndarray) -> np.ndarray:
         patch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
         patch.setattr(version_reader, "SMALL_ROW_NBYTES", 0)
         batches = stream.BatchStream(
-            version_reader.Columns(folder, {"x": "x"}), len(rows), CPU, threads=1
+            version_reader.VersionReader(folder, {"x": "x"}), len(rows), CPU, threads=1
         )
         patch.setattr(batches, "_copier", "whatever sends slots")
         [part] = batches._split([rows])

@@ -12,7 +12,7 @@ import pytest
 import precache
 from precache.reading import readahead
 from precache.reading.readahead import QUIET_BATCHES, ReadAhead
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from tests.conftest import BuiltStore
 
 
@@ -21,7 +21,7 @@ def _batches(rows: int, count: int) -> list[np.ndarray]:
 
 
 def test_every_row_is_advised_where_it_lies(store: BuiltStore) -> None:
-    [reader] = Columns(str(store.path)).readers.values()
+    [reader] = VersionReader(str(store.path)).readers.values()
     rows = np.array([3, 0, 22, 9, 3])
     extents = reader.extents(rows)
     chunk = reader.array.chunk_shape[0]
@@ -36,7 +36,7 @@ def test_batches_come_in_order_each_advised_ahead(
     store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advised: list[int] = []
-    ahead = ReadAhead(list(Columns(str(store.path)).readers.values()))
+    ahead = ReadAhead(list(VersionReader(str(store.path)).readers.values()))
     monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(int(rows[0])))
     found = []
     for rows in ahead.around((np.array([n]) for n in range(6)), 2):
@@ -51,7 +51,7 @@ def test_advice_ends_when_nothing_comes_from_the_disk_and_begins_again(
 ) -> None:
     blocks = 0
     monkeypatch.setattr(readahead, "_blocks_read", lambda: blocks)
-    ahead = ReadAhead(list(Columns(str(store.path)).readers.values()))
+    ahead = ReadAhead(list(VersionReader(str(store.path)).readers.values()))
     advised: list[int] = []
     monkeypatch.setattr(ahead, "advise", lambda rows: advised.append(len(advised)))
     list(ahead.around(_batches(1, 3 * QUIET_BATCHES), 2))
@@ -66,7 +66,7 @@ def test_the_kernel_is_told(store: BuiltStore, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *rest: told.append(rest))
     with precache.Loader(store.path, 21, shuffle=False) as loader:
         list(loader)
-    [reader] = Columns(str(store.path)).readers.values()
+    [reader] = VersionReader(str(store.path)).readers.values()
     chunks = sum(map(len, reader.extents(loader.version.valid.nonzero()[0]).values()))
     assert len(told) == chunks
     assert {advice for *_, advice in told} == {os.POSIX_FADV_WILLNEED}
@@ -78,7 +78,7 @@ def _advising() -> int:
 
 def test_closing_early_joins_the_thread(store: BuiltStore) -> None:
     before = _advising()
-    ahead = ReadAhead(list(Columns(str(store.path)).readers.values()))
+    ahead = ReadAhead(list(VersionReader(str(store.path)).readers.values()))
     batches = ahead.around(iter(_batches(3, 50)), 4)
     next(batches)
     assert _advising() == before + 1

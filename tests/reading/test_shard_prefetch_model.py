@@ -36,7 +36,7 @@ class Lease:
         self.held.remove(name)
 
 
-class Objects:
+class ShardFiles:
     """Stands in for an array's objects."""
 
     def nbytes(self, number: int) -> int:
@@ -130,7 +130,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
     for has come."""
     lease = Lease(configuration.room)
     shards: Any = Shards(configuration.block)
-    objects: Any = Objects()
+    objects: Any = ShardFiles()
     source = shard_prefetch.ShardFeed(shards, lease, configuration.room, [objects])  # type: ignore[arg-type]
     fetchers: Any = source._fetchers
     announce, announced = source._announce, list[Any]()

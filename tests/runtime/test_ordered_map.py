@@ -106,11 +106,11 @@ def test_an_error_holds_nothing_once_it_was_handled() -> None:
 def test_what_nobody_took_is_let_go(together: int, taken: int) -> None:
     made: list[weakref.ref[Any]] = []
 
-    class Made:
+    class FieldMatch:
         pass
 
-    def work(item: int) -> Made:
-        result = Made()
+    def work(item: int) -> FieldMatch:
+        result = FieldMatch()
         made.append(weakref.ref(result))
         return result
 

@@ -34,7 +34,7 @@ from precache.errors import StorageError, UsageError
 from precache.loading.gpu.gathering import Frames, Placed, Places, gather, gather_frames
 from precache.loading.ranks import find_local_size
 from precache.reading.array_reader import ArrayReader
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from precache.runtime.usage import available_bytes
 from precache.storage.local_files import libc, map_at
 from precache.store.layout import align
@@ -49,7 +49,7 @@ SHARE = 0.5
 # --- the range of addresses ---------------------------------------------------------------------
 
 
-class Span:
+class MappedFiles:
     """Files mapped one behind another, each from a page on; never written to.
 
     Parameters
@@ -182,7 +182,7 @@ class Driver:
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
 
-def _lock(driver: Driver, span: Span, flags: int) -> None:
+def _lock(driver: Driver, span: MappedFiles, flags: int) -> None:
     """Register a whole span, or nothing of it."""
     done: list[int] = []
     with driver.context():
@@ -196,7 +196,7 @@ def _lock(driver: Driver, span: Span, flags: int) -> None:
             raise
 
 
-def _unlock(driver: Driver, span: Span, device: torch.device, process: int) -> None:
+def _unlock(driver: Driver, span: MappedFiles, device: torch.device, process: int) -> None:
     """Unregister and unmap a span, once the device has read what it was told to."""
     if os.getpid() != process:  # the driver does not know a process that was forked
         return
@@ -265,7 +265,7 @@ class Registered:
 
 
 def registered(
-    columns: Columns, device: torch.device, *, frames: bool = False
+    columns: VersionReader, device: torch.device, *, frames: bool = False
 ) -> Registered | None:
     """The plain fields' shards for a device to read; says why where there is none.
 
@@ -295,7 +295,7 @@ def registered(
     return None
 
 
-def _plan(columns: Columns, frames: bool) -> tuple[list[tuple[Path, int]], dict[str, Placed]]:
+def _plan(columns: VersionReader, frames: bool) -> tuple[list[tuple[Path, int]], dict[str, Placed]]:
     """Files to map, in order, and where the rows of each array lie in a span of them."""
     readers: dict[str, ArrayReader] = {}
     for turn in range(columns.turns):
@@ -323,7 +323,7 @@ def _plan(columns: Columns, frames: bool) -> tuple[list[tuple[Path, int]], dict[
     return files, places
 
 
-def _require_room(columns: Columns, nbytes: int, copies: int = 1) -> None:
+def _require_room(columns: VersionReader, nbytes: int, copies: int = 1) -> None:
     free, needed = available_bytes(), nbytes * copies
     if free is None:
         raise UsageError("gather needs /proc/meminfo to know whether the shards fit")
@@ -337,19 +337,19 @@ def _require_room(columns: Columns, nbytes: int, copies: int = 1) -> None:
 
 
 def _registered(
-    columns: Columns,
+    columns: VersionReader,
     files: Sequence[tuple[Path, int]],
     places: Mapping[str, Placed],
     device: torch.device,
 ) -> Registered:
     driver = Driver(device)
-    span = Span(files, private=False)
+    span = MappedFiles(files, private=False)
     try:
         _lock(driver, span, DEVICEMAP | READ_ONLY)
     except _RefusedError as error:
         span.close()
         _require_room(columns, span.nbytes, find_local_size())
-        span = Span(files, private=True)
+        span = MappedFiles(files, private=True)
         try:
             _lock(driver, span, DEVICEMAP)
         except _RefusedError:

@@ -8,7 +8,7 @@ import torch
 from precache.errors import UsageError
 from precache.loading.slots import Batch, indexable
 from precache.loading.stream import BatchStream
-from precache.reading.version_reader import Columns
+from precache.reading.version_reader import VersionReader
 from precache.runtime.usage import available_bytes
 from precache.sampling.order import Order
 from precache.units import size
@@ -20,7 +20,7 @@ SHARE = 0.9
 """Of the free memory, that a resident version may take."""
 
 
-def load(columns: Columns, device: torch.device) -> list[Batch]:
+def load(columns: VersionReader, device: torch.device) -> list[Batch]:
     """Every field of a version, decoded, by row number, in the memory of `device`.
 
     Returns
@@ -40,7 +40,7 @@ def load(columns: Columns, device: torch.device) -> list[Batch]:
 
 
 def _held(
-    columns: Columns, stream: BatchStream, turn: int, count: int, device: torch.device
+    columns: VersionReader, stream: BatchStream, turn: int, count: int, device: torch.device
 ) -> Batch:
     held: Batch = {}
     rows = Order(columns.valid, count, shuffle=None).epoch(0)
@@ -53,7 +53,7 @@ def _held(
     return held
 
 
-def _require_room(columns: Columns, device: torch.device) -> None:
+def _require_room(columns: VersionReader, device: torch.device) -> None:
     needed = columns.turns * sum(
         columns.version.rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
         for shape, dtype in columns.shapes.values()

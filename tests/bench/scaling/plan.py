@@ -19,7 +19,7 @@ from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
 from precache_workers.cluster.dispatch import Done, Lost, dispatch
 from precache_workers.planning.target_version import SCRATCH
-from precache_workers.planning.work import Measured
+from precache_workers.planning.work import MeasuredRows
 from precache_workers.shards.probe import ProbeTask
 from precache_workers.shards.shard_task import ShardTask
 from tests.bench.common import CROP
@@ -68,7 +68,7 @@ class _Engine:
 
     def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
         if isinstance(items[0], ProbeTask):
-            answers: list[Any] = [Measured({"image": ROW}, 80_000.0)]
+            answers: list[Any] = [MeasuredRows({"image": ROW}, 80_000.0)]
         else:
             self.first = self.first or time.perf_counter()
             self.tasks += len(items)

@@ -20,11 +20,11 @@ from precache.recipe.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
 from precache.store.layout import RowShape
-from precache_workers.doctor.report import Prognosis, prognosis
+from precache_workers.doctor.report import DoctorReport, prognosis
 from precache_workers.doctor.source_probe import probe_source
 from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_read
 from precache_workers.ops.identity import function_digests
-from precache_workers.profiling.measured import CodecTimes, Host, Measured
+from precache_workers.profiling.measured import CodecTimes, Host, SourceMeasurements
 from precache_workers.profiling.stage_times import Codec, Passed, codec_for, take_through
 from precache_workers.shards.shard_task import Job
 from precache_workers.sources.base import Listing, Source, open_source
@@ -56,7 +56,7 @@ class Question:
     follow_links: bool = False
 
 
-def examine(question: Question, tick: Callable[[str], None] = lambda what: None) -> Prognosis:
+def examine(question: Question, tick: Callable[[str], None] = lambda what: None) -> DoctorReport:
     """Measure a sample and say what follows.
 
     Parameters
@@ -88,7 +88,7 @@ def examine(question: Question, tick: Callable[[str], None] = lambda what: None)
 
 def _measure(
     question: Question, source: Source, listing: Listing, tick: Callable[[str], None]
-) -> Measured:
+) -> SourceMeasurements:
     """All but what was known before."""
     table = listing.table
     order = np.random.default_rng(ORDER_SEED).permutation(len(table))[: question.samples]
@@ -108,7 +108,7 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
         burnt, codecs = _trials(question, job, passed, len(table), Path(folder), tick)
     memory = psutil.virtual_memory()
-    return Measured(
+    return SourceMeasurements(
         source=shown(question.source),
         samples=len(table),
         complete=listing.complete,

@@ -19,7 +19,7 @@ from precache.units import size
 from precache_workers.doctor import text
 
 if TYPE_CHECKING:
-    from precache_workers.doctor.report import CodecFigures, Prognosis
+    from precache_workers.doctor.report import CodecFigures, DoctorReport
 
 BATCH = 64
 """Samples of a batch of the loops that are modelled."""
@@ -29,7 +29,7 @@ SLOWEST_MS = 1e8
 TEXT_COLUMNS = ("key", "stored after")
 
 
-def page(found: Prognosis) -> str:
+def page(found: DoctorReport) -> str:
     """A page of HTML: one file, no network, light and dark."""
     tables = {
         heading: (
@@ -55,7 +55,7 @@ def page(found: Prognosis) -> str:
     )
 
 
-def write_page(found: Prognosis, path: str | Path) -> None:
+def write_page(found: DoctorReport, path: str | Path) -> None:
     """Write the page that `page` makes.
 
     Raises
@@ -69,7 +69,7 @@ def write_page(found: Prognosis, path: str | Path) -> None:
     pages.save(page(found), path)
 
 
-def write_png(found: Prognosis, path: str | Path) -> None:
+def write_png(found: DoctorReport, path: str | Path) -> None:
     """Draw all charts into a PNG, 1,600 pixels wide; raises the same."""
     before = time_line(without_cache(found), "Time line without a cache, modelled")
     drawn = [*charts(found), before, *_line_after(with_cache(found))]
@@ -79,7 +79,7 @@ def write_png(found: Prognosis, path: str | Path) -> None:
 # --- charts -------------------------------------------------------------------------------------
 
 
-def charts(found: Prognosis) -> list[Chart]:
+def charts(found: DoctorReport) -> list[Chart]:
     """What was measured and what follows, the answer first."""
     return [_feeding(found), _stages(found), _cuts(found), _codecs(found), *_storage(found)]
 
@@ -88,27 +88,27 @@ def _line_after(after: Simulation | None) -> list[Chart]:
     return [time_line(after, "Time line with a cache, modelled")] if after else []
 
 
-def without_cache(found: Prognosis) -> Simulation:
+def without_cache(found: DoctorReport) -> Simulation:
     """A process on each core that fetches and decodes batches of the samples that were timed."""
     each = np.sum([stage.each_ms for stage in found.stages[:-1]], axis=0)
     drawn = np.random.default_rng(0).choice(each, (BATCHES, BATCH)).sum(axis=1)
     return _fed(found, drawn)
 
 
-def with_cache(found: Prognosis) -> Simulation | None:
+def with_cache(found: DoctorReport) -> Simulation | None:
     """The same on what is stored after the cut, where there is one."""
     cut = next(each for each in found.cuts if each.after == found.cut)
     return None if cut.after == "fetch" else _fed(found, np.full(1, BATCH * cut.online_cpu_ms))
 
 
-def _fed(found: Prognosis, load_ms: npt.NDArray[np.float64]) -> Simulation:
+def _fed(found: DoctorReport, load_ms: npt.NDArray[np.float64]) -> Simulation:
     loaders, step_ms = min(found.cores, MOST_LOADERS), min(1e3 * BATCH / found.rate, SLOWEST_MS)
     pace = max(step_ms, float(load_ms.mean()) / loaders)
     seconds = (load_ms.max() + BATCHES * pace) / 1e3
     return simulate(np.maximum(load_ms, 1e-3), step_ms, loaders, seconds=seconds)
 
 
-def _how(found: Prognosis, before: Simulation, after: Simulation | None) -> str:
+def _how(found: DoctorReport, before: Simulation, after: Simulation | None) -> str:
     told = (
         f"A model: {text.cores(found.cores)} load batches of {BATCH} without a cache, a process on "
         "each, from the times of the samples measured, waiting for fetches included. The device "
@@ -117,7 +117,7 @@ def _how(found: Prognosis, before: Simulation, after: Simulation | None) -> str:
     return f"{told}; with a cache, {after.stall_share:.0%}." if after else f"{told}."
 
 
-def stall(found: Prognosis, samples_per_s: float) -> float:
+def stall(found: DoctorReport, samples_per_s: float) -> float:
     """Share of its time that the device waits, at the rate asked for: 1 - given / asked."""
     return max(0.0, 1 - samples_per_s / found.rate)
 
@@ -127,7 +127,7 @@ def by_cpu_time(codec: CodecFigures, cores: int) -> float:
     return 1e6 * cores / max(codec.cpu_ms_per_1000, 1e-9)
 
 
-def _feeding(found: Prognosis) -> Chart:
+def _feeding(found: DoctorReport) -> Chart:
     given = [found.cuts[0].samples_per_s]
     given += [by_cpu_time(each, found.cores) for each in found.codecs]
     needed = [found.cores_without_cache, *(each.cores_at_rate for each in found.codecs)]
@@ -159,7 +159,7 @@ def _share(value: float) -> str:
     return "not tried" if math.isnan(value) else f"{value:.0%}"
 
 
-def _stages(found: Prognosis) -> Chart:
+def _stages(found: DoctorReport) -> Chart:
     rows = {each.name: np.array(each.each_ms) for each in found.stages}
     return distributions(
         "stages",
@@ -169,7 +169,7 @@ def _stages(found: Prognosis) -> Chart:
     )
 
 
-def _cuts(found: Prognosis) -> Chart:
+def _cuts(found: DoctorReport) -> Chart:
     cuts = found.cuts
     once, each_epoch = [cut.offline_cpu_ms for cut in cuts], [cut.online_cpu_ms for cut in cuts]
     speeds = [cut.samples_per_s for cut in cuts]
@@ -185,7 +185,7 @@ def _cuts(found: Prognosis) -> Chart:
     return bars("cuts", "Where to cut", rows, panels, colours, note)
 
 
-def _codecs(found: Prognosis) -> Chart:
+def _codecs(found: DoctorReport) -> Chart:
     cores = found.host.cores
     foretold = [by_cpu_time(each, cores) for each in found.codecs]
     measured = [each.samples_per_s for each in found.codecs]
@@ -210,7 +210,7 @@ def _whole(values: Sequence[float]) -> list[str]:
     return [f"{each:,.0f}" for each in values]
 
 
-def _storage(found: Prognosis) -> Iterator[Chart]:
+def _storage(found: DoctorReport) -> Iterator[Chart]:
     if not found.storage:
         return
     read = found.storage

@@ -12,7 +12,7 @@ import numpy as np
 from precache_workers.profiling.measured import (
     CodecTimes,
     Host,
-    Measured,
+    SourceMeasurements,
     StepTimes,
     Throughput,
     Times,
@@ -61,7 +61,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class SlowSample:
+class SlowestSample:
     """A sample that took long.
 
     Attributes
@@ -159,7 +159,7 @@ class BuildForecast:
 
 
 @dataclass(frozen=True)
-class Prognosis:
+class DoctorReport:
     """What `precache.doctor` answers; `dataclasses.asdict` of it is plain data.
 
     Attributes
@@ -198,7 +198,7 @@ class Prognosis:
     cut: str
     build: BuildForecast
     stages: Sequence[Stage]
-    slowest: Sequence[SlowSample]
+    slowest: Sequence[SlowestSample]
     codecs: Sequence[CodecFigures]
     cuts: Sequence[CutPoint]
     storage: Sequence[Throughput]
@@ -226,7 +226,7 @@ class Prognosis:
         write_png(self, path)
 
 
-def prognosis(found: Measured, rate: float, cores: int, seconds: float) -> Prognosis:
+def prognosis(found: SourceMeasurements, rate: float, cores: int, seconds: float) -> DoctorReport:
     """Answers from what was measured.
 
     Throughput comes from means: a core that works through all samples takes the sum of their
@@ -242,7 +242,7 @@ def prognosis(found: Measured, rate: float, cores: int, seconds: float) -> Progn
         That measuring took.
     """
     cuts = _cuts(found, rate, cores)
-    return Prognosis(
+    return DoctorReport(
         found.source,
         found.samples,
         found.complete,
@@ -294,11 +294,11 @@ def best_cut(cuts: Sequence[CutPoint]) -> str:
     return min(near, key=lambda cut: cut.bytes_per_sample).after
 
 
-def _all_stages(found: Measured) -> list[StepTimes]:
+def _all_stages(found: SourceMeasurements) -> list[StepTimes]:
     return [found.fetch, *found.ops, found.encode]
 
 
-def _stages(found: Measured) -> list[Stage]:
+def _stages(found: SourceMeasurements) -> list[Stage]:
     stages = _all_stages(found)
     total = sum(_mean(each.cpu) for each in stages)
     return [
@@ -314,13 +314,13 @@ def _stages(found: Measured) -> list[Stage]:
     ]
 
 
-def _slowest(found: Measured) -> list[SlowSample]:
+def _slowest(found: SourceMeasurements) -> list[SlowestSample]:
     parts = np.stack([found.fetch.wall, *(each.cpu for each in (*found.ops, found.encode))])
     names = [each.name for each in _all_stages(found)]
     total = parts.sum(axis=0)
     median = max(float(np.median(total)), 1e-9)
     return [
-        SlowSample(
+        SlowestSample(
             found.keys[at],
             found.nbytes[at],
             float(total[at]) * 1e3,
@@ -331,7 +331,7 @@ def _slowest(found: Measured) -> list[SlowSample]:
     ]
 
 
-def _codec(found: Measured, codec: CodecTimes, rate: float) -> CodecFigures:
+def _codec(found: SourceMeasurements, codec: CodecTimes, rate: float) -> CodecFigures:
     own = found.codecs[0]
     build_cpu = found.build_cpu + codec.encode_cpu - own.encode_cpu
     return CodecFigures(
@@ -348,7 +348,7 @@ def _codec(found: Measured, codec: CodecTimes, rate: float) -> CodecFigures:
     )
 
 
-def source_rate(found: Measured, cores: int) -> float:
+def source_rate(found: SourceMeasurements, cores: int) -> float:
     """Samples a second that the source gives at best.
 
     Where only single fetches were timed, of a `Dataset`: to as many processes as there are cores,
@@ -363,7 +363,7 @@ def _mean(values: Times) -> float:
     return float(values.mean())
 
 
-def _cuts(found: Measured, rate: float, cores: int) -> list[CutPoint]:
+def _cuts(found: SourceMeasurements, rate: float, cores: int) -> list[CutPoint]:
     """After the fetch, and after each op; the last is the store of the recipe."""
     fetch = _mean(found.fetch.cpu)
     ops = [_mean(each.cpu) for each in found.ops]
@@ -399,7 +399,7 @@ def _cuts(found: Measured, rate: float, cores: int) -> list[CutPoint]:
     ]
 
 
-def _build(found: Measured, cores: int) -> BuildForecast:
+def _build(found: SourceMeasurements, cores: int) -> BuildForecast:
     whole = sum(each.cpu for each in _all_stages(found))
     cpu_seconds = found.build_cpu * found.samples
     by_cpu, by_fetch = cpu_seconds / cores, found.samples / source_rate(found, cores)

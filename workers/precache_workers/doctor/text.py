@@ -14,7 +14,7 @@ from precache.runtime.terminal import Terminal, say_rows
 from precache.units import size
 
 if TYPE_CHECKING:
-    from precache_workers.doctor.report import CodecFigures, CutPoint, Prognosis
+    from precache_workers.doctor.report import CodecFigures, CutPoint, DoctorReport
 
 SHOWN = 5
 """Broken samples that are named."""
@@ -26,7 +26,7 @@ NOTABLE = 3.0
 """Times the median from which a sample is worth a line."""
 
 
-def print_prognosis(found: Prognosis, console: Console | None = None) -> None:
+def print_prognosis(found: DoctorReport, console: Console | None = None) -> None:
     """Print a whole examination."""
     out = console or Terminal(soft_wrap=True)
     out.print(title(found), style="bold")
@@ -40,7 +40,7 @@ def print_prognosis(found: Prognosis, console: Console | None = None) -> None:
         out.print(line)
 
 
-def title(found: Prognosis) -> str:
+def title(found: DoctorReport) -> str:
     """What was examined, in a line."""
     least = "" if found.complete else "at least "
     return (
@@ -49,7 +49,7 @@ def title(found: Prognosis) -> str:
     )
 
 
-def answers(found: Prognosis) -> Iterator[tuple[str, str]]:
+def answers(found: DoctorReport) -> Iterator[tuple[str, str]]:
     """Names and short sentences, the most important first."""
     at = f"{found.rate:,.0f} samples/s"
     own = found.codecs[0]
@@ -72,7 +72,7 @@ def answers(found: Prognosis) -> Iterator[tuple[str, str]]:
         yield "other shapes", f"{count:,} of {found.sampled:,}: a build would leave holes for them"
 
 
-def _build(found: Prognosis) -> str:
+def _build(found: DoctorReport) -> str:
     build = found.build
     known = 0 < build.error < math.inf
     spread = f" (± {build.error:.0%}, as far as samples differ)" if known else ""
@@ -88,7 +88,7 @@ def _fewer(cores_before: float, own: CodecFigures) -> str:
     return f"{number(ratio)} times less work in every epoch"
 
 
-def _cut(found: Prognosis) -> str:
+def _cut(found: DoctorReport) -> str:
     if found.cut == "fetch" and found.misfits:
         return "none yet: rows differ in shape, and a store's are alike; add a resize and a crop"
     if found.cut == "fetch":
@@ -98,7 +98,7 @@ def _cut(found: Prognosis) -> str:
     return f"after {found.cut}{why}"
 
 
-def _no_cut(found: Prognosis) -> str:
+def _no_cut(found: DoctorReport) -> str:
     fastest = min(found.codecs, key=lambda each: each.cores_at_rate)
     last = found.cuts[-1]
     if fastest.cores_at_rate < found.cuts[0].cores_at_rate and last.storable and not last.frozen:
@@ -109,14 +109,14 @@ def _no_cut(found: Prognosis) -> str:
     return "nowhere: no store would be cheaper to read than the files"
 
 
-def _broken(found: Prognosis) -> str:
+def _broken(found: DoctorReport) -> str:
     if not found.failed:
         return f"none of {found.sampled:,}"
     share = found.failed / max(1, found.sampled)
     return f"{found.failed:,} of {found.sampled:,}, so about {share * found.samples:,.0f} of all"
 
 
-def tables(found: Prognosis, notable: float = NOTABLE) -> Iterator[tuple[str, Table]]:
+def tables(found: DoctorReport, notable: float = NOTABLE) -> Iterator[tuple[str, Table]]:
     """Headings and tables; samples that took `notable` times the median are named."""
     yield "Where the time goes, ms of CPU a sample (fetch: waiting)", _stages(found)
     yield f"Training from a store, on {cores(found.host.cores)} here, from memory", _codecs(found)
@@ -129,7 +129,7 @@ def tables(found: Prognosis, notable: float = NOTABLE) -> Iterator[tuple[str, Ta
         yield f"Reading the source, whole files{waited}", _storage(found)
 
 
-def _stages(found: Prognosis) -> Table:
+def _stages(found: DoctorReport) -> Table:
     table = _table("", "mean", "median", "p95", "max", "CPU share", "a core-second")
     for each in found.stages:
         ms = each.wall_ms if each.name == "fetch" else each.cpu_ms
@@ -141,7 +141,7 @@ def _stages(found: Prognosis) -> Table:
     return table
 
 
-def _codecs(found: Prognosis) -> Table:
+def _codecs(found: DoctorReport) -> Table:
     rate = f"at\n{found.rate:,.0f}/s"
     table = _table(
         "", "bytes", "raw /\nstored", "build,\nCPU", "samples/s", "CPU-ms\nper 1,000",
@@ -161,7 +161,7 @@ def _codecs(found: Prognosis) -> Table:
     return table
 
 
-def _cuts(found: Prognosis) -> Table:
+def _cuts(found: DoctorReport) -> Table:
     table = _table(
         "stored after", "bytes", "CPU-ms\nonce", "each\nepoch", f"cores at\n{found.rate:,.0f}/s",
         f"samples/s,\n{cores(found.cores)}", "",
@@ -192,7 +192,7 @@ def _drawback(cut: CutPoint) -> str:
     return "one random draw" if cut.frozen else ""
 
 
-def _slowest(found: Prognosis, notable: float) -> Table:
+def _slowest(found: DoctorReport, notable: float) -> Table:
     table = _table("key", "bytes", "ms", "x median", "most in")
     for each in found.slowest:
         if each.times_median >= notable:
@@ -202,7 +202,7 @@ def _slowest(found: Prognosis, notable: float) -> Table:
     return table
 
 
-def _storage(found: Prognosis) -> Table:
+def _storage(found: DoctorReport) -> Table:
     table = _table("", "at a time", "requests/s", "MB/s", "median ms", "p95")
     for each in found.storage:
         table.add_row(
@@ -216,7 +216,7 @@ def _storage(found: Prognosis) -> Table:
     return table
 
 
-def remarks(found: Prognosis) -> Iterator[str]:
+def remarks(found: DoctorReport) -> Iterator[str]:
     """What makes figures uncertain, and broken files by name."""
     for name, each in (("broken", found.failures), ("other shape", found.misfits)):
         yield from (f"{name}: {key}: {reason}" for key, reason in each[:SHOWN])

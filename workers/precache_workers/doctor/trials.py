@@ -17,7 +17,7 @@ from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import commit
-from precache_workers.planning.target_version import Goal, Recipe
+from precache_workers.planning.target_version import Recipe, TargetVersion
 from precache_workers.profiling.stage_times import Codec, codec_for
 from precache_workers.shards.shard_task import Job, ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Listing, Sample, Tick
@@ -142,7 +142,7 @@ def _write(
     table = source.list(lambda count: None).table
     per_shard = rows_per_shard(len(table), [row.nbytes for row in shapes.values()])
     store = LocalFolder(folder)
-    goal = Goal.of(store, Recipe(pipeline, "", table, table.digest), per_shard, shapes)
+    goal = TargetVersion.of(store, Recipe(pipeline, "", table, table.digest), per_shard, shapes)
     goal.begin()
     job = Job(source, pipeline)
     receipts = {}

@@ -48,18 +48,18 @@ from precache_workers.driver.repair import (
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
 from precache_workers.driver.results import committed_result, result_of
-from precache_workers.driver.run_monitor import Account
+from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import forgetting
 from precache_workers.ops.identity import behaviours
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
-from precache_workers.planning.listing import Listed, list_rows
+from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request
-from precache_workers.planning.reuse import Offer, Origin
+from precache_workers.planning.reuse import BaseShard, BaseVersion
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.planning.target_version import SCRATCH, Goal, Recipe, receipt_name
+from precache_workers.planning.target_version import SCRATCH, Recipe, TargetVersion, receipt_name
 from precache_workers.planning.work import (
-    Measured,
+    MeasuredRows,
     Work,
     failed_rows,
     find_work,
@@ -81,7 +81,7 @@ ATTEMPTS = 3
 """At a shard whose samples could not be fetched."""
 
 
-def run_build(request: Request, shown: bool, listed: Listed | None = None) -> BuildResult:
+def run_build(request: Request, shown: bool, listed: ListedSource | None = None) -> BuildResult:
     """Build, or finish, the version that the request describes, and make it current.
 
     Parameters
@@ -102,7 +102,7 @@ def run_build(request: Request, shown: bool, listed: Listed | None = None) -> Bu
     check_request(request)
     check_reports(request.reports)
     with BuildProgress(shown) as progress, forgetting():
-        account = Account(request, progress)
+        account = RunMonitor(request, progress)
         build = _Build(request, progress, account, listed)
         try:
             result = replace(build.run(), left_out=build.listed.left_out)
@@ -127,8 +127,8 @@ class _Build:
         self,
         request: Request,
         progress: BuildProgress,
-        account: Account,
-        listed: Listed | None = None,
+        account: RunMonitor,
+        listed: ListedSource | None = None,
     ) -> None:
         self.request = request
         self.progress = progress
@@ -142,7 +142,7 @@ class _Build:
         )
         self.joined = is_joined(request.address)
         self.given = listed
-        self.listed: Listed
+        self.listed: ListedSource
         self.barred: dict[str, str] = dict(listed.barred) if listed else {}
         self.timings: dict[str, float] = {}
         self.again: set[int] = set()
@@ -172,14 +172,14 @@ class _Build:
                 return self._make(run, work)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.goal)
 
-    def _mend(self, run: Run, goal: Goal) -> None:
+    def _mend(self, run: Run, goal: TargetVersion) -> None:
         """Have the small objects of a committed version as they were."""
         flaws = flaws_of(goal)
         if flaws:
             self.progress.say(f"Mending {', '.join(flaw.name for flaw in flaws)}")
             mend_small(self.store, goal, flaws, self._job(), run)
 
-    def _nothing_to_do(self, goal: Goal) -> BuildResult:
+    def _nothing_to_do(self, goal: TargetVersion) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
         append_commit(
@@ -194,7 +194,7 @@ class _Build:
         """Source and code, as the commit log has them."""
         return source_to_keep(self.request.source), self.listed.code
 
-    def _list(self) -> Listed:
+    def _list(self) -> ListedSource:
         listed = self.given or list_rows(
             self.request, self.store, self.source, self.progress.listed
         )
@@ -211,7 +211,7 @@ class _Build:
         self.timings["list"] = listed.seconds
         return listed
 
-    def _measure(self, run: Run, recipe: Recipe) -> Measured:
+    def _measure(self, run: Run, recipe: Recipe) -> MeasuredRows:
         """Row shapes and stored bytes, from a few samples."""
         if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
@@ -324,7 +324,7 @@ class _Build:
         self.progress.finish(f"Version {goal.version[:8]} is complete")
         return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
 
-    def _clean_up(self, lease: BuildLease, goal: Goal) -> None:
+    def _clean_up(self, lease: BuildLease, goal: TargetVersion) -> None:
         """Remove what served the build alone; what cannot be removed now, `gc` removes."""
         lease.end()
         try:
@@ -333,7 +333,7 @@ class _Build:
             self.progress.say(f"The version is committed, but {error}")
 
     def _nothing_mended(
-        self, lease: BuildLease, goal: Goal, before: Goal, made: Sequence[Receipt]
+        self, lease: BuildLease, goal: TargetVersion, before: TargetVersion, made: Sequence[Receipt]
     ) -> BuildResult:
         with deciding(self.store, goal.version):
             lease.end()  # of two that mended nothing, the second removes the version
@@ -386,12 +386,12 @@ class _Build:
     def _run_shards(
         self,
         run: Run,
-        goal: Goal,
+        goal: TargetVersion,
         lease: BuildLease,
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[int, Recorded] | None = None,
-        origin: Origin | None = None,
+        origin: BaseVersion | None = None,
     ) -> list[Receipt]:
         """Make shards until all are there; adds to `receipts` and returns the new ones.
 
@@ -444,9 +444,9 @@ class _Build:
     def _task(
         self,
         job: Job,
-        goal: Goal,
+        goal: TargetVersion,
         lost: Mapping[int, Recorded] | None,
-        origin: Origin | None,
+        origin: BaseVersion | None,
         lease: str,
         shard: int,
         accept_missing: bool,
@@ -475,7 +475,9 @@ class _Build:
             may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
         )
 
-    def _offer(self, goal: Goal, shard: int, origin: Origin | None) -> Offer | None:
+    def _offer(
+        self, goal: TargetVersion, shard: int, origin: BaseVersion | None
+    ) -> BaseShard | None:
         decides = self.source.content_decides
         return None if origin is None else origin.offer(goal, shard, decides)
 
@@ -494,7 +496,7 @@ class _Build:
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
 
 
-def _remove_shards(goal: Goal, shards: Sequence[int]) -> None:
+def _remove_shards(goal: TargetVersion, shards: Sequence[int]) -> None:
     left = goal.folder.sizes() if shards else {}
     for shard in shards:
         names = [receipt_name(shard), *(goal.object_name(each, shard) for each in goal.shapes)]
@@ -519,6 +521,6 @@ def _retry_line(work: Work, again: Collection[int]) -> str:
     return f"{len(again) - done:,} samples that failed before are tried again{more}"
 
 
-def _failed(goal: Goal, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
+def _failed(goal: TargetVersion, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
     """Key and reason of every sample that failed, in row order."""
     return [(goal.table.keys[row], why) for row, why in failures(receipts).items()]

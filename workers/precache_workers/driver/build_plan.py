@@ -31,13 +31,13 @@ from precache_workers.ops.behaviour import forgetting
 from precache_workers.ops.identity import behaviours
 from precache_workers.planning.diff import Differences, compare
 from precache_workers.planning.field_match import made_of
-from precache_workers.planning.listing import Listed, list_rows
+from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request
-from precache_workers.planning.reuse import Origin, committed
+from precache_workers.planning.reuse import BaseVersion, committed
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
 from precache_workers.planning.target_version import Recipe
-from precache_workers.planning.work import Measured, Work, find_work, goal_of, remaining
-from precache_workers.profiling.estimate import Estimate, Rates, estimate
+from precache_workers.planning.work import MeasuredRows, Work, find_work, goal_of, remaining
+from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
 from precache_workers.sources.base import Source, open_source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
@@ -178,7 +178,7 @@ class _Trials:
         self,
         request: Request,
         source: Source,
-        listed: Listed,
+        listed: ListedSource,
         progress: BuildProgress,
         stack: contextlib.ExitStack,
     ) -> None:
@@ -211,21 +211,21 @@ class _Trials:
             sample_seconds=request.sample_timeout,
         )
 
-    def measure(self, recipe: Recipe) -> Measured:
+    def measure(self, recipe: Recipe) -> MeasuredRows:
         """Row shapes and stored bytes, from a few samples."""
         from precache_workers.shards.probe import measured, probe_task, run_probe
 
         [(_, found)] = self._run(run_probe, [probe_task(self._job, recipe.table)])
         return measured(found, self._request.source)
 
-    def measure_unless_declared(self, recipe: Recipe) -> Measured:
+    def measure_unless_declared(self, recipe: Recipe) -> MeasuredRows:
         """Row shapes as the ops tell them, where they do; nothing of stored bytes then."""
         shapes = {}
         for name, each in recipe.pipeline.fields.items():
             if each.shape is None or each.dtype is None:
                 return self.measure(recipe)
             shapes[name] = RowShape(each.shape, each.dtype)
-        return Measured(shapes, 0.0)
+        return MeasuredRows(shapes, 0.0)
 
     def time_ops(self, work: Work, shards: Sequence[ShardPlan]) -> tuple[FieldCosts, ...]:
         """What the ops take of samples that are to be fetched."""
@@ -264,7 +264,7 @@ class _Trials:
         [(_, rates)] = self._run(measure_rates, [task])
         if isinstance(rates, PrecacheError):
             raise rates
-        found: Rates = rates
+        found: UnitTimes = rates
         return estimate(shards, found, self._cpus(), self._listed.seconds)
 
     def _cpus(self) -> int:
@@ -296,7 +296,7 @@ def _some_taken(work: Work, shard: ShardPlan) -> np.ndarray:
 def _plan(
     request: Request,
     store: Folder,
-    listed: Listed,
+    listed: ListedSource,
     work: Work,
     shards: Sequence[ShardPlan],
     took: Estimate | None,
@@ -349,7 +349,9 @@ def _written(work: Work, shards: Sequence[ShardPlan], took: Estimate | None) -> 
     return None if took is None else took.written
 
 
-def _differences(store: Folder, listed: Listed, base: Origin | None) -> Differences | None:
+def _differences(
+    store: Folder, listed: ListedSource, base: BaseVersion | None
+) -> Differences | None:
     """To the current version; of libraries, to that of which rows are taken over."""
     current = next(committed(store), None)
     if current is None:
@@ -365,7 +367,7 @@ def _differences(store: Folder, listed: Listed, base: Origin | None) -> Differen
 
 
 def _base_reason(
-    request: Request, store: Folder, listed: Listed, work: Work, base: Origin | None
+    request: Request, store: Folder, listed: ListedSource, work: Work, base: BaseVersion | None
 ) -> str:
     """Why rows of this version are taken over, or of none."""
     pipeline = listed.recipe.pipeline

@@ -29,7 +29,7 @@ from precache.store.small_arrays import file_array, small_array, string_array
 from precache.store.version import HOLES, ROW_TABLE, statistics_of
 from precache_workers.ops.identity import behaviours, decides, installed_versions, ops_digest
 from precache_workers.planning.rows import shards_to_do
-from precache_workers.planning.target_version import SCRATCH, Goal
+from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 PUTS = 8
 """Objects under way to a service at a time: it answers late."""
@@ -37,7 +37,7 @@ PUTS = 8
 
 def commit(
     store: Folder,
-    goal: Goal,
+    goal: TargetVersion,
     receipts: Mapping[int, Receipt],
     source: str | None = None,
     code: Code = NO_CODE,
@@ -73,7 +73,7 @@ def tidy_current(store: Folder) -> None:
                 remove_left_scratch(folder)
 
 
-def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:
+def _write(goal: TargetVersion, receipts: Mapping[int, Receipt], claim: Claim) -> None:
     ordered = [receipts[shard] for shard in range(goal.shards)]
     objects = small_objects(goal, facts_of(goal, ordered))
 
@@ -102,7 +102,7 @@ def _write(goal: Goal, receipts: Mapping[int, Receipt], claim: Claim) -> None:
             raise
 
 
-def _require_whole(goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+def _require_whole(goal: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
     """Raise `BuildError` where an object is gone since its receipt came."""
     if lost := shards_to_do(goal.shards, receipts, goal.sizes()):
         raise BuildError(
@@ -152,7 +152,7 @@ class Facts:
     sums: Mapping[str, np.ndarray]
 
 
-def facts_of(goal: Goal, receipts: Sequence[Receipt]) -> Facts:
+def facts_of(goal: TargetVersion, receipts: Sequence[Receipt]) -> Facts:
     """Of the receipts of all shards, in order."""
     shards, sums = {}, {}
     for name in goal.shapes:
@@ -164,7 +164,7 @@ def facts_of(goal: Goal, receipts: Sequence[Receipt]) -> Facts:
     return Facts(holes(receipts), content, _labels(goal, receipts), shards, sums)
 
 
-def small_objects(goal: Goal, facts: Facts) -> dict[str, bytes]:
+def small_objects(goal: TargetVersion, facts: Facts) -> dict[str, bytes]:
     """Name -> bytes of every object of a version but its shards and its own document."""
     table, reasons = goal.table, facts.holes
     valid = np.ones(len(table), np.bool_)
@@ -200,7 +200,7 @@ def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> 
     objects.update({f"{folder}/{name}": data for name, data in files.items()})
 
 
-def _labels(goal: Goal, receipts: Sequence[Receipt]) -> np.ndarray:
+def _labels(goal: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
     labels = goal.table.labels
     if any(receipt.labels for receipt in receipts):
         fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
@@ -208,7 +208,7 @@ def _labels(goal: Goal, receipts: Sequence[Receipt]) -> np.ndarray:
     return labels
 
 
-def _attributes(goal: Goal, receipts: Sequence[Receipt]) -> dict[str, Any]:
+def _attributes(goal: TargetVersion, receipts: Sequence[Receipt]) -> dict[str, Any]:
     mean, std = channel_statistics(receipts)
     own = goal.describe()
     for name, described in own["fields"].items():

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from precache.messages import printable
 from precache.store.receipts import Receipt
-from precache_workers.driver.tally import NodeTally, Rates, Tally, by_number
+from precache_workers.driver.tally import BuildRates, NodeTally, Tally, by_number
 
 SHOWN = 12
 """Nodes that have a line of their own; the rest share one."""
@@ -54,7 +54,7 @@ def nodes_table(tally: Tally, cpus: Mapping[str, int], now: float) -> Text | Non
         for name in names[:SHOWN]
     ]
     if rest := names[SHOWN:]:
-        together, rates = NodeTally(), Rates()
+        together, rates = NodeTally(), BuildRates()
         for name in rest:
             together.shards += tally.nodes[name].shards
             together.failed += tally.nodes[name].failed
@@ -73,7 +73,7 @@ def _padded(text: str, width: int) -> str:
     return text.ljust(-width) if width < 0 else text.rjust(width)
 
 
-def _figures(node: NodeTally, rates: Rates, cpus: int) -> list[str]:
+def _figures(node: NodeTally, rates: BuildRates, cpus: int) -> list[str]:
     idle = f"{max(0.0, cpus - rates.cores):.0f} of {cpus}"
     return [
         f"{node.shards:,}",

@@ -28,7 +28,7 @@ from precache_workers.driver.build import run_build
 from precache_workers.driver.suspects import KILLS
 from precache_workers.ops.identity import decides
 from precache_workers.planning.adoption import identified
-from precache_workers.planning.listing import Listed
+from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import BuildResult, Request, check_request
 from precache_workers.planning.reuse import Placed
 from precache_workers.planning.rows import default_max_failures
@@ -116,7 +116,7 @@ def _source(version: Version, request: Request) -> str:
     return found
 
 
-def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Listed:
+def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> ListedSource:
     """The rows of a version as those to be made, by the request's pipeline.
 
     Parameters
@@ -132,7 +132,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     pipeline, code = identified(store, request.pipeline)
     fingerprint = pipeline.fingerprint(decides(pipeline))
     source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
-    return Listed(
+    return ListedSource(
         Recipe(pipeline, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),
         ignored=0,

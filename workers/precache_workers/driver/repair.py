@@ -33,12 +33,12 @@ from precache_workers.cluster.executor import Run
 from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
 from precache_workers.ops.identity import installed_versions
 from precache_workers.planning.reuse import committed
-from precache_workers.planning.target_version import SCRATCH, Goal
+from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 if TYPE_CHECKING:  # loads torch and the decoders
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import Job
-    from precache_workers.shards.survey import Fetched, Surveyed
+    from precache_workers.shards.survey import SampleFacts, Surveyed
 
 Lost = Mapping[tuple[str, int], tuple[int, int]]
 """(field, shard) -> size and XXH3-64."""
@@ -47,7 +47,9 @@ Lost = Mapping[tuple[str, int], tuple[int, int]]
 # --- small objects ------------------------------------------------------------------------------
 
 
-def mend_small(store: Folder, goal: Goal, flaws: Sequence[Flaw], job: Job, run: Run) -> None:
+def mend_small(
+    store: Folder, goal: TargetVersion, flaws: Sequence[Flaw], job: Job, run: Run
+) -> None:
     """Put the small objects of a committed version that are flawed.
 
     Sums of a field some of whose shards are lost are left for when these are there again.
@@ -100,7 +102,7 @@ def _known_losses(version: Version, flawed: Collection[str]) -> Iterable[tuple[s
     return version.lost_objects()
 
 
-def _hopeless(goal: Goal, name: str, why: str, remove: str = "") -> StoreError:
+def _hopeless(goal: TargetVersion, name: str, why: str, remove: str = "") -> StoreError:
     """The error that says so of an object, and what is left to do."""
     place = goal.folder.path(remove) if remove else str(goal.folder)
     return StoreError(
@@ -124,7 +126,7 @@ class _Facts:
     to be read again for the others."""
 
     def __init__(
-        self, goal: Goal, version: Version, flawed: Collection[str], job: Job, run: Run
+        self, goal: TargetVersion, version: Version, flawed: Collection[str], job: Job, run: Run
     ) -> None:
         self.goal, self.version, self.job, self.run = goal, version, job, run
         self.flawed = flawed
@@ -173,7 +175,7 @@ class _Facts:
         rows = range(self.version.rows)
         return ["" if row in absent else self._fetched(row).content for row in rows]
 
-    def _fetched(self, row: int) -> Fetched:
+    def _fetched(self, row: int) -> SampleFacts:
         found = self._samples[row]
         if found.error is not None:
             raise found.error
@@ -190,12 +192,12 @@ class _Facts:
         return np.where(fetched < 0, self.goal.table.labels, fetched)
 
     @functools.cached_property
-    def _samples(self) -> list[Fetched]:
+    def _samples(self) -> list[SampleFacts]:
         """What is known of each row's sample once it is fetched again."""
-        from precache_workers.shards.survey import Fetched, FetchTask, fetch_samples
+        from precache_workers.shards.survey import FetchTask, SampleFacts, fetch_samples
 
         goal, table = self.goal, self.goal.table
-        found: dict[int, list[Fetched]] = {}
+        found: dict[int, list[SampleFacts]] = {}
         tasks = []
         for shard in range(goal.shards):
             rows = [row for row in goal.rows_of(shard) if row not in table.removed]
@@ -206,7 +208,7 @@ class _Facts:
                 raise outcome
             found[task.shard] = outcome
         samples = (each for shard in sorted(found) for each in found[shard])
-        nothing = Fetched("", -1)
+        nothing = SampleFacts("", -1)
         return [nothing if row in table.removed else next(samples) for row in range(len(table))]
 
     # --- shards ---------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ _ENCODERS = {"image": "zstd", "zstd": "numcodecs"}
 """Codec -> the library whose release decides the bytes it makes of a chunk."""
 
 
-def recorded_of(goal: Goal, lost: Lost) -> dict[int, Recorded]:
+def recorded_of(goal: TargetVersion, lost: Lost) -> dict[int, Recorded]:
     """Shard -> what a committed version records of it, of those of which objects are lost."""
     from precache_workers.shards.shard_objects import Recorded
 
@@ -296,7 +298,7 @@ def recorded_of(goal: Goal, lost: Lost) -> dict[int, Recorded]:
     return found
 
 
-def is_other_encoder(goal: Goal, field: str) -> bool:
+def is_other_encoder(goal: TargetVersion, field: str) -> bool:
     """Whether another release than the one here encoded shards of a field of a version."""
     attributes = unchecked(goal.folder).attributes
     assert attributes is not None
@@ -352,7 +354,7 @@ def _restate(folder: Folder, changed: Lost) -> None:
         folder.put(name, [data], scratch=SCRATCH)
 
 
-def take_from_twins(store: Folder, goal: Goal, lost: Lost) -> list[tuple[str, int]]:
+def take_from_twins(store: Folder, goal: TargetVersion, lost: Lost) -> list[tuple[str, int]]:
     """Put lost objects of a version that another has whole; returns which."""
     found = []
     for (field, shard), made in lost.items():
@@ -365,7 +367,7 @@ def take_from_twins(store: Folder, goal: Goal, lost: Lost) -> list[tuple[str, in
     return found
 
 
-def give_to_twins(store: Folder, goal: Goal, lost: Lost, remade: Lost) -> list[str]:
+def give_to_twins(store: Folder, goal: TargetVersion, lost: Lost, remade: Lost) -> list[str]:
     """Put objects that were made again where other versions have the same ones damaged.
 
     Returns the ids of these versions. They are found by what the goal recorded of the lost objects,
@@ -386,7 +388,7 @@ def give_to_twins(store: Folder, goal: Goal, lost: Lost, remade: Lost) -> list[s
 
 
 def _twins(
-    store: Folder, goal: Goal, field: str, shard: int, made: tuple[int, int]
+    store: Folder, goal: TargetVersion, field: str, shard: int, made: tuple[int, int]
 ) -> Iterator[Folder]:
     """Other versions whose records name the same object."""
     for folder, attributes in committed(store):

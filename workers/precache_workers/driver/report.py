@@ -15,7 +15,7 @@ from precache.errors import StorageError, UsageError
 from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
 from precache_workers.driver.commit import holes
-from precache_workers.driver.run_monitor import Account
+from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.tally import by_number
 from precache_workers.planning.request import BuildResult
 from precache_workers.shards.timing import STAGES
@@ -44,7 +44,7 @@ def check_reports(paths: Sequence[str]) -> None:
 
 
 def write_reports(
-    account: Account, result: BuildResult | None = None, error: BaseException | None = None
+    account: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
 ) -> None:
     """Write all that were asked for; `result` of a build that ended well, else its `error`.
 
@@ -69,7 +69,7 @@ def write_reports(
             raise StorageError(f"cannot write the report {path}: {failed.strerror}") from None
 
 
-def report_failure(account: Account, error: BaseException, say: Callable[[str], None]) -> None:
+def report_failure(account: RunMonitor, error: BaseException, say: Callable[[str], None]) -> None:
     """Write the reports of a build that did not end well."""
     account.fail(error)
     try:
@@ -79,7 +79,7 @@ def report_failure(account: Account, error: BaseException, say: Callable[[str], 
 
 
 def summary(
-    account: Account, result: BuildResult | None = None, error: BaseException | None = None
+    account: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
 ) -> dict[str, Any]:
     """All that a report tells, as JSON has it: sums over the shards that this run made.
 
@@ -123,7 +123,7 @@ def summary(
     }
 
 
-def _reason(account: Account, error: BaseException) -> str:
+def _reason(account: RunMonitor, error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     return printable(without_secrets(str(error) or repr(error)))
@@ -195,7 +195,7 @@ def done_until(
     return rates
 
 
-def _slowest(account: Account) -> list[dict[str, Any]]:
+def _slowest(account: RunMonitor) -> list[dict[str, Any]]:
     found = [(slow, receipt) for receipt in account.made for slow in receipt.slowest]
     found.sort(key=lambda pair: pair[0].seconds, reverse=True)
     keys = account.goal.table.keys if account.goal is not None else []
@@ -211,7 +211,7 @@ def _slowest(account: Account) -> list[dict[str, Any]]:
     ]
 
 
-def _failures(account: Account, result: BuildResult | None) -> list[dict[str, str]]:
+def _failures(account: RunMonitor, result: BuildResult | None) -> list[dict[str, str]]:
     if result is not None:
         pairs = list(result.holes)
     elif account.goal is not None:

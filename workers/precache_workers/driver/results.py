@@ -11,11 +11,11 @@ from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache_workers.driver.commit import channel_statistics, failures
 from precache_workers.planning.request import BuildResult
-from precache_workers.planning.target_version import Goal
+from precache_workers.planning.target_version import TargetVersion
 
 
 def result_of(
-    goal: Goal, receipts: Mapping[int, Receipt], made: Sequence[Receipt], ignored: int
+    goal: TargetVersion, receipts: Mapping[int, Receipt], made: Sequence[Receipt], ignored: int
 ) -> BuildResult:
     """Of a build that ends well, but for its time.
 
@@ -57,7 +57,7 @@ def result_of(
     )
 
 
-def committed_result(goal: Goal, ignored: int) -> BuildResult:
+def committed_result(goal: TargetVersion, ignored: int) -> BuildResult:
     """Of a build that has nothing to do."""
     version = open_own(goal.folder)
     failed = [version.holes[row] for row in sorted(version.holes)]

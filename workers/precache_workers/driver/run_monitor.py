@@ -13,10 +13,10 @@ from precache_workers.driver.metrics import BuildMetrics, build_metrics
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.shard_log_writer import FinishedLog
 from precache_workers.planning.request import Request
-from precache_workers.planning.target_version import Goal
+from precache_workers.planning.target_version import TargetVersion
 
 
-class Account:
+class RunMonitor:
     """One run.
 
     Attributes
@@ -36,7 +36,7 @@ class Account:
     def __init__(self, request: Request, progress: BuildProgress) -> None:
         self.request = request
         self.began = time.time()
-        self.goal: Goal | None = None
+        self.goal: TargetVersion | None = None
         self.made: list[Receipt] = []
         self.receipts: Mapping[int, Receipt] = {}
         self.shards = 0
@@ -46,7 +46,7 @@ class Account:
 
     def begin(
         self,
-        goal: Goal,
+        goal: TargetVersion,
         todo: Sequence[int],
         receipts: Mapping[int, Receipt],
         followed: bool = True,

@@ -18,7 +18,7 @@ from precache.store.shard_log import (
     read_entries,
     to_entry,
 )
-from precache_workers.planning.target_version import SCRATCH, Goal
+from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class FinishedLog:
                 self._waiting = waiting + self._waiting
 
 
-def keep_followed(store: Folder, goal: Goal, receipts: Mapping[int, Receipt]) -> None:
+def keep_followed(store: Folder, goal: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
     """Before a commit: where somebody follows the log, keep all of it in the store.
 
     Parameters

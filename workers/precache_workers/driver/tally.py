@@ -20,7 +20,7 @@ def by_number(name: str) -> list[str | int]:
 
 
 @dataclass(frozen=True)
-class Rates:
+class BuildRates:
     """Per second: images, bytes fetched, bytes put; and cores in use, the mean of tasks at once."""
 
     images: float = 0.0
@@ -28,9 +28,9 @@ class Rates:
     stored: float = 0.0
     cores: float = 0.0
 
-    def plus(self, other: Rates, times: float = 1) -> Rates:
+    def plus(self, other: BuildRates, times: float = 1) -> BuildRates:
         """The sum of this and so many of the other."""
-        return Rates(
+        return BuildRates(
             self.images + times * other.images,
             self.fetched + times * other.fetched,
             self.stored + times * other.stored,
@@ -49,8 +49,8 @@ class NodeTally:
     stored: int = 0
     wall_seconds: float = 0.0
     _since: float = 0.0
-    _recent: deque[tuple[float, Rates]] = field(default_factory=deque)
-    _sums: Rates = Rates()
+    _recent: deque[tuple[float, BuildRates]] = field(default_factory=deque)
+    _sums: BuildRates = BuildRates()
 
     def add(self, receipt: Receipt, now: float) -> None:
         """Count a shard whose receipt has come."""
@@ -62,25 +62,27 @@ class NodeTally:
         self.fetched += receipt.fetched
         self.stored += receipt.stored
         self.wall_seconds += receipt.wall_seconds
-        made = Rates(len(receipt.content), receipt.fetched, receipt.stored, receipt.wall_seconds)
+        made = BuildRates(
+            len(receipt.content), receipt.fetched, receipt.stored, receipt.wall_seconds
+        )
         self._recent.append((now, made))
         self._sums = self._sums.plus(made)
 
-    def rates(self, now: float) -> Rates:
+    def rates(self, now: float) -> BuildRates:
         """Means over the last while.
 
         A shard counts when its receipt comes, all at once; so the time since the last one is no
         lull before twice what a shard takes.
         """
         if not self._recent:
-            return Rates()
+            return BuildRates()
         shard = self.wall_seconds / self.shards
         window = max(WINDOW, SHARDS * shard)
         until = max(self._recent[-1][0], now - 2 * shard)
         while self._recent and self._recent[0][0] <= until - window:
             self._sums = self._sums.plus(self._recent.popleft()[1], -1)
         span = max(1e-3, until - max(self._since, until - window))
-        return Rates().plus(self._sums, 1 / span)
+        return BuildRates().plus(self._sums, 1 / span)
 
 
 @dataclass

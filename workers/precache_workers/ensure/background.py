@@ -19,7 +19,7 @@ from precache.runtime.process_id import process_of
 from precache.runtime.terminal import guard_output, say_error
 from precache.storage.open import open_folder
 from precache.store.lease import Claim
-from precache_workers.planning.listing import Listed
+from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,9 @@ def new_log(store: str) -> Path:
     return Path(path)
 
 
-def begin_build(request: Request, listed: Listed | None, claim: Claim, lines: Path) -> Background:
+def begin_build(
+    request: Request, listed: ListedSource | None, claim: Claim, lines: Path
+) -> Background:
     """Have another process build under a claim that this one took and did not enter.
 
     It gets what it is to do by a pipe, for storage options may hold credentials.

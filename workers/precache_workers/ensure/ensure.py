@@ -22,7 +22,7 @@ from precache.store.attributes import FORMAT, Attributes
 from precache.store.build_status import DESCRIPTION, is_alive, read_build
 from precache.store.commit_log import ROOT
 from precache.store.lease import POLL_LOCAL, POLL_REMOTE, Claim, Claims
-from precache.store.live_version import GrowingVersion
+from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
 from precache.store.shard_log import FATE, follow_log, kept_name
@@ -33,9 +33,9 @@ from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import told_by_rank_0
 from precache_workers.planning.adoption import note_code
 from precache_workers.planning.committed import is_whole
-from precache_workers.planning.listing import Listed, list_rows
+from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request
-from precache_workers.planning.target_version import Goal, Recipe, find_goal
+from precache_workers.planning.target_version import Recipe, TargetVersion, find_goal
 from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _unread(rows: int) -> RowTable:
     return RowTable([""] * rows, unknown, unknown, [""] * rows, unknown, ())
 
 
-class Wanted:
+class WantedVersion:
     """A version that is wanted, and whoever makes it.
 
     Attributes
@@ -85,12 +85,12 @@ class Wanted:
         self.shown = shown
         self.store = open_folder(request.store, request.storage_options)
         self.told = told_by_rank_0(request)
-        self.listed: Listed | None = None
+        self.listed: ListedSource | None = None
         self.recipe = self._find_out()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
         self.claims = Claims(self.store, self._digest())
         self._idle_since = time.monotonic()
-        self._goal: Goal | None = None
+        self._goal: TargetVersion | None = None
         self._looked, self._lives = -math.inf, False
         self.said = -math.inf
 
@@ -139,7 +139,7 @@ class Wanted:
         parts = [recipe.fingerprint, recipe.rows_digest, self.request.shard_samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
-    def goal(self) -> Goal | None:
+    def goal(self) -> TargetVersion | None:
         """The version, where somebody began it."""
         if self._goal is None:
             self._goal = find_goal(self.store, self.recipe, self.request.shard_samples)
@@ -206,7 +206,7 @@ class Wanted:
             self.say(f"waiting for {self.store}, which {who} builds{log}: {self.how_far()}")
 
 
-def ensure_here(wanted: Wanted) -> Version:
+def ensure_here(wanted: WantedVersion) -> Version:
     """The version: there already, or made by this process, or by another that is awaited.
 
     Whoever waits takes over where the other ends without having made it.
@@ -228,7 +228,7 @@ def ensure_here(wanted: Wanted) -> Version:
             return version
 
 
-def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
+def growing(goal: TargetVersion, wanted: WantedVersion) -> LiveVersion:
     """A version that was begun, to be read while it is made, or in the order in which it was."""
     if wanted.listed is None:
         frozen = goal.frozen_rows()
@@ -244,17 +244,17 @@ def growing(goal: Goal, wanted: Wanted) -> GrowingVersion:
     layouts["label"] = small_layout((len(table),), "int64", -1)
     arrays = {name: (name, layout) for name, layout in layouts.items()}
     columns = table.keys, table.labels, table.removed
-    return GrowingVersion(wanted.store, attributes, arrays, *columns, wanted.claims)
+    return LiveVersion(wanted.store, attributes, arrays, *columns, wanted.claims)
 
 
-class Making(Protocol):
+class PendingBuild(Protocol):
     """A build that goes on elsewhere, begun by this process."""
 
     def check(self) -> str | None:
         """The version that it made, where that is known; raises where it failed."""
 
 
-class JobMaking:
+class PendingJob:
     """A build that a job of a cluster makes."""
 
     def __init__(self, job: ClusterJob) -> None:
@@ -262,7 +262,7 @@ class JobMaking:
         self._asked = self._heard = time.monotonic()
 
     def check(self) -> str | None:
-        """As `Making` has it; asks the cluster now and then, and bears that it does not answer."""
+        """Poll the cluster now and then; it is no error at first that it does not answer."""
         from precache_workers.jobs.submission import ENDED, PATIENCE
 
         now = time.monotonic()
@@ -279,7 +279,7 @@ class JobMaking:
         return self.job.wait().version if ended else None
 
 
-def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
+def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> Version:
     """The version, as soon as its shards can be followed; or whole, where nobody followed it.
 
     All who ask get the same: who comes after the commit follows as well if others do, by the log
@@ -311,7 +311,7 @@ def follow(wanted: Wanted, begin: Callable[[], Making | None]) -> Version:
         time.sleep(wanted.poll)  # a store tells nobody
 
 
-def begin_apart(wanted: Wanted) -> Background | None:
+def begin_apart(wanted: WantedVersion) -> Background | None:
     """Have a process of its own make the version; None where somebody else is at it."""
     claim = wanted.claim()
     if claim is None:
@@ -323,7 +323,7 @@ def begin_apart(wanted: Wanted) -> Background | None:
     return begun
 
 
-def ensure_apart(wanted: Wanted, seconds: float) -> Version | None:
+def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
     """The version, made meanwhile by a process of its own.
 
     Parameters
@@ -359,7 +359,7 @@ def ensure_apart(wanted: Wanted, seconds: float) -> Version | None:
 
 
 def ensure_by_job(
-    wanted: Wanted, submit: Callable[[], ClusterJob], seconds: float
+    wanted: WantedVersion, submit: Callable[[], ClusterJob], seconds: float
 ) -> Version | None:
     """The version, made meanwhile by a job of a cluster.
 

@@ -28,7 +28,7 @@ _asked: Counter[str] = Counter()
 """How often this process asked for what: what ranks ask for the nth time belongs together."""
 
 
-class Told:
+class Rank0Channel:
     """What rank 0 says of one request, by the key-value store of its job.
 
     It waits for nobody, and nobody for a rank that never asks: ranks may ask or not, as they like.
@@ -88,7 +88,7 @@ class Told:
             log.info("other ranks list the source themselves: %s", error)
 
 
-def told_by_rank_0(request: Request) -> Told | None:
+def told_by_rank_0(request: Request) -> Rank0Channel | None:
     """The words on a request; None where `torch.distributed` joins this process to no others."""
     if "torch.distributed" not in sys.modules:
         return None
@@ -101,7 +101,7 @@ def told_by_rank_0(request: Request) -> Told | None:
         return None
     what = _what(request)
     _asked[what] += 1
-    return Told(store, f"{own_prefix(what)}/{_asked[what]}", rank == 0)
+    return Rank0Channel(store, f"{own_prefix(what)}/{_asked[what]}", rank == 0)
 
 
 def _what(request: Request) -> str:

@@ -36,7 +36,7 @@ _JUNK = re.compile(r"\..*|__pycache__|node_modules|.*\.py[co]|.*\.egg-info")
 
 
 @dataclass(frozen=True)
-class Parcel:
+class JobPackage:
     """A build ready to be sent.
 
     Attributes
@@ -75,7 +75,7 @@ def pack(
     pipeline: Pipeline,
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]] = (),
-) -> Parcel:
+) -> JobPackage:
     """All that a build on a cluster takes from this machine, credentials apart.
 
     Parameters
@@ -112,7 +112,7 @@ def pack_refresh(
     pipeline: Pipeline | None,
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]] = (),
-) -> Parcel:
+) -> JobPackage:
     """The same for a refresh.
 
     Parameters
@@ -133,7 +133,7 @@ def _pack(
     imports: Sequence[str],
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]],
-) -> Parcel:
+) -> JobPackage:
     """A command with its options and what travels along.
 
     Parameters
@@ -156,7 +156,7 @@ def _pack(
     listed = [reports] if isinstance(reports, str | os.PathLike) else reports
     given["report"] = [_as_there(os.fspath(path)) for path in listed]
     _check_size(files)
-    return Parcel(store, (*line, "--address=auto", "--json", *_flags(given)), files)
+    return JobPackage(store, (*line, "--address=auto", "--json", *_flags(given)), files)
 
 
 def _as_there(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from precache.errors import BuildError, UsageError
 from precache.messages import shown
-from precache_workers.jobs.job_package import Parcel
+from precache_workers.jobs.job_package import JobPackage
 from precache_workers.jobs.job_server import connect, send_storage_options, translated
 from precache_workers.planning.request import BuildResult
 
@@ -245,7 +245,7 @@ def _result(line: str) -> BuildResult | None:
 
 
 def submit_parcel(
-    parcel: Parcel, address: str | None, storage_options: Mapping[str, Any]
+    parcel: JobPackage, address: str | None, storage_options: Mapping[str, Any]
 ) -> ClusterJob:
     """Run a build or a refresh on a cluster, or join it if the same is under way there.
 

@@ -17,13 +17,13 @@ from precache.storage.base import Folder
 from precache.storage.local_files import map_file
 from precache.store.layout import decode_index
 from precache.store.version import read_array_documents
-from precache_workers.planning.reuse import Offer, OfferedField
+from precache_workers.planning.reuse import BaseShard, OfferedField
 
 DECODE_BYTES = 4 << 20
 """Of rows that are decoded at a time."""
 
 
-class SpoiledOffer(StorageError):
+class SpoiledBaseShard(StorageError):
     """What an earlier version offers of a field cannot be had after all."""
 
     def __init__(self, field: str, why: Exception | str) -> None:
@@ -31,7 +31,7 @@ class SpoiledOffer(StorageError):
         self.field = field
 
 
-class OfferedRows:
+class BaseShardRows:
     """One object of an earlier version; it is read, and checked as a whole, when first needed.
 
     Until then its size alone speaks for it, as it does for shards that are linked whole: damage
@@ -52,7 +52,7 @@ class OfferedRows:
         It cannot be read, or is not what it was.
     """
 
-    def __init__(self, offer: Offer, name: str) -> None:
+    def __init__(self, offer: BaseShard, name: str) -> None:
         self.offered: OfferedField = offer.fields[name]
         self.count = len(offer.same)
         self._field, self._folder = name, self.offered.base or offer.folder
@@ -83,10 +83,10 @@ class OfferedRows:
             entries = math.prod(self._array.chunks_per_object)
             index = decode_index(data[-entries * 16 - 4 :], entries)[: self._chunks]
         except (DamageError, OSError, StorageError) as error:
-            raise SpoiledOffer(self._field, error) from None
+            raise SpoiledBaseShard(self._field, error) from None
         bounds = np.concatenate([[0], np.cumsum(index[:, 1], dtype=np.uint64)])
         if not np.array_equal(bounds[:-1], index[:, 0]):
-            raise SpoiledOffer(self._field, "its chunks do not lie one after another")
+            raise SpoiledBaseShard(self._field, "its chunks do not lie one after another")
         return data, bounds.astype(np.int64)
 
     def open(self) -> None:
@@ -141,7 +141,7 @@ class OfferedRows:
             for each, out in zip(held, self._decoded, strict=False):
                 self._array.decoder.decode(data[bounds[each] : bounds[each + 1]], out)
         except DamageError as error:
-            raise SpoiledOffer(self._field, error) from None
+            raise SpoiledBaseShard(self._field, error) from None
         if self._array.decoder.filtered:
             undo_image(self._decoded[: len(held)])
 

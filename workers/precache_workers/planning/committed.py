@@ -9,13 +9,13 @@ from precache.store.commit_log import BUILD, ROOT
 from precache.store.consistency import Flaw, inspect
 from precache.store.open import unchecked
 from precache.store.receipts import Receipt
-from precache_workers.planning.target_version import Goal
+from precache_workers.planning.target_version import TargetVersion
 
 RECEIPTS = 64
 """Receipts read at a time."""
 
 
-def is_committed(goal: Goal) -> bool:
+def is_committed(goal: TargetVersion) -> bool:
     """Whether the version was committed, as far as its document can be read."""
     if goal.folder.size(ROOT) is None:
         return False
@@ -25,7 +25,7 @@ def is_committed(goal: Goal) -> bool:
         return False
 
 
-def flaws_of(goal: Goal, listed: bool = True) -> list[Flaw]:
+def flaws_of(goal: TargetVersion, listed: bool = True) -> list[Flaw]:
     """What is wrong with the small objects and the documents of a committed version.
 
     Parameters
@@ -36,19 +36,19 @@ def flaws_of(goal: Goal, listed: bool = True) -> list[Flaw]:
     return inspect(unchecked(goal.folder), goal.table if listed else None)
 
 
-def is_whole(goal: Goal, listed: bool = True) -> bool:
+def is_whole(goal: TargetVersion, listed: bool = True) -> bool:
     """Whether the version was committed and every object is there; `flaws_of` explains `listed`."""
     with contextlib.suppress(GoneError):
         return is_committed(goal) and not flaws_of(goal, listed) and not lost_objects(goal)
     return False
 
 
-def lost_objects(goal: Goal) -> dict[tuple[str, int], tuple[int, int]]:
+def lost_objects(goal: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
     """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
     return unchecked(goal.folder).lost_objects()
 
 
-def read_receipts(goal: Goal) -> dict[int, Receipt]:
+def read_receipts(goal: TargetVersion) -> dict[int, Receipt]:
     """The receipts of a version begun, by shard."""
     names = [f"{BUILD}/receipts/{name}" for name in goal.folder.names(f"{BUILD}/receipts")]
     receipts = {}
@@ -64,7 +64,7 @@ def read_receipts(goal: Goal) -> dict[int, Receipt]:
     return receipts
 
 
-def _fits(goal: Goal, receipt: Receipt) -> bool:
+def _fits(goal: TargetVersion, receipt: Receipt) -> bool:
     """Whether a receipt can be of the version: else its shard is made again."""
     if not 0 <= receipt.shard < goal.shards:
         return False

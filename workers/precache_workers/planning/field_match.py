@@ -15,7 +15,7 @@ from precache_workers.ops.identity import ops_digest
 
 
 @dataclass(frozen=True)
-class Made:
+class FieldMatch:
     """How far an earlier version has made the rows of an array.
 
     Attributes
@@ -39,7 +39,7 @@ class Made:
     shape: RowShape
 
 
-def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, Made]:
+def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, FieldMatch]:
     """Fields of a pipeline of which an earlier version has rows, made all the way or part of it."""
     try:
         before = Pipeline.from_dict(attributes.pipeline).by_array().fields
@@ -58,7 +58,7 @@ def _made(
     name: str,
     old: Mapping[str, FieldAttributes],
     before: Mapping[str, Field],
-) -> Made | None:
+) -> FieldMatch | None:
     """The array that has most of a field's ops applied, and how many these are."""
     declared = pipeline.fields[name]
     every = len(declared.ops)
@@ -75,7 +75,7 @@ def _made(
                 continue
             finished = applied == every
             encoded = finished and declared.stored_as == before[array].stored_as
-            return Made(array, applied, finished, encoded, RowShape(each.shape, each.dtype))
+            return FieldMatch(array, applied, finished, encoded, RowShape(each.shape, each.dtype))
     return None
 
 

@@ -29,7 +29,7 @@ FETCH_SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedSource:
     """A source, listed.
 
     Attributes
@@ -80,7 +80,7 @@ class Listed:
 
 def list_rows(
     request: Request, store: Folder, source: sources.Source, tick: sources.Tick
-) -> Listed:
+) -> ListedSource:
     """List the source, and give its samples the rows that they have in the current version.
 
     Raises
@@ -106,7 +106,7 @@ def list_rows(
     relabelled = request.labels is not None or request.classes is not None
     fetches_labels = source.labels_with_samples and not relabelled
     seconds = time.perf_counter() - began
-    return Listed(
+    return ListedSource(
         recipe,
         placed,
         listing.ignored,

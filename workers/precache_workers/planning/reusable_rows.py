@@ -9,10 +9,10 @@ import numpy as np
 from precache.recipe.pipeline import Pipeline
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
-from precache_workers.planning.reuse import Offer
+from precache_workers.planning.reuse import BaseShard
 
 
-class Spared:
+class ReusableRows:
     """Row by row of one shard, what is known of it from an earlier version.
 
     Parameters
@@ -47,7 +47,7 @@ class Spared:
         pipeline: Pipeline,
         rows: int,
         removed: Collection[int],
-        offer: Offer | None,
+        offer: BaseShard | None,
         fields: Collection[str],
         first_row: int,
     ) -> None:
@@ -77,7 +77,7 @@ def is_linked(
     pipeline: Pipeline,
     shapes: Mapping[str, RowShape],
     rows: int,
-    offer: Offer,
+    offer: BaseShard,
     removed: Collection[int],
 ) -> bool:
     """Whether a shard can be the earlier version's as it is, without a look at its rows.

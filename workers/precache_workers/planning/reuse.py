@@ -18,9 +18,9 @@ from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.row_table import REMOVED, RowTable, kept_contents
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.descent import changes, descend, same_identity
-from precache_workers.planning.field_match import Made, made_of
+from precache_workers.planning.field_match import FieldMatch, made_of
 from precache_workers.planning.rows import order_rows
-from precache_workers.planning.target_version import Goal
+from precache_workers.planning.target_version import TargetVersion
 
 Contents = Callable[[Sequence[str], Sequence[int]], Sequence[str]]
 
@@ -35,7 +35,7 @@ class OfferedField:
     `base` is that version's folder, where it is another than the offer's.
     """
 
-    made: Made
+    made: FieldMatch
     object_name: str
     stored: ShardObject
     sums: ChannelSums | None
@@ -48,7 +48,7 @@ class OfferedField:
 
 
 @dataclass(frozen=True)
-class Offer:
+class BaseShard:
     """A shard of an earlier version, row for row the beginning of the one to be made.
 
     Attributes
@@ -76,7 +76,7 @@ class Offer:
     content_decides: bool
     retries: bool = False
 
-    def without(self, field: str) -> Offer:
+    def without(self, field: str) -> BaseShard:
         """The same but for one field, and those that go on from the same object."""
         gone = self.place_of(self.fields[field])
         left = {name: each for name, each in self.fields.items() if self.place_of(each) != gone}
@@ -93,15 +93,15 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Origin:
+class BaseVersion:
     """A committed version whose rows are those of the table to be built, as far as it goes.
 
-    `Offer` explains its attributes, which are of all rows here. What it lacks may begin at rows of
-    the same samples in another version, of the `bases`.
+    `BaseShard` explains its attributes, which are of all rows here. What it lacks may begin at rows
+    of the same samples in another version, of the `bases`.
     """
 
     version: Version
-    fields: Mapping[str, Made]
+    fields: Mapping[str, FieldMatch]
     rows_per_shard: int
     same: np.ndarray
     content: Sequence[str]
@@ -113,7 +113,7 @@ class Origin:
     retries: bool = False
     bases: Mapping[str, Folder] = field(default_factory=dict)
 
-    def retried(self) -> Origin:
+    def retried(self) -> BaseVersion:
         """The same, with all its holes to be tried again."""
         content = list(self.content)
         for row in self.holes:
@@ -144,7 +144,7 @@ class Origin:
             needed += added + sizes[~linked | (not made.encoded)].sum()
         return int(needed)
 
-    def offer(self, goal: Goal, shard: int, content_decides: bool) -> Offer | None:
+    def offer(self, goal: TargetVersion, shard: int, content_decides: bool) -> BaseShard | None:
         """What it has of a shard; None where it has nothing."""
         if goal.rows_per_shard != self.rows_per_shard:
             return None
@@ -160,7 +160,7 @@ class Origin:
         holes = {row: self.holes[row] for row in rows if row in self.holes}
         same = self.same[part].tolist()
         content = self.content[part]
-        return Offer(
+        return BaseShard(
             self.version.folder, fields, same, content, holes, content_decides, self.retries
         )
 
@@ -177,7 +177,7 @@ class Origin:
 
 def find_origin(
     store: Folder, pipeline: Pipeline, table: RowTable, with_bases: bool = True
-) -> Origin | None:
+) -> BaseVersion | None:
     """The committed version that spares most of the work, the latest of several; None for none.
 
     Parameters
@@ -202,8 +202,8 @@ def find_origin(
 
 
 def _with_bases(
-    origin: Origin, pipeline: Pipeline, table: RowTable, candidates: Sequence[Candidate]
-) -> Origin:
+    origin: BaseVersion, pipeline: Pipeline, table: RowTable, candidates: Sequence[Candidate]
+) -> BaseVersion:
     """For fields that the version has nothing of: rows of others, made part of the way."""
     missing = pipeline.fields.keys() - origin.fields.keys()
     for folder, attributes, made in candidates:
@@ -226,18 +226,18 @@ def _with_bases(
     return origin
 
 
-def _has_samples_of(base: Origin, origin: Origin) -> bool:
+def _has_samples_of(base: BaseVersion, origin: BaseVersion) -> bool:
     """Whether rows of `base` were made of the same samples, and are there for all of `origin`."""
     pairs = enumerate(zip(base.content, origin.content, strict=True))
     holes = origin.holes.keys()
     return base.holes.keys() <= holes and all(a == b for row, (a, b) in pairs if row not in holes)
 
 
-Candidate = tuple[Folder, Attributes, Mapping[str, Made]]
+Candidate = tuple[Folder, Attributes, Mapping[str, FieldMatch]]
 """A committed version, and what it has made of which fields."""
 
 
-def _worth(made: Mapping[str, Made], pipeline: Pipeline) -> float:
+def _worth(made: Mapping[str, FieldMatch], pipeline: Pipeline) -> float:
     return sum(
         each.encoded + (1 + each.applied) / (1 + len(pipeline.fields[name].ops))
         for name, each in made.items()
@@ -359,8 +359,8 @@ def _rows_of(version: Version) -> RowTable:
 
 
 def _read(
-    version: Version, attributes: Attributes, made: Mapping[str, Made], table: RowTable
-) -> Origin | None:
+    version: Version, attributes: Attributes, made: Mapping[str, FieldMatch], table: RowTable
+) -> BaseVersion | None:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     before = RowTable.from_parquet(data, where)
     if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
@@ -373,7 +373,7 @@ def _read(
         for row in holes:  # that may be for the sake of a field that is no more
             content[row] = ""
     tables = {name: version.shard_table(each.array) for name, each in made.items()}
-    return Origin(
+    return BaseVersion(
         version,
         made,
         attributes.rows_per_shard,

@@ -10,9 +10,9 @@ import numpy as np
 from precache.recipe.pipeline import Field
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
-from precache_workers.planning.reusable_rows import Spared, is_linked
-from precache_workers.planning.reuse import Offer, OfferedField, Origin
-from precache_workers.planning.target_version import Goal
+from precache_workers.planning.reusable_rows import ReusableRows, is_linked
+from precache_workers.planning.reuse import BaseShard, BaseVersion, OfferedField
+from precache_workers.planning.target_version import TargetVersion
 from precache_workers.planning.work import Work
 
 
@@ -68,7 +68,7 @@ class ShardPlan:
     """
 
     shard: int
-    offer: Offer | None
+    offer: BaseShard | None
     linked: bool
     reused: bool
     fetched: np.ndarray
@@ -90,7 +90,7 @@ def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
         yield _plan_shard(work.goal, shard, offer, there)
 
 
-def _sizes(origin: Origin) -> dict[tuple[str, str], int]:
+def _sizes(origin: BaseVersion) -> dict[tuple[str, str], int]:
     """Bytes of earlier versions' objects, by version and name."""
     folders = {n: origin.bases.get(n, origin.version.folder) for n in origin.fields}
     arrays = {(folders[n].name, made.array): folders[n] for n, made in origin.fields.items()}
@@ -102,7 +102,7 @@ def _sizes(origin: Origin) -> dict[tuple[str, str], int]:
 
 
 def _plan_shard(
-    goal: Goal, shard: int, offer: Offer | None, there: Mapping[tuple[str, str], int]
+    goal: TargetVersion, shard: int, offer: BaseShard | None, there: Mapping[tuple[str, str], int]
 ) -> ShardPlan:
     pipeline, rows = goal.recipe.pipeline, goal.rows_of(shard)
     count = len(rows)
@@ -112,7 +112,7 @@ def _plan_shard(
         for name, each in (offer.fields.items() if offer else ())
         if offer and there.get(offer.place_of(each)) == each.size
     }
-    spared = Spared(pipeline, count, gone, offer, whole, rows.start)
+    spared = ReusableRows(pipeline, count, gone, offer, whole, rows.start)
     linked = (
         offer is not None
         and whole.keys() == offer.fields.keys()

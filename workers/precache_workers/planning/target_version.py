@@ -56,7 +56,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Goal:
+class TargetVersion:
     """A version of a store, begun or finished or neither.
 
     Attributes
@@ -75,14 +75,14 @@ class Goal:
     @classmethod
     def of(
         cls, store: Folder, recipe: Recipe, rows_per_shard: int, shapes: Mapping[str, RowShape]
-    ) -> Goal:
+    ) -> TargetVersion:
         version = version_id(recipe.fingerprint, recipe.rows_digest, rows_per_shard, recipe.retries)
         return cls(recipe, store.folder(version), rows_per_shard, shapes)
 
-    def anew(self, store: Folder) -> Goal:
+    def anew(self, store: Folder) -> TargetVersion:
         """The version that makes the same rows once more."""
         again = replace(self.recipe, retries=self.recipe.retries + 1)
-        return Goal.of(store, again, self.rows_per_shard, self.shapes)
+        return TargetVersion.of(store, again, self.rows_per_shard, self.shapes)
 
     @property
     def version(self) -> str:
@@ -160,7 +160,7 @@ class Goal:
             self.folder.put(DESCRIPTION, [json.dumps(told).encode()], scratch=SCRATCH)
 
 
-def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
+def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> TargetVersion | None:
     """The version of this recipe that the store has, committed or begun; None where it has none.
 
     Of several that are committed it is the one that was made anew most often.
@@ -177,7 +177,7 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     return max(committed or begun, key=lambda each: each.recipe.retries, default=None)
 
 
-def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
+def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> TargetVersion | None:
     """The version that makes this recipe anew; None where the store has none to be made anew.
 
     Parameters
@@ -190,14 +190,14 @@ def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> Goal | None:
     return None if last is None else untaken(store, last.anew(store), removed=True)
 
 
-def is_recomputed(goal: Goal) -> bool:
+def is_recomputed(goal: TargetVersion) -> bool:
     """Whether a version that is not committed was begun to compute all of it again."""
     data = goal.folder.get(DESCRIPTION)
     begun = None if data is None else _begun(data, goal.folder.path(DESCRIPTION))
     return begun is not None and begun.recompute
 
 
-def untaken(store: Folder, goal: Goal, *, removed: bool = False) -> Goal:
+def untaken(store: Folder, goal: TargetVersion, *, removed: bool = False) -> TargetVersion:
     """The version that makes the same rows by an id under which nobody computes all of them again.
 
     Parameters
@@ -212,9 +212,11 @@ def untaken(store: Folder, goal: Goal, *, removed: bool = False) -> Goal:
     return goal
 
 
-def _goals(store: Folder, recipe: Recipe, wanted: int | None) -> tuple[list[Goal], list[Goal]]:
+def _goals(
+    store: Folder, recipe: Recipe, wanted: int | None
+) -> tuple[list[TargetVersion], list[TargetVersion]]:
     """Versions of a recipe, committed and begun, made anew however often."""
-    found: tuple[list[Goal], list[Goal]] = [], []
+    found: tuple[list[TargetVersion], list[TargetVersion]] = [], []
     names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
     for leaf, read, goals in zip((ROOT, DESCRIPTION), (_committed, _begun), found, strict=True):
         paths = [f"{name}/{leaf}" for name in names]
@@ -229,7 +231,7 @@ def _goals(store: Folder, recipe: Recipe, wanted: int | None) -> tuple[list[Goal
     return found
 
 
-def has_shards_of(goal: Goal, wanted: int | None) -> bool:
+def has_shards_of(goal: TargetVersion, wanted: int | None) -> bool:
     """Whether a version has as many rows a shard as were asked for, any by default."""
     nbytes = [row.nbytes for row in goal.shapes.values()]
     if wanted in (None, goal.rows_per_shard):
@@ -253,7 +255,9 @@ def _begun(data: bytes, where: str) -> Identity | None:
         return None  # all it says is computed again
 
 
-def _matching(store: Folder, found: Attributes | Identity | None, recipe: Recipe) -> Goal | None:
+def _matching(
+    store: Folder, found: Attributes | Identity | None, recipe: Recipe
+) -> TargetVersion | None:
     if found is None or (found.fingerprint, found.rows_digest) != (
         recipe.fingerprint,
         recipe.rows_digest,
@@ -263,7 +267,7 @@ def _matching(store: Folder, found: Attributes | Identity | None, recipe: Recipe
     return goal if goal.version == found.version else None
 
 
-def goal_of(store: Folder, found: Attributes | Identity, recipe: Recipe) -> Goal:
+def goal_of(store: Folder, found: Attributes | Identity, recipe: Recipe) -> TargetVersion:
     """The version of a recipe that has the rows of another version."""
     shapes = {name: RowShape(row.shape, row.dtype) for name, row in found.fields.items()}
-    return Goal.of(store, recipe, found.rows_per_shard, shapes)
+    return TargetVersion.of(store, recipe, found.rows_per_shard, shapes)

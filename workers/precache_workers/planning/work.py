@@ -13,11 +13,17 @@ from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache_workers.planning.committed import is_committed, lost_objects, read_receipts
-from precache_workers.planning.listing import Listed
+from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
-from precache_workers.planning.reuse import Origin, find_origin
+from precache_workers.planning.reuse import BaseVersion, find_origin
 from precache_workers.planning.rows import shards_to_do
-from precache_workers.planning.target_version import Goal, Recipe, find_goal, next_goal, untaken
+from precache_workers.planning.target_version import (
+    Recipe,
+    TargetVersion,
+    find_goal,
+    next_goal,
+    untaken,
+)
 
 LARGEST_SHARD_BYTES = 512 << 20
 """Raw, of one field: above, rows are laid into shards anew."""
@@ -27,7 +33,7 @@ Shapes = Mapping[str, RowShape]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRows:
     """Row shapes by field, and mean stored bytes of a row over all fields."""
 
     shapes: Mapping[str, RowShape]
@@ -56,13 +62,13 @@ class Work:
         it stays.
     """
 
-    goal: Goal
-    origin: Origin | None = None
+    goal: TargetVersion
+    origin: BaseVersion | None = None
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
     lost: Mapping[tuple[str, int], tuple[int, int]] | None = None
     needed: int | None = None
-    failed: Goal | None = None
+    failed: TargetVersion | None = None
 
     @property
     def committed(self) -> bool:
@@ -73,9 +79,9 @@ class Work:
 def find_work(
     request: Request,
     store: Folder,
-    listed: Listed,
-    goal: Goal | None,
-    measure: Callable[[Recipe], Measured],
+    listed: ListedSource,
+    goal: TargetVersion | None,
+    measure: Callable[[Recipe], MeasuredRows],
 ) -> Work:
     """Look into the store for what is there of a version, and what can be taken over for the rest.
 
@@ -105,7 +111,7 @@ def find_work(
     if goal is None:
         shapes, needed = _known(recipe, origin) or _measured(recipe, origin, measure)
         shapes = {**shapes, **(origin.shapes() if origin else {})}
-        goal = Goal.of(store, recipe, _per_shard(request, listed, shapes), shapes)
+        goal = TargetVersion.of(store, recipe, _per_shard(request, listed, shapes), shapes)
         goal = untaken(store, goal, removed=request.recompute)
         while request.recompute and is_committed(goal):
             goal = untaken(store, goal.anew(store), removed=True)
@@ -114,18 +120,18 @@ def find_work(
     return Work(goal, origin, needed=needed, failed=failed)
 
 
-def goal_of(request: Request, store: Folder, recipe: Recipe) -> Goal | None:
+def goal_of(request: Request, store: Folder, recipe: Recipe) -> TargetVersion | None:
     """The version that a request is for, where the store tells its shapes."""
     find = next_goal if request.recompute else find_goal
     return find(store, recipe, request.shard_samples)
 
 
-def is_tried_again(request: Request, goal: Goal) -> bool:
+def is_tried_again(request: Request, goal: TargetVersion) -> bool:
     """Whether a committed version has samples that failed, and the request is for these."""
     return request.retry_failed and bool(failed_rows(goal))
 
 
-def failed_rows(goal: Goal) -> set[int]:
+def failed_rows(goal: TargetVersion) -> set[int]:
     """Rows of a committed version whose samples failed."""
     return {row for row, (_, why) in open_own(goal.folder).holes.items() if why != REMOVED}
 
@@ -138,12 +144,12 @@ def remaining(work: Work) -> Work:
     return replace(work, receipts=there, todo=todo)
 
 
-def _losses(goal: Goal) -> Work:
+def _losses(goal: TargetVersion) -> Work:
     lost = lost_objects(goal)
     return Work(goal, todo=sorted({shard for _, shard in lost}), lost=lost)
 
 
-def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
+def _known(recipe: Recipe, origin: BaseVersion | None) -> tuple[Shapes, int] | None:
     """Row shapes as an earlier version has them, and the bytes of what it has not."""
     shapes = origin.shapes() if origin else {}
     if origin is None or shapes.keys() != recipe.pipeline.fields.keys():
@@ -152,7 +158,7 @@ def _known(recipe: Recipe, origin: Origin | None) -> tuple[Shapes, int] | None:
 
 
 def _measured(
-    recipe: Recipe, origin: Origin | None, measure: Callable[[Recipe], Measured]
+    recipe: Recipe, origin: BaseVersion | None, measure: Callable[[Recipe], MeasuredRows]
 ) -> tuple[Shapes, int]:
     found, rows = measure(recipe), len(recipe.table)
     nbytes = {name: row.nbytes for name, row in found.shapes.items()}
@@ -162,7 +168,7 @@ def _measured(
     return found.shapes, int(found.stored_per_row * rows * share) + taken
 
 
-def _per_shard(request: Request, listed: Listed, shapes: Shapes) -> int:
+def _per_shard(request: Request, listed: ListedSource, shapes: Shapes) -> int:
     """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
     nbytes = [row.nbytes for row in shapes.values()]
     inherited = listed.placed.rows_per_shard

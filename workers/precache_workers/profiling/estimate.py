@@ -10,19 +10,19 @@ from precache_workers.planning.shard_plan import ShardPlan
 
 
 @dataclass(frozen=True)
-class Cost:
+class TimeCost:
     """Seconds that pass, and seconds of CPU time."""
 
     wall: float = 0.0
     cpu: float = 0.0
 
-    def over(self, count: float) -> Cost:
+    def over(self, count: float) -> TimeCost:
         """Of each of so many."""
-        return Cost(self.wall / count, self.cpu / count)
+        return TimeCost(self.wall / count, self.cpu / count)
 
 
 @dataclass(frozen=True)
-class Rates:
+class UnitTimes:
     """What was measured on one thread.
 
     Attributes
@@ -41,13 +41,13 @@ class Rates:
         (key, why) of those that would be holes, or could not be fetched.
     """
 
-    fetch: Cost
+    fetch: TimeCost
     nbytes: float
-    computed: Mapping[str, Cost]
-    taken: Mapping[str, Cost]
+    computed: Mapping[str, TimeCost]
+    taken: Mapping[str, TimeCost]
     computed_nbytes: Mapping[str, float]
     taken_nbytes: Mapping[str, float]
-    opened: Cost
+    opened: TimeCost
     samples: int
     failed: tuple[tuple[str, str], ...]
 
@@ -78,7 +78,7 @@ class Estimate:
     failed: tuple[tuple[str, str], ...]
 
 
-def estimate(shards: Sequence[ShardPlan], rates: Rates, cpus: int, listing: float) -> Estimate:
+def estimate(shards: Sequence[ShardPlan], rates: UnitTimes, cpus: int, listing: float) -> Estimate:
     """Apply measured rates to the shards that are to be made.
 
     Parameters
@@ -113,19 +113,19 @@ def makespan(seconds: Iterable[float], cpus: int) -> float:
     return max(free)
 
 
-def _cost(shard: ShardPlan, rates: Rates) -> Cost:
+def _cost(shard: ShardPlan, rates: UnitTimes) -> TimeCost:
     samples, nbytes = len(shard.fetched), shard.read_nbytes
     wall, cpu = samples * rates.fetch.cpu, samples * rates.fetch.cpu
     for name, rows in shard.fields.items():
-        taken = rates.taken.get(name, Cost())
+        taken = rates.taken.get(name, TimeCost())
         count = rows.copied + rows.resumed
         wall += rows.computed * rates.computed[name].wall + count * taken.wall
         cpu += rows.computed * rates.computed[name].cpu + count * taken.cpu
     wall = max(wall, samples * rates.fetch.wall)
-    return Cost(wall + nbytes * rates.opened.wall, cpu + nbytes * rates.opened.cpu)
+    return TimeCost(wall + nbytes * rates.opened.wall, cpu + nbytes * rates.opened.cpu)
 
 
-def _written(shard: ShardPlan, rates: Rates) -> float:
+def _written(shard: ShardPlan, rates: UnitTimes) -> float:
     return sum(
         rows.computed * rates.computed_nbytes[name]
         + (rows.copied + rows.resumed) * rates.taken_nbytes.get(name, 0.0)

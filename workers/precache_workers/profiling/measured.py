@@ -115,7 +115,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SourceMeasurements:
     """All that was measured.
 
     Attributes

@@ -12,9 +12,9 @@ from precache.errors import SampleError
 from precache.recipe.variants import variants_of
 from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.base_shard import OfferedRows
-from precache_workers.planning.reuse import Offer
-from precache_workers.profiling.estimate import Cost, Rates
+from precache_workers.planning.base_shard import BaseShardRows
+from precache_workers.planning.reuse import BaseShard
+from precache_workers.profiling.estimate import TimeCost, UnitTimes
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
 from precache_workers.shards.outputs import FieldOutput
 from precache_workers.shards.rows import field_output, open_offered
@@ -52,7 +52,7 @@ class RatesTask(SampleTask):
     rows_per_shard: int
     keys: Sequence[str] = ()
     sizes: Sequence[int] = ()
-    offer: Offer | None = None
+    offer: BaseShard | None = None
     places: Sequence[int] = ()
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
@@ -61,20 +61,20 @@ class _Clock:
     def __init__(self) -> None:
         self.lap()
 
-    def lap(self) -> Cost:
+    def lap(self) -> TimeCost:
         """Seconds since the last lap."""
         now = time.perf_counter(), time.process_time()
         since = getattr(self, "_since", now)
         self._since = now
-        return Cost(now[0] - since[0], now[1] - since[1])
+        return TimeCost(now[0] - since[0], now[1] - since[1])
 
 
-def measure_rates(task: RatesTask) -> Rates:
+def measure_rates(task: RatesTask) -> UnitTimes:
     """Make the rows, in memory alone."""
     return run_in_time(lambda: _measure(task), task.job.sample_seconds)
 
 
-def _measure(task: RatesTask) -> Rates:
+def _measure(task: RatesTask) -> UnitTimes:
     recipes = recipes_of(task.job)
     with one_thread():
         samples, fetch, nbytes, failed = _fetch(task)
@@ -82,7 +82,7 @@ def _measure(task: RatesTask) -> Rates:
             _warm(recipes, *samples[0])
         computed = _compute(task, recipes, samples, failed)
         opened, taken = _take(task, recipes)
-    return Rates(
+    return UnitTimes(
         fetch,
         nbytes,
         {name: cost for name, (cost, _) in computed.items()},
@@ -95,7 +95,7 @@ def _measure(task: RatesTask) -> Rates:
     )
 
 
-def _fetch(task: RatesTask) -> tuple[list[tuple[str, Sample]], Cost, float, dict[str, str]]:
+def _fetch(task: RatesTask) -> tuple[list[tuple[str, Sample]], TimeCost, float, dict[str, str]]:
     """Samples, what each cost, its bytes, and those that cannot be fetched."""
     clock, timing = _Clock(), Timing()
     found: list[tuple[str, Sample]] = []
@@ -129,12 +129,12 @@ def _compute(
     recipes: Mapping[str, FieldRecipe],
     samples: Sequence[tuple[str, Sample]],
     failed: dict[str, str],
-) -> dict[str, tuple[Cost, float]]:
+) -> dict[str, tuple[TimeCost, float]]:
     """What a row of each array costs, and its stored bytes; adds to `failed`.
 
     Of variants, which have ops in common, each costs its share of what all of them do.
     """
-    found: dict[str, tuple[Cost, float]] = {}
+    found: dict[str, tuple[TimeCost, float]] = {}
     for arrays in variants_of(recipes).values():
         outputs = [_output(task, recipes[array], None) for array in arrays]
         clock, at = _Clock(), notes()
@@ -157,19 +157,19 @@ def _compute(
 
 def _take(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
-) -> tuple[Cost, dict[str, tuple[Cost, float]]]:
+) -> tuple[TimeCost, dict[str, tuple[TimeCost, float]]]:
     """What a byte of the earlier version's objects costs to open, and each array's row.
 
     Variants that go on from one base share what they have in common, as in `_compute`.
     """
     offer, clock = task.offer, _Clock()
     if offer is None:
-        return Cost(), {}
+        return TimeCost(), {}
     old = open_offered(offer, check=True)
     opened = clock.lap().over(max(1, offer.nbytes_of(old)))
     finished = [[name] for name, rows in old.items() if rows.offered.made.finished]
     begun = variants_of(name for name, rows in old.items() if not rows.offered.made.finished)
-    costs: dict[str, tuple[Cost, float]] = {}
+    costs: dict[str, tuple[TimeCost, float]] = {}
     for arrays in [*finished, *begun.values()]:
         outputs = [_output(task, recipes[array], old[array]) for array in arrays]
         for output in outputs:
@@ -213,7 +213,7 @@ def _take_run(outputs: Sequence[FieldOutput], run: range, taken: bool) -> None:
                 output.leave_hole(place)
 
 
-def _output(task: RatesTask, recipe: FieldRecipe, old: OfferedRows | None) -> FieldOutput:
+def _output(task: RatesTask, recipe: FieldRecipe, old: BaseShardRows | None) -> FieldOutput:
     """For as many rows as are timed, in chunks as large as the build's."""
     shape = task.shapes[recipe.name]
     step = shape.chunk_rows(task.rows_per_shard)

@@ -13,7 +13,7 @@ from precache.store.layout import RowShape
 from precache.store.receipts import ChannelSums, ShardObject
 from precache.store.shard_writer import ShardWriter
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.base_shard import OfferedRows
+from precache_workers.planning.base_shard import BaseShardRows
 from precache_workers.sources.base import Sample
 
 SUMMED = 50_000
@@ -115,7 +115,7 @@ class FieldOutput:
         shape: RowShape,
         writer: ShardWriter,
         summed: bool,
-        old: OfferedRows | None,
+        old: BaseShardRows | None,
         counted: np.ndarray,
     ) -> None:
         self.recipe = recipe

@@ -15,7 +15,7 @@ from precache.recipe.pipeline import ImageCodec, Pipeline
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import sample_for_probe
-from precache_workers.planning.work import Measured
+from precache_workers.planning.work import MeasuredRows
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
 from precache_workers.shards.shard_task import (
     BASE_MEMORY,
@@ -46,7 +46,7 @@ def probe_task(job: Job, table: RowTable) -> ProbeTask:
     return ProbeTask(job, [table.keys[row] for row in rows], table.sizes[rows].tolist())
 
 
-def run_probe(task: ProbeTask) -> Measured:
+def run_probe(task: ProbeTask) -> MeasuredRows:
     """Learn row shapes from the first sample that decodes, and stored bytes from all given.
 
     Raises
@@ -57,7 +57,7 @@ def run_probe(task: ProbeTask) -> Measured:
     return run_in_time(lambda: _probe(task), task.job.sample_seconds)
 
 
-def measured(outcome: Measured | PrecacheError, source: str) -> Measured:
+def measured(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredRows:
     """What `run_probe` returned; raises the error that came in place of it."""
     if isinstance(outcome, SampleError):
         raise SourceError(f"{shown(source)}: {outcome}") from None
@@ -66,7 +66,7 @@ def measured(outcome: Measured | PrecacheError, source: str) -> Measured:
     return outcome
 
 
-def _probe(task: ProbeTask) -> Measured:
+def _probe(task: ProbeTask) -> MeasuredRows:
     recipes = recipes_of(task.job)
     shapes: dict[str, RowShape] = {}
     stored = np.zeros(0)
@@ -97,7 +97,7 @@ def _probe(task: ProbeTask) -> Measured:
         why = reasons[0] if reasons else "each kills the worker that decodes it"
         tried = f"first {len(task.keys)} samples" if task.keys else "samples that were tried"
         raise SampleError(f"none of the {tried} has a row: {why}")
-    return Measured(shapes, float(stored.mean()))
+    return MeasuredRows(shapes, float(stored.mean()))
 
 
 def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:

@@ -18,9 +18,9 @@ from precache.store.row_table import REMOVED
 from precache.store.shard_writer import ShardWriter
 from precache.units import size as in_units
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.base_shard import OfferedRows, SpoiledOffer
-from precache_workers.planning.reusable_rows import Spared
-from precache_workers.planning.reuse import Offer
+from precache_workers.planning.base_shard import BaseShardRows, SpoiledBaseShard
+from precache_workers.planning.reusable_rows import ReusableRows
+from precache_workers.planning.reuse import BaseShard
 from precache_workers.planning.target_version import SCRATCH
 from precache_workers.shards.outputs import FieldOutput
 from precache_workers.sources.base import Sample
@@ -60,7 +60,7 @@ class ShardRows:
         rows_per_shard: int,
         rows: int,
         removed: frozenset[int],
-        offer: Offer | None,
+        offer: BaseShard | None,
         first_row: int,
         barred: Collection[int] = (),
     ) -> None:
@@ -70,7 +70,7 @@ class ShardRows:
         self._offer = offer
         self._removed = removed
         old = open_offered(offer)
-        self._spared = spared = Spared(pipeline, rows, removed, offer, old, first_row)
+        self._spared = spared = ReusableRows(pipeline, rows, removed, offer, old, first_row)
         counted = np.ones(spared.count, np.bool_)
         counted[list(spared.holes)] = False
         self.outputs = {
@@ -158,7 +158,7 @@ class ShardRows:
                     each.compute(sample, key)
         except SampleError as error:
             return str(error)
-        except SpoiledOffer:
+        except SpoiledBaseShard:
             raise
         except MemoryError:
             nbytes = 0 if sample is None else sample.nbytes
@@ -175,7 +175,7 @@ class ShardRows:
 class Object:
     """A finished object, its bytes and what a receipt says of it."""
 
-    def __init__(self, output: FieldOutput, offer: Offer | None) -> None:
+    def __init__(self, output: FieldOutput, offer: BaseShard | None) -> None:
         self._parts, self.made = output.finish()
         self._field, self._offer, self._old = output.recipe.name, offer, output.old
 
@@ -203,7 +203,7 @@ class Object:
                 return folder.copy(name, origin, old.object_name, scratch=SCRATCH, create=True)
             except StorageError as error:
                 if not self._parts:
-                    raise SpoiledOffer(self._field, error) from None
+                    raise SpoiledBaseShard(self._field, error) from None
         return folder.create(name, self._parts, scratch=SCRATCH)
 
     def put(self, folder: Folder, name: str) -> None:
@@ -226,10 +226,10 @@ class Object:
         try:
             return [(old.base or self._offer.folder).read(old.object_name)]
         except StorageError as error:
-            raise SpoiledOffer(self._field, error) from None
+            raise SpoiledBaseShard(self._field, error) from None
 
 
-def open_offered(offer: Offer | None, check: bool = False) -> dict[str, OfferedRows]:
+def open_offered(offer: BaseShard | None, check: bool = False) -> dict[str, BaseShardRows]:
     """Fields of an offer whose objects are there, as large as they were.
 
     Parameters
@@ -237,13 +237,13 @@ def open_offered(offer: Offer | None, check: bool = False) -> dict[str, OfferedR
     check
         Read them at once; by default when they are needed.
     """
-    found: dict[str, OfferedRows] = {}
-    bases: dict[tuple[str, str], OfferedRows] = {}
+    found: dict[str, BaseShardRows] = {}
+    bases: dict[tuple[str, str], BaseShardRows] = {}
     for name, each in offer.fields.items() if offer else ():
         with contextlib.suppress(DamageError, StorageError, StoreError):
             assert offer is not None
             # Variants that go on from one base have each of its rows read and decoded once.
-            rows = bases.get(offer.place_of(each)) or OfferedRows(offer, name)
+            rows = bases.get(offer.place_of(each)) or BaseShardRows(offer, name)
             if check:
                 rows.open()
             if not each.made.encoded:
@@ -257,7 +257,7 @@ def field_output(
     recipe: FieldRecipe,
     shape: RowShape,
     rows_per_shard: int,
-    old: OfferedRows | None,
+    old: BaseShardRows | None,
     counted: np.ndarray,
 ) -> FieldOutput:
     """Where the rows of a field of a shard go; `FieldOutput` explains `old` and `counted`."""

@@ -21,8 +21,8 @@ from precache.store.receipts import Receipt, ShardObject
 from precache_workers.ops.behaviour import Outputs
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.ops.identity import installed_versions, require_same
-from precache_workers.planning.base_shard import SpoiledOffer
-from precache_workers.planning.reuse import Offer
+from precache_workers.planning.base_shard import SpoiledBaseShard
+from precache_workers.planning.reuse import BaseShard
 from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import (
     DECODING,
@@ -138,7 +138,7 @@ class ShardTask(SampleTask):
     sizes: Sequence[int]
     accept_missing: bool = False
     lost: Recorded | None = None
-    offer: Offer | None = None
+    offer: BaseShard | None = None
     removed: frozenset[int] = frozenset()
     lease: str | None = None
     store: Folder | None = None
@@ -267,7 +267,7 @@ def run_shard(task: ShardTask) -> Receipt:
         while True:
             try:
                 return _run_shard(part)
-            except SpoiledOffer as spoiled:
+            except SpoiledBaseShard as spoiled:
                 assert part.offer is not None
                 part = replace(part, offer=part.offer.without(spoiled.field))
 

@@ -21,7 +21,7 @@ from precache_workers.sources.base import Sample
 
 
 @dataclass(frozen=True)
-class Fetched:
+class SampleFacts:
     """What a sample is known by: XXH3-128 (hex), and the label that came with it, or -1; why it
     could not be had, where it could not."""
 
@@ -44,12 +44,12 @@ class FetchTask:
         return self
 
 
-def fetch_samples(task: FetchTask) -> list[Fetched]:
+def fetch_samples(task: FetchTask) -> list[SampleFacts]:
     """Fetch the samples of a task."""
     return [
-        Fetched(each.content, -1 if each.label is None else each.label)
+        SampleFacts(each.content, -1 if each.label is None else each.label)
         if isinstance(each, Sample)
-        else Fetched("", -1, each)
+        else SampleFacts("", -1, each)
         for _, each in fetch_ahead(task.job.source, task.keys, task.sizes)
     ]
 

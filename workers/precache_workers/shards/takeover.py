@@ -5,7 +5,7 @@ from __future__ import annotations
 from precache.errors import StorageError
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.planning.reusable_rows import is_linked
-from precache_workers.planning.reuse import Offer
+from precache_workers.planning.reuse import BaseShard
 from precache_workers.planning.target_version import SCRATCH
 from precache_workers.runtime.node import node_name
 from precache_workers.shards.shard_objects import create_receipt, finished, require_lease
@@ -24,7 +24,7 @@ def make_shard(task: ShardTask) -> Receipt:
     return receipt or run_shard(task)
 
 
-def _link(task: ShardTask, offer: Offer) -> Receipt | None:
+def _link(task: ShardTask, offer: BaseShard) -> Receipt | None:
     """The whole shard as a link, nothing of it being read; None where that cannot be.
 
     The earlier version may be removed at any moment.
