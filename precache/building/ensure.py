@@ -18,9 +18,9 @@ from precache.store.version import Version
 
 
 def ensure(
-    pipeline: Pipeline | str | os.PathLike[str] | None,
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
+    pipeline: Pipeline | str | os.PathLike[str] | None = None,
     *,
     address: str = "local",
     wait: bool | float = True,
@@ -43,7 +43,7 @@ def ensure(
 
     Parameters
     ----------
-    pipeline, source, store, storage_options
+    source, store, pipeline, storage_options
         As `build` takes them.
     address
         Where it is built: as `build` takes it, by the calling process; or a cluster's job server,
@@ -85,10 +85,12 @@ def ensure(
     Examples
     --------
     >>> recipe = Pipeline.image(resize=256, crop=224)
-    >>> version = ensure(recipe, "photos/", "photos.store")  # doctest: +SKIP
+    >>> version = ensure("photos/", "photos.store", recipe)  # doctest: +SKIP
     >>> loader = Loader(version)  # doctest: +SKIP
-    >>> loader = Loader(ensure(recipe, "photos/", "photos.store", follow=True))  # doctest: +SKIP
+    >>> loader = Loader(ensure("photos/", "photos.store", recipe, follow=True))  # doctest: +SKIP
     """
+    if isinstance(source, Pipeline) or source is None:
+        raise UsageError("ensure takes source, store and recipe in this order, as build does")
     seconds = _seconds(wait)
     if follow and wait is not True:
         raise UsageError(f"follow begins with the first shard, and wait is {wait}; leave out one")

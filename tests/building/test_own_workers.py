@@ -18,7 +18,7 @@ if __name__ == "__main__":
     recipe = precache.Pipeline.image(resize=40, crop=32)
     for address in ("serial", "local"):
         made = precache.build("photos", f"{address}.store", recipe, address=address, cpus=1)
-        version = precache.ensure(recipe, "photos", f"{address}.store", address=address)
+        version = precache.ensure("photos", f"{address}.store", recipe, address=address)
         assert made.version == version.id
     print(workers.MINE)
 """

@@ -37,7 +37,7 @@ import precache
 source, store, recipe, options, answer = sys.argv[1:]
 recipe = precache.Pipeline.from_dict(json.loads(recipe))
 try:
-    version = precache.ensure(recipe, source, store, **json.loads(options))
+    version = precache.ensure(source, store, recipe, **json.loads(options))
     told = {"version": version and version.id}
 except precache.PrecacheError as error:
     told = {"error": f"{type(error).__name__}: {error}"}
@@ -172,7 +172,7 @@ def test_a_process_in_the_background_that_cannot_begin_is_told_of(
     monkeypatch.setattr(sys, "executable", str(python))
     recipe = precache.Pipeline.image(resize=150, crop=150)
     with pytest.raises(BuildError, match=r"in the background failed: no room \(its log: "):
-        precache.ensure(recipe, source, tmp_path / "store", wait=100.0, progress=False)
+        precache.ensure(source, tmp_path / "store", recipe, wait=100.0, progress=False)
 
 
 OPEN = """
@@ -180,7 +180,7 @@ import sys
 import precache
 
 recipe = precache.Pipeline.image(resize=24)
-version = precache.ensure(recipe, *sys.argv[1:])
+version = precache.ensure(*sys.argv[1:], recipe)
 print(version.id, *sys.modules)
 """
 
@@ -206,7 +206,7 @@ def both(store: Path) -> list[precache.Version]:
 def test_the_version_goes_into_a_loader_as_it_is(tmp_path: Path) -> None:
     source, store = write_jpegs(tmp_path / "in", 6), tmp_path / "store"
     recipe = precache.Pipeline.image(resize=24, crop=24)
-    version = precache.ensure(recipe, source, store, address="serial", progress=False)
+    version = precache.ensure(source, store, recipe, address="serial", progress=False)
     assert version is not None
     with precache.Loader(version, batch_size=2) as loader:
         assert sum(len(batch["row"]) for batch in loader) == 6
@@ -215,7 +215,7 @@ def test_the_version_goes_into_a_loader_as_it_is(tmp_path: Path) -> None:
         assert loader.version.id == version.id
     lost = next((store / version.id / "image").rglob("0/0/0/0"))
     lost.unlink()
-    again = precache.ensure(recipe, source, store, address="serial", progress=False)
+    again = precache.ensure(source, store, recipe, address="serial", progress=False)
     assert again is not None
     assert lost.exists()
 
@@ -233,9 +233,9 @@ def test_the_version_goes_into_a_loader_as_it_is(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(tmp_path: Path, options: Any, text: str) -> None:
     source = write_jpegs(tmp_path / "in", 2)
     with pytest.raises(UsageError, match=text):
-        precache.ensure(None, source, tmp_path / "store", **options)
+        precache.ensure(source, tmp_path / "store", None, **options)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        precache.ensure(None, source, tmp_path / "store", colour=1)
+        precache.ensure(source, tmp_path / "store", None, colour=1)
     assert not (tmp_path / "store").exists()
 
 
@@ -281,3 +281,8 @@ def test_a_cluster_makes_one_build_of_several_that_ask(
         assert len([each for each in told if each["submission_id"]]) == 1
     finally:
         head.close()
+
+
+def test_a_recipe_given_first_is_refused() -> None:
+    with pytest.raises(UsageError, match="source, store and recipe in this order"):
+        precache.ensure(precache.Pipeline.image(), "photos", "photos.store")  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def ask(name, size=150, source="in", **options):
     recipe = precache.Pipeline.image(resize=size, crop=size)
     given = {"address": "serial", "shard_samples": 4, "progress": rank == 0, **options}
     try:
-        version = precache.ensure(recipe, folder / source, folder / "store", **given)
+        version = precache.ensure(folder / source, folder / "store", recipe, **given)
         answer = version and version.id
     except precache.PrecacheError as error:
         version, answer = None, f"{type(error).__name__}: {error}"

@@ -158,7 +158,7 @@ import precache, xxhash
 
 source, store, recipe, options, loading, answer = sys.argv[1:]
 recipe = precache.Pipeline.from_dict(json.loads(recipe))
-version = precache.ensure(recipe, source, store, follow=True, **json.loads(options))
+version = precache.ensure(source, store, recipe, follow=True, **json.loads(options))
 told = {"kind": type(version).__name__, "lengths": [], "epochs": [], "repeated": [], "seen": {}}
 with precache.Loader(version, batch_size=2, seed=3, **json.loads(loading)) as loader:
     for epoch in range(2):
@@ -197,7 +197,7 @@ class Training(Held):
 
     def ensure(self) -> precache.Version:
         version = precache.ensure(
-            self.pipeline, self.source, self.store, follow=True, progress=False, **self.options
+            self.source, self.store, self.pipeline, follow=True, progress=False, **self.options
         )
         assert version is not None
         return version
@@ -335,7 +335,7 @@ def test_closing_ends_the_wait(held: Training) -> None:
 
 def test_nobody_followed_so_it_is_opened(held: Training) -> None:
     held.go()
-    precache.ensure(held.pipeline, held.source, held.store, progress=False, **held.options)
+    precache.ensure(held.source, held.store, held.pipeline, progress=False, **held.options)
     assert type(held.ensure()) is precache.Version
     assert not (held.store / "_followed").exists()
 
@@ -371,9 +371,9 @@ def test_in_a_bucket_by_way_of_a_disk_cache(
     ops = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}, linger]
     recipe = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
     version = precache.ensure(
-        recipe,
         source,
         "s3://bucket/followed",
+        recipe,
         follow=True,
         progress=False,
         address="serial",
@@ -415,7 +415,7 @@ def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
     recipe = precache.Pipeline.image(codec="raw")
     source = "python:tests.loading.test_arrival_order:squares"
     store = tmp_path / "store"
-    version = precache.ensure(recipe, source, store, follow=True, progress=False, address="serial")
+    version = precache.ensure(source, store, recipe, follow=True, progress=False, address="serial")
     assert isinstance(version, LiveVersion)
     with (
         precache.Loader(version, batch_size=4, transform=MixUp(39)) as loader,
@@ -438,9 +438,9 @@ def test_small_fields_and_labels_that_come_with_samples_grow_too(
     image = {"ops": [{"op": "decode"}], "codec": "raw"}
     recipe = precache.Pipeline.from_dict({"fields": {"image": image, "tiny": tiny}})
     version = precache.ensure(
-        recipe,
         "python:tests.loading.test_arrival_order:squares",
         tmp_path / "store",
+        recipe,
         follow=True,
         progress=False,
         address="serial",

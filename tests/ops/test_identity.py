@@ -439,7 +439,7 @@ def test_recompute_gives_no_id_again_that_a_removed_version_had(
 
 def test_ensure_recomputes_nothing_and_says_so(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="recompute makes a new version each time"):
-        precache.ensure(None, photos, tmp_path / "store", recompute=True)
+        precache.ensure(photos, tmp_path / "store", None, recompute=True)
     assert not (tmp_path / "store").exists()
 
 

@@ -38,7 +38,7 @@ def test_a_touched_photo_is_no_other_version(photos: Path, store: Path) -> None:
     before = precache.open(store).id
     for path in sorted(photos.rglob("*.jpg"))[:5]:
         touch(path)
-    assert precache.ensure(PIPELINE, photos, store, address="serial").id == before
+    assert precache.ensure(photos, store, PIPELINE, address="serial").id == before
     assert build_here(photos, store, PIPELINE).version == before
 
 

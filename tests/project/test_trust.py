@@ -199,12 +199,12 @@ REFUSED: dict[str, Callable[[Path, Path], object]] = {
         source, store.parent / "new", recipe_of(store), **SERIAL
     ),
     "plan": lambda store, source: precache.plan(source, store, recipe_of(store)),
-    "ensure": lambda store, source: precache.ensure(recipe_of(store), source, store, **SERIAL),
+    "ensure": lambda store, source: precache.ensure(source, store, recipe_of(store), **SERIAL),
     "ensure apart": lambda store, source: precache.ensure(
-        recipe_of(store), source, store, wait=False, **SERIAL
+        source, store, recipe_of(store), wait=False, **SERIAL
     ),
     "ensure by a job": lambda store, source: precache.ensure(
-        recipe_of(store), source, store, **NOWHERE
+        source, store, recipe_of(store), **NOWHERE
     ),
     "submit": lambda store, source: precache.submit(source, store, recipe_of(store), **NOWHERE),
     "doctor": lambda store, source: precache.doctor(source, recipe_of(store), samples=2),
@@ -244,7 +244,7 @@ HARMLESS: dict[str, Callable[[Path, Path], object]] = {
     "diff": lambda store, source: precache.diff(store, source.parent / "honest"),
     "build another recipe": lambda store, source: precache.build(source, store, RECIPE, **SERIAL),
     "plan another recipe": lambda store, source: precache.plan(source, store, RECIPE),
-    "ensure another recipe": lambda store, source: precache.ensure(RECIPE, source, store, **SERIAL),
+    "ensure another recipe": lambda store, source: precache.ensure(source, store, RECIPE, **SERIAL),
     "classes": lambda store, source: precache.build(
         source, source.parent / "new", RECIPE, classes=store, **SERIAL
     ),
@@ -523,7 +523,7 @@ def test_a_build_in_the_background_imports_none_of_them_either(
     script.write_text(
         "import precache\n"
         f"recipe = precache.Pipeline.image(crop=20)\n"
-        f"version = precache.ensure(recipe, {str(copied / 'in')!r}, {str(tmp_path / 'new')!r},\n"
+        f"version = precache.ensure({str(copied / 'in')!r}, {str(tmp_path / 'new')!r}, recipe,\n"
         "                          wait=60, address='serial')\n"
         "print(version.rows)\n"
     )

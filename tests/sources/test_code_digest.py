@@ -969,9 +969,9 @@ def test_ensure_adopts_a_version_of_an_older_release_once(
     store = tmp_path / "store"
     write(GAIN)
     old = as_before(photos, store, PIPELINE)
-    assert precache.ensure(PIPELINE, photos, store, address="serial").id == old.version
+    assert precache.ensure(photos, store, PIPELINE, address="serial").id == old.version
     write(MORE)
-    assert precache.ensure(PIPELINE, photos, store, address="serial").id != old.version
+    assert precache.ensure(photos, store, PIPELINE, address="serial").id != old.version
 
 
 def test_what_cannot_be_followed_is_said_by_plan_and_build(
