@@ -223,7 +223,7 @@ def test_two_ranks_follow_a_build(tmp_path: Path, bad: int) -> None:
         told = [training.answer(name) for name in ("0", "1")]
         # Before the block ends what is left of the processes, and what they began.
         poll(lambda: not training.claims(), "the end of the build")
-    assert [each["kind"] for each in told] == ["GrowingVersion"] * 2
+    assert [each["kind"] for each in told] == ["LiveVersion"] * 2
     version = precache.open(training.store)
     valid = np.flatnonzero(version.valid).tolist()
     assert len(valid) == 22

@@ -364,7 +364,7 @@ def test_too_much_is_refused_before_anything_is_mapped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(room, "available_bytes", lambda: 1_000_000)
-    monkeypatch.setattr(room, "Span", None)
+    monkeypatch.setattr(room, "MappedFiles", None)
     register = as_device(Recorder())
     with pytest.raises(UsageError, match=r"has 866 KB of shards, and 1 MB of memory are"):
         register(VersionReader(str(stores["raw"].path)))

@@ -48,7 +48,7 @@ class BaseShardRows:
     ------
     StorageError
         It is not there, or of another size.
-    SpoiledOffer
+    SpoiledBaseShard
         It cannot be read, or is not what it was.
     """
 

@@ -193,7 +193,7 @@ class Object:
 
         Raises
         ------
-        SpoiledOffer
+        SpoiledBaseShard
             The earlier version's object is gone, and was not read before.
         """
         if self.is_old and self._offer is not None and self._old is not None:
@@ -215,7 +215,7 @@ class Object:
 
         Raises
         ------
-        SpoiledOffer
+        SpoiledBaseShard
             It is the earlier version's, and that is gone.
         """
         if self._parts:
