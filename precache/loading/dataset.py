@@ -61,17 +61,28 @@ class _Samples(Sequence[Sample]):
 
     def whole(self) -> Batch | None:
         """The batch; None if a sample was given other members."""
-        for sample, views in self._given.values():
+        for place, (sample, views) in self._given.items():
             if sample.keys() != views.keys() or any(sample[n] is not views[n] for n in views):
                 return None
+            if any(_layout(view) != _layout(self._batch[n][place]) for n, view in views.items()):
+                return None  # changed by `.data =`, or in its shape
         return self._batch
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+_STACK = default_collate_fn_map[torch.Tensor]
+"""torch's own; a user may have put another in its place."""
 
 
 def _collate(
     samples: Sequence[Batch], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
 ) -> Any:
     """As torch collates dicts, without a copy where samples are a whole batch."""
-    if isinstance(samples, _Samples) and collate_fn_map is default_collate_fn_map:
+    stacks = default_collate_fn_map.get(torch.Tensor) is _STACK
+    if stacks and isinstance(samples, _Samples) and collate_fn_map is default_collate_fn_map:
         whole = samples.whole()
         if whole is not None:
             return whole

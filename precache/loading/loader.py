@@ -442,7 +442,7 @@ class Loader:
     @property
     def together(self) -> int:
         """Batches that are made at a time: small ones come in rounds of so many."""
-        return self._stream.together
+        return 1 if self._ahead else self._stream.together
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: what it has received, not what is being read ahead."""

@@ -37,7 +37,7 @@ from precache.reading.readahead import ReadAhead
 from precache.reading.shard_prefetch import ShardFeed
 from precache.reading.version_reader import VersionReader
 from precache.runtime.io_pool import Requests
-from precache.runtime.ordered_map import prefetch
+from precache.runtime.ordered_map import computing, prefetch
 from precache.runtime.step_clock import ThreadTime
 from precache.runtime.usage import available_bytes, cores
 from precache.store.live_version import LiveVersion
@@ -225,7 +225,7 @@ class BatchStream:
                 if feed:
                     feed.stop()
 
-            together = 1 if feed else self.together
+            together = 1 if feed or finishes else self.together
             requests = Requests(self._threads, self._columns.version.path)
             ends.callback(requests.close)
             coming: Generator[tuple[_Part, AbstractContextManager[None]], None, None]
@@ -295,7 +295,8 @@ class BatchStream:
             if whole and self._copier:
                 batch.sent = self._send(self._copier, batch, doubts)
             elif whole and batch.finish:
-                batch.finished = batch.finish(self._tensors(batch))
+                with computing():
+                    batch.finished = batch.finish(self._tensors(batch))
                 batch.slot, batch.out = None, {}  # for another batch, unless that holds it
         if whole:
             ready.append(None)

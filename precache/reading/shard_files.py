@@ -113,7 +113,8 @@ class ShardFiles(ABC):
         return found.begin
 
     def forget(self, number: int) -> None:
-        """Close an object that precache wrote; whoever needs it again opens it."""
+        """Close an object that precache wrote; whoever needs it again opens and checks it."""
+        self.checked[number] = False
         if len(self.begins):
             self.begins[number] = -1
             self.sources[number] = _NOTHING

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -33,6 +33,10 @@ _deadlines: list[float] = []
 """When the end of the process goes on without what still works, once it has come to that."""
 
 
+_computing: set[int] = set()
+"""Threads in the middle of work that the end of the process must not cut off."""
+
+
 def _note(phase: str, info: dict[str, int]) -> None:
     (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
 
@@ -48,6 +52,24 @@ def collected() -> bool:
     never end.
     """
     return threading.get_ident() in _collecting or bool(_deadlines)
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """Mark work that the end of the process waits for, however long it takes.
+
+    Python ends a daemon thread where that next takes the interpreter's lock; within C++ code, such
+    as torch's, that aborts the process. Once the process ends, no such work begins any more.
+    """
+    thread = threading.get_ident()
+    _computing.add(thread)  # first, so that either this thread sees the end, or the end sees it
+    try:
+        if _deadlines:
+            _computing.discard(thread)
+            threading.Event().wait()
+        yield
+    finally:
+        _computing.discard(thread)
 
 
 class Threads:
@@ -148,6 +170,10 @@ def _end_at_exit(
     stop()
     for thread in threads:
         thread.join(max(0.0, _deadlines[0] - time.monotonic()))
+        if thread.ident in _computing:
+            while thread.ident in _computing:
+                thread.join(0.05)
+            thread.join(EXIT_SECONDS)  # to let go of what it made
 
 
 def prefetch(

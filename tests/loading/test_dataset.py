@@ -261,3 +261,27 @@ def test_who_collates_tensors_otherwise_is_asked(dataset: precache.CachedDataset
         assert int(collate(samples, collate_fn_map=map_of_ways)["row"]) == max(
             int(sample["row"]) for sample in samples
         )
+
+
+def test_who_stacks_tensors_otherwise_for_all_is_asked(
+    dataset: precache.CachedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halves(tensors: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+        return torch.stack(list(tensors)).half()
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, halves)
+    assert default_collate(dataset.__getitems__([3, 1, 2]))["image"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("change", ["data", "unsqueeze"])
+def test_samples_that_were_changed_in_place_are_collated_as_they_are(
+    dataset: precache.CachedDataset, change: str
+) -> None:
+    samples = dataset.__getitems__([3, 1])
+    for sample in samples:
+        if change == "data":
+            sample["image"].data = sample["image"].float() / 255
+        else:
+            sample["image"].unsqueeze_(0)
+    expected = torch.stack([sample["image"] for sample in samples])
+    assert torch.equal(default_collate(samples)["image"], expected)

@@ -43,6 +43,25 @@ sys.stdin.readline()
 """
 
 
+TRANSFORM = """
+import sys, time
+import torch, precache
+from precache.transforms import Compose, Draw, Transform
+
+class Slow(Transform):
+    def apply(self, batch, draw):
+        begun = time.monotonic()
+        image = batch["image"].float()
+        while time.monotonic() < begun + 1:
+            torch.nn.functional.avg_pool2d(image, 3, 1, 1)
+        return batch
+
+loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Slow(), threads=3)
+batches = iter(loader)
+next(batches)
+"""
+
+
 def _process(code: str, *arguments: object) -> subprocess.Popen[str]:
     line = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
@@ -102,6 +121,13 @@ def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) ->
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     _assert_ends(process)
+
+
+def test_an_exit_waits_for_transforms_under_way(stores: dict[str, BuiltStore]) -> None:
+    """A thread that is ended within torch aborts the process."""
+    process = _process(TRANSFORM, stores["image"].path)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
 
 
 def test_an_exit_does_not_wait_for_an_output_that_hangs() -> None:
