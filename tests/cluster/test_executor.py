@@ -511,6 +511,7 @@ def of_build(mark: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.heavy
 def test_nothing_of_a_ray_stays_once_its_build_was_killed(tmp_path: Path) -> None:
     temporary = Path(tempfile.gettempdir())
     before = set(temporary.glob("precache-ray-*"))

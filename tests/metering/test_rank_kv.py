@@ -130,6 +130,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.heavy
 def test_rank_0_names_the_worst_and_quiet_ranks_are_quiet(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)

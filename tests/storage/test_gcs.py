@@ -282,7 +282,7 @@ def test_who_gives_up_a_large_upload_after_another_was_first_hears_that_it_exist
 # --- the whole road -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["serial", "local"])
+@pytest.mark.parametrize("address", ["serial", pytest.param("local", marks=pytest.mark.heavy)])
 def test_from_bucket_to_bucket_to_training(
     address: str, photos: str, gcs: GCSServer, tmp_path: Path
 ) -> None:

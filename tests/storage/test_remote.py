@@ -611,7 +611,7 @@ def test_a_shard_takes_a_look_at_the_lease_and_two_objects(
     assert requests(4) - requests(16) == 3 * (4 - 1)
 
 
-@pytest.mark.parametrize("address", ["serial", "local"])
+@pytest.mark.parametrize("address", ["serial", pytest.param("local", marks=pytest.mark.heavy)])
 def test_from_bucket_to_bucket_to_training(
     address: str, remote_photos: str, s3: S3Server, tmp_path: Path
 ) -> None:
