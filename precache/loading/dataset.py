@@ -22,14 +22,14 @@ from precache.store.version import Keys, Version
 Batch = dict[str, torch.Tensor]
 
 
-class Sample(dict[str, torch.Tensor]):
+class RowOfBatch(dict[str, torch.Tensor]):
     """A sample of a batch: field -> view of the batch; copied and pickled as a plain dict."""
 
     def __reduce__(self) -> tuple[type, tuple[Batch]]:
         return dict, (dict(self),)
 
 
-class _Samples(Sequence[Sample]):
+class _RowsOfBatch(Sequence[RowOfBatch]):
     """The samples of a batch, each made when it is first asked for.
 
     Parameters
@@ -41,22 +41,22 @@ class _Samples(Sequence[Sample]):
 
     def __init__(self, *, batch: Batch) -> None:
         self._batch = batch
-        self._given: dict[int, tuple[Sample, Batch]] = {}
+        self._given: dict[int, tuple[RowOfBatch, Batch]] = {}
 
     def __len__(self) -> int:
         return len(self._batch["row"])
 
     @overload
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int) -> RowOfBatch: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, index: slice) -> list[RowOfBatch]: ...
+    def __getitem__(self, index: int | slice) -> RowOfBatch | list[RowOfBatch]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         if place not in self._given:
             views = {name: values[place] for name, values in self._batch.items()}
-            self._given[place] = Sample(views), views
+            self._given[place] = RowOfBatch(views), views
         return self._given[place][0]
 
     def whole(self) -> Batch | None:
@@ -82,7 +82,7 @@ def _collate(
 ) -> Any:
     """As torch collates dicts, without a copy where samples are a whole batch."""
     stacks = default_collate_fn_map.get(torch.Tensor) is _STACK
-    if stacks and isinstance(samples, _Samples) and collate_fn_map is default_collate_fn_map:
+    if stacks and isinstance(samples, _RowsOfBatch) and collate_fn_map is default_collate_fn_map:
         whole = samples.whole()
         if whole is not None:
             return whole
@@ -139,7 +139,7 @@ class CachedDataset(Dataset[Batch]):
         storage_options: StorageOptions,
         variant: int,
     ) -> None:
-        default_collate_fn_map[Sample] = _collate
+        default_collate_fn_map[RowOfBatch] = _collate
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
         self._how = {"verify": verify, "access": access, "storage_options": storage_options}
         self._columns = VersionReader(uri, fields, verify, storage_options, access)
@@ -166,7 +166,7 @@ class CachedDataset(Dataset[Batch]):
         """Field -> tensor of one row without a batch axis, and `row` (int64)."""
         return dict(self.__getitems__([index])[0])
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[Sample]:
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
         """The samples at `indices`, read together."""
         count = len(self)
         ranks = np.array([operator.index(index) for index in indices], np.int64)
@@ -178,7 +178,7 @@ class CachedDataset(Dataset[Batch]):
             for name, (shape, dtype) in self._columns.shapes.items()
         }
         self._columns.read(rows, batch)
-        return _Samples(batch={name: as_tensor(values) for name, values in batch.items()})
+        return _RowsOfBatch(batch={name: as_tensor(values) for name, values in batch.items()})
 
     @staticmethod
     def collate(samples: Sequence[Batch]) -> Batch:

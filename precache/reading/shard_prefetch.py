@@ -58,14 +58,14 @@ NAMED = 20
 """Shards that a message names at most."""
 
 
-class Readable(Protocol):
+class HasRows(Protocol):
     """Rows that are read at a time: a batch, or a part of one."""
 
     @property
     def rows(self) -> np.ndarray: ...
 
 
-Part = TypeVar("Part", bound=Readable)
+Part = TypeVar("Part", bound=HasRows)
 
 
 @dataclass
