@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from precache.errors import (
         BuildError,
         DamageError,
-        PipelineError,
         PrecacheError,
+        RecipeError,
         SourceError,
         StorageError,
         StoreError,
         UsageError,
     )
+    from precache.errors import RecipeError as PipelineError
     from precache.loading.dataset import CachedDataset
     from precache.loading.loader import Loader
     from precache.loading.mixing import Mixture, mix
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
         Resize,
         ToDType,
     )
-    from precache.recipe.pipeline import Field, Pipeline
+    from precache.recipe.recipe import Field, Recipe
+    from precache.recipe.recipe import Recipe as Pipeline
     from precache.simulation.model import Simulation, simulate
     from precache.store.open import open_version as open
     from precache.store.version import Version
@@ -61,6 +63,7 @@ _HOMES = {
         "BuildError",
         "DamageError",
         "PipelineError",
+        "RecipeError",
         "PrecacheError",
         "SourceError",
         "StorageError",
@@ -82,7 +85,7 @@ _HOMES = {
         "Resize",
         "ToDType",
     ],
-    "precache.recipe.pipeline": ["Field", "Pipeline"],
+    "precache.recipe.recipe": ["Field", "Pipeline", "Recipe"],
     "precache.building.refresh": ["refresh", "submit_refresh"],
     "precache.metering.report": ["StallReport"],
     "precache.simulation.model": ["Simulation", "simulate"],
@@ -95,7 +98,7 @@ _HOMES = {
     "precache_workers.planning.request": ["BuildResult"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ELSEWHERE = {"open": "open_version"}
+_ELSEWHERE = {"open": "open_version", "Pipeline": "Recipe", "PipelineError": "RecipeError"}
 
 __all__ = [
     "BuildError",
@@ -114,6 +117,8 @@ __all__ = [
     "Mixture",
     "Pipeline",
     "PipelineError",
+    "Recipe",
+    "RecipeError",
     "PrecacheError",
     "DoctorReport",
     "RandomResizedCrop",

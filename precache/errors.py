@@ -4,7 +4,7 @@
 
     PrecacheError
     ├── UsageError              what was asked for cannot be: exit status 2
-    │   ├── PipelineError       a recipe that does not hold together
+    │   ├── RecipeError       a recipe that does not hold together
     │   ├── SourceError         a source that is missing, empty or unusable
     │   └── StoreError          no such store or version, or one that cannot be read
     │       ├── NewerFormatError    one that a newer release wrote
@@ -53,8 +53,8 @@ class UsageError(PrecacheError):
     exit_status = 2
 
 
-class PipelineError(UsageError):
-    """A pipeline with an unknown op, a wrong parameter, or ops that do not fit together."""
+class RecipeError(UsageError):
+    """A recipe with an unknown op, a wrong parameter, or ops that do not fit together."""
 
 
 class SourceError(UsageError):

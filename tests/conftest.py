@@ -54,7 +54,7 @@ class BuiltStore:
 
     path: Path
     source: Path
-    pipeline: precache.Pipeline
+    recipe: precache.Recipe
     result: Any
 
     @property
@@ -139,11 +139,11 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., BuiltStore]:
     """A factory of stores built in this process; takes what `precache.build` takes."""
 
-    def make(source: Path, pipeline: precache.Pipeline | None = None, **kwargs: Any) -> BuiltStore:
+    def make(source: Path, recipe: precache.Recipe | None = None, **kwargs: Any) -> BuiltStore:
         path = tmp_path_factory.mktemp("built") / "store"
-        pipeline = pipeline or precache.Pipeline.image()
-        result = precache.build(source, path, pipeline, **{"address": "serial", **kwargs})
-        return BuiltStore(path, source, pipeline, result)
+        recipe = recipe or precache.Recipe.image()
+        result = precache.build(source, path, recipe, **{"address": "serial", **kwargs})
+        return BuiltStore(path, source, recipe, result)
 
     return make
 
@@ -158,7 +158,7 @@ def photos(image_folder: Callable[..., Path]) -> Path:
 def stores(photos: Path, make_store: Callable[..., BuiltStore]) -> dict[str, BuiltStore]:
     """Codec -> store of `photos`: 23 rows, two of them holes, in shards of 8, a chunk a row."""
     return {
-        codec: make_store(photos, precache.Pipeline.image(codec=codec), shard_samples=8)
+        codec: make_store(photos, precache.Recipe.image(codec=codec), shard_samples=8)
         for codec in CODECS
     }
 
@@ -179,7 +179,7 @@ def tiles(image_folder: Callable[..., Path]) -> Path:
 def tile_stores(tiles: Path, make_store: Callable[..., BuiltStore]) -> dict[str, BuiltStore]:
     """Codec -> store of `tiles`: 75 rows, two holes, shards of 32 rows in two chunks of 16."""
     return {
-        codec: make_store(tiles, precache.Pipeline.image(codec=codec), shard_samples=32)
+        codec: make_store(tiles, precache.Recipe.image(codec=codec), shard_samples=32)
         for codec in CODECS
     }
 
@@ -200,7 +200,7 @@ def copy_store(tmp_path: Path) -> Callable[[BuiltStore], BuiltStore]:
         result = type(store.result)(
             **{**vars(store.result), "path": str(path / store.result.version)}
         )
-        return BuiltStore(path, store.source, store.pipeline, result)
+        return BuiltStore(path, store.source, store.recipe, result)
 
     return copy
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from precache.errors import UsageError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def build(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
-    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
     address: str = "local",
     labels: str | os.PathLike[str] | None = None,
@@ -64,8 +64,8 @@ def build(
         `Dataset`.
     store
         Folder of the store, as path or URL; made if missing.
-    pipeline
-        A `Pipeline`, or the path of a TOML file; by default images as they are.
+    recipe
+        A `Recipe`, or the path of a TOML file; by default images as they are.
     address
         ``local`` (a Ray of our own on this machine), ``serial`` (this process, no Ray), ``auto``
         or ``ray://host:port`` (a running cluster).
@@ -105,7 +105,7 @@ def build(
         Try samples again that failed, those too that could not be fetched; all others are taken
         over. Where some are mended, that is a new version; else the current one stays.
     run_functions
-        Let functions of a `pipeline` run that came out of a store (``precache.open(…).pipeline``),
+        Let functions of a `recipe` run that came out of a store (``precache.open(…).recipe``),
         which may be a stranger's. Functions that you name yourself always run.
     cpus_per_task, memory_per_task
         What each task takes of its node, on a cluster that is joined; memory in bytes or as
@@ -149,7 +149,7 @@ def build(
 def plan(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
-    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
     timing: bool = True,
     **options: Any,
@@ -158,7 +158,7 @@ def plan(
 
     Parameters
     ----------
-    source, store, pipeline
+    source, store, recipe
         As `build` takes them.
     timing
         Make a few dozen rows in memory, in this process or on the cluster that is joined, to
@@ -175,13 +175,13 @@ def plan(
 
     Raises
     ------
-    UsageError, SourceError, PipelineError
+    UsageError, SourceError, RecipeError
         The build would end so.
     """
     known = inspect.signature(build).parameters
     require_known("plan", options, known)
     defaults = {name: each.default for name, each in known.items()}
-    given = {**defaults, "source": source, "store": store, "pipeline": pipeline, **options}
+    given = {**defaults, "source": source, "store": store, "recipe": recipe, **options}
     request = request_of(**given)
     from precache_workers.driver.build_plan import run_plan
 
@@ -198,7 +198,7 @@ def require_known(function: str, options: Mapping[str, Any], known: Mapping[str,
 def request_of(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
-    pipeline: Pipeline | str | os.PathLike[str] | None,
+    recipe: Recipe | str | os.PathLike[str] | None,
     *,
     progress: bool,
     labels: str | os.PathLike[str] | None,
@@ -225,7 +225,7 @@ def request_of(
     return Request(
         os.fspath(source),
         os.fspath(store),
-        pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline),
+        recipe if isinstance(recipe, Recipe) else _read_recipe(recipe),
         labels=None if labels is None else os.fspath(labels),
         classes=None if classes is None else os.fspath(classes),
         import_path=tuple(path or str(Path.cwd()) for path in sys.path),
@@ -245,7 +245,7 @@ def request_of(
 def submit(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
-    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
     address: str | None = None,
     code: Sequence[str | os.PathLike[str]] = (),
@@ -260,7 +260,7 @@ def submit(
     ----------
     source, store
         As `build` takes them; paths are those of the cluster's nodes.
-    pipeline
+    recipe
         Travels as text.
     address
         Of the cluster's job server, ``http://head:8265``; by default as RAY_API_SERVER_ADDRESS or
@@ -294,7 +294,7 @@ def submit(
     require_known("submit", options, known)
     defaults = {name: known[name].default for name in options} | {"progress": True}
     given = {name: value for name, value in options.items() if value != defaults[name]}
-    recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     require_permission(recipe, given.pop("run_functions", False))
     parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
     return submit_parcel(parcel, address, storage_options or {})
@@ -302,7 +302,7 @@ def submit(
 
 def doctor(
     source: str | os.PathLike[str],
-    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
     samples: int = 200,
     seconds: float = 45.0,
@@ -319,7 +319,7 @@ def doctor(
 
     Parameters
     ----------
-    source, pipeline, run_functions, follow_links, storage_options
+    source, recipe, run_functions, follow_links, storage_options
         As `build` takes them.
     samples
         Drawn at random from the source, without repetition.
@@ -336,7 +336,7 @@ def doctor(
     ------
     UsageError
         A number that makes no sense, or a source that is missing, empty, or has no sample that
-        the pipeline makes a row of.
+        the recipe makes a row of.
     """
     try:
         from precache_workers.doctor.measure import Question, examine
@@ -344,7 +344,7 @@ def doctor(
         raise UsageError(
             f"doctor decodes samples and needs {error.name}: pip install 'precache[workers]'"
         ) from None
-    recipe = pipeline if isinstance(pipeline, Pipeline) else _read_pipeline(pipeline)
+    recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     question = Question(
         os.fspath(source),
         recipe,
@@ -360,8 +360,8 @@ def doctor(
     return examine(question, tick)
 
 
-def _read_pipeline(path: str | os.PathLike[str] | None) -> Pipeline:
-    return Pipeline.image() if path is None else Pipeline.from_toml(os.fspath(path))
+def _read_recipe(path: str | os.PathLike[str] | None) -> Recipe:
+    return Recipe.image() if path is None else Recipe.from_toml(os.fspath(path))
 
 
 def _bytes(name: str, size: int | str) -> int:

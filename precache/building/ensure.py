@@ -12,7 +12,7 @@ from typing import Any
 
 from precache.building.api import build, request_of, submit
 from precache.errors import UsageError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.storage.open import StorageOptions
 from precache.store.version import Version
 
@@ -20,7 +20,7 @@ from precache.store.version import Version
 def ensure(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
-    pipeline: Pipeline | str | os.PathLike[str] | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
     address: str = "local",
     wait: bool | float = True,
@@ -43,7 +43,7 @@ def ensure(
 
     Parameters
     ----------
-    source, store, pipeline, storage_options
+    source, store, recipe, storage_options
         As `build` takes them.
     address
         Where it is built: as `build` takes it, by the calling process; or a cluster's job server,
@@ -84,12 +84,12 @@ def ensure(
 
     Examples
     --------
-    >>> recipe = Pipeline.image(resize=256, crop=224)
+    >>> recipe = Recipe.image(resize=256, crop=224)
     >>> version = ensure("photos/", "photos.store", recipe)  # doctest: +SKIP
     >>> loader = Loader(version)  # doctest: +SKIP
     >>> loader = Loader(ensure("photos/", "photos.store", recipe, follow=True))  # doctest: +SKIP
     """
-    if isinstance(source, Pipeline) or source is None:
+    if isinstance(source, Recipe) or source is None:
         raise UsageError("ensure takes source, store and recipe in this order, as build does")
     seconds = _seconds(wait)
     if follow and wait is not True:
@@ -106,7 +106,7 @@ def ensure(
     if unknown := options.keys() - defaults.keys():
         raise TypeError(f"ensure() got an unexpected keyword argument {min(unknown)!r}")
     options = {**options, "storage_options": storage_options, "progress": progress}
-    asked = {**defaults, **options, "source": source, "store": store, "pipeline": pipeline}
+    asked = {**defaults, **options, "source": source, "store": store, "recipe": recipe}
     request = request_of(**{**asked, "address": "auto" if cluster else address})
     from precache_workers.ensure import ensure as ensuring
 
@@ -114,7 +114,7 @@ def ensure(
     with wanted.failing_for_all():
         if cluster:
             job = functools.partial(
-                submit, source, store, request.pipeline, address=address, code=code, **options
+                submit, source, store, request.recipe, address=address, code=code, **options
             )
             if follow:
                 return ensuring.follow(wanted, lambda: ensuring.PendingJob(job()))

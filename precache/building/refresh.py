@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from precache_workers.planning.request import BuildResult
 
 _OF_ROWS = ("labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact")
-_OF_THE_VERSION = ("pipeline", *_OF_ROWS, "recompute", "retry_failed")
+_OF_THE_VERSION = ("recipe", *_OF_ROWS, "recompute", "retry_failed")
 """Options of a build that a refresh does not take: they are what the version has."""
 
 
@@ -78,7 +78,7 @@ def refreshes(
     """As `refresh`, each result as it comes; by default one, with `every` without end."""
     defaults = _defaults("refresh", options)
     seconds = _seconds(times, every) or 0.0
-    given = {**defaults, "source": source or "", "store": store, "pipeline": None, **options}
+    given = {**defaults, "source": source or "", "store": store, "recipe": None, **options}
     request = request_of(**given)
     from precache_workers.driver.refresh import refresh_once
 
@@ -136,13 +136,13 @@ def submit_refresh(
 
     given = {name: value for name, value in options.items() if value != defaults[name]}
     given |= {"times": times, "every": None if seconds is None else f"{seconds:f}s"}
-    pipeline = None
+    recipe = None
     with contextlib.suppress(PrecacheError):  # the cluster may see what is not to be had here
-        pipeline = open_version(store, None, storage_options).pipeline
-    if pipeline is not None:
-        require_permission(pipeline, options.get("run_functions", False))
+        recipe = open_version(store, None, storage_options).recipe
+    if recipe is not None:
+        require_permission(recipe, options.get("run_functions", False))
     place = None if source is None else os.fspath(source)
-    parcel = pack_refresh(place, os.fspath(store), pipeline, given, code)
+    parcel = pack_refresh(place, os.fspath(store), recipe, given, code)
     return submit_parcel(parcel, address, storage_options or {})
 
 

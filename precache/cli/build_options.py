@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import UsageError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 
 _PIPELINE_FLAGS = (
     "resize",
@@ -191,10 +191,13 @@ def add_follow_links(to: Any) -> None:
 
 
 def add_recipe_options(to: argparse.ArgumentParser) -> None:
-    """What `read_pipeline` reads."""
+    """What `read_recipe` reads."""
     recipe = to.add_argument_group("recipe")
     recipe.add_argument(
-        "--pipeline", metavar="FILE", help="TOML file or JSON text, in place of this group's flags"
+        "--recipe",
+        "--pipeline",
+        metavar="FILE",
+        help="TOML file or JSON text, in place of this group's flags",
     )
     recipe.add_argument(
         "--resize", type=_size, metavar="N|HxW", help="shorter side, or exact height and width"
@@ -312,7 +315,7 @@ def _storage_option(text: str) -> tuple[str, Any]:
 
 
 def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
-    """What `precache.build` is given besides source, store and pipeline."""
+    """What `precache.build` is given besides source, store and recipe."""
     return {
         "labels": options.labels,
         "classes": options.classes,
@@ -354,24 +357,24 @@ def running_keywords(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def read_pipeline(options: argparse.Namespace) -> Pipeline:
+def read_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe that the flags, or a file, say."""
     given = {n: getattr(options, n) for n in _PIPELINE_FLAGS if getattr(options, n) is not None}
     resizes = given.keys() & {"resize", "random_resized_crop"}
-    if "interpolation" in given and not resizes and options.pipeline is None:
+    if "interpolation" in given and not resizes and options.recipe is None:
         raise UsageError("--interpolation says how to resize; give --resize with it")
-    if options.pipeline is None:
-        return Pipeline.image(**given)
+    if options.recipe is None:
+        return Recipe.image(**given)
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UsageError(f"--pipeline {options.pipeline} and {flags} both say what to do; drop one")
-    if options.pipeline.lstrip().startswith("{"):
-        return _pipeline_of_json(options.pipeline)
-    return Pipeline.from_toml(options.pipeline)
+        raise UsageError(f"--recipe {options.recipe} and {flags} both say what to do; drop one")
+    if options.recipe.lstrip().startswith("{"):
+        return _recipe_of_json(options.recipe)
+    return Recipe.from_toml(options.recipe)
 
 
-def _pipeline_of_json(text: str) -> Pipeline:
+def _recipe_of_json(text: str) -> Recipe:
     try:
-        return Pipeline.from_dict(json.loads(text))
+        return Recipe.from_dict(json.loads(text))
     except ValueError as error:
-        raise UsageError(f"--pipeline is neither a TOML file nor JSON: {error}") from None
+        raise UsageError(f"--recipe is neither a TOML file nor JSON: {error}") from None

@@ -15,7 +15,7 @@ from precache.cli.build_options import (
     add_source,
     add_storage_option,
     import_from_here,
-    read_pipeline,
+    read_recipe,
 )
 from precache.cli.output import bench_progress, show
 from precache_workers.doctor.text import print_prognosis
@@ -77,7 +77,7 @@ def _doctor(options: argparse.Namespace) -> int:
         from precache.html.charts import check_page
 
         check_page(path)
-    recipe = read_pipeline(options)
+    recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     with bench_progress(shown=not options.json) as tick:
         found = precache.doctor(

@@ -14,7 +14,7 @@ from precache.cli.build_options import (
     add_code,
     add_storage_option,
     build_keywords,
-    read_pipeline,
+    read_recipe,
 )
 from precache.cli.output import build_json, print_build, print_job, print_store_status, show
 from precache.runtime.terminal import say
@@ -63,7 +63,7 @@ def _submit(options: argparse.Namespace) -> int:
     job = precache.submit(
         options.source,
         options.store,
-        read_pipeline(options),
+        read_recipe(options),
         code=options.code,
         **build_keywords(options),
     )

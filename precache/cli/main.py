@@ -18,7 +18,7 @@ from precache.cli.build_options import (
     add_storage_option,
     build_keywords,
     import_from_here,
-    read_pipeline,
+    read_recipe,
 )
 from precache.cli.doctor import add_doctor
 from precache.cli.jobs import add_job_commands
@@ -45,7 +45,7 @@ _EPILOG = """\
 examples:
   precache doctor photos/ --resize 256 --crop 224 --rate 4000
   precache build photos/ photos.store --resize 256 --crop 224
-  precache build photos/ photos.store --pipeline recipe.toml --address ray://head:10001
+  precache build photos/ photos.store --recipe recipe.toml --address ray://head:10001
   precache build val/ val.store --resize 256 --crop 224 --classes photos.store
   precache plan photos/ photos.store --resize 256 --crop 224
   precache submit s3://bucket/photos s3://bucket/photos.store --address http://head:8265
@@ -194,7 +194,7 @@ def _build(options: argparse.Namespace) -> int:
     if options.dry_run:
         show_plan(options, timing=True)
         return 0
-    recipe = read_pipeline(options)
+    recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     result = precache.build(options.source, options.store, recipe, **build_keywords(options))
     show(options.json, build_json(result), lambda: print_build(result))
@@ -213,7 +213,7 @@ def _info(options: argparse.Namespace) -> int:
         "classes": version.classes,
         "mean": version.mean,
         "std": version.std,
-        "pipeline": version.pipeline.to_dict(),
+        "pipeline": version.recipe.to_dict(),
         "libraries": version.attributes.libraries if version.attributes else {},
         "created": version.attributes.created if version.attributes else "",
     }

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from precache.codecs.kernels import MISSING
 from precache.messages import printable
-from precache.recipe.pipeline import op_texts
+from precache.recipe.recipe import op_texts
 from precache.recipe.variants import variants_text
 from precache.runtime.terminal import Rows, Terminal, say, say_rows
 from precache.store.commit_log import ROOT
@@ -149,7 +149,7 @@ def print_info(version: Version, info: Mapping[str, Any]) -> None:
     ]
     if version.classes:
         rows.append((f"{len(version.classes)} classes", _shortened(version.classes)))
-    for name, recipe in version.pipeline.fields.items():
+    for name, recipe in version.recipe.fields.items():
         rows.append((f"{name} recipe", " → ".join(op_texts(recipe))))
     say_rows(rows)
     for key, reason in list(version.holes.values())[:SHOWN]:

@@ -16,7 +16,7 @@ from precache.cli.build_options import (
     add_build_options,
     build_keywords,
     import_from_here,
-    read_pipeline,
+    read_recipe,
 )
 from precache.cli.output import show
 from precache.recipe.variants import variants_of
@@ -63,7 +63,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def show_plan(options: argparse.Namespace, timing: bool) -> None:
     """Plan the build of these options, and print the plan."""
-    recipe, keywords = read_pipeline(options), build_keywords(options)
+    recipe, keywords = read_recipe(options), build_keywords(options)
     import_from_here(options.source, bool(recipe.functions))
     found = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
     data = {**dataclasses.asdict(found), "shards_to_make": found.shards_to_make}

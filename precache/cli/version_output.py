@@ -45,7 +45,7 @@ def print_inventory(found: Inventory) -> None:
             "" if each.holes is None else f"{each.holes:,}",
             size(each.nbytes),
             size(each.shared_nbytes) if each.shared_nbytes else "",
-            each.pipeline or each.problem,
+            each.recipe or each.problem,
         )
         for each in found.versions
     ]

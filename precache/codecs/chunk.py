@@ -22,8 +22,8 @@ from numcodecs import blosc, zstd
 
 from precache.codecs import kernels
 from precache.codecs.image import IMAGE_FILTER, IMAGE_FILTER_VERSION, ImageEncoder
-from precache.errors import DamageError, PipelineError, StoreError
-from precache.recipe.pipeline import ImageCodec, RawCodec, ZstdCodec
+from precache.errors import DamageError, RecipeError, StoreError
+from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 
 Encode = Callable[[np.ndarray], bytes]
 
@@ -103,7 +103,7 @@ def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
             return lambda chunk: _with_crc32c(bytes(compress(np.ascontiguousarray(chunk))))
         case ImageCodec():
             if dtype != "uint8":
-                raise PipelineError(f"codec 'image' stores uint8, not {dtype}; use zstd or raw")
+                raise RecipeError(f"codec 'image' stores uint8, not {dtype}; use zstd or raw")
             return ImageEncoder()
 
 

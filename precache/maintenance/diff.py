@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from precache.errors import StoreError, UsageError
-from precache.recipe.pipeline import Field, Pipeline, op_texts
+from precache.recipe.recipe import Field, Recipe, op_texts
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
 from precache.store.attributes import Attributes
@@ -80,7 +80,7 @@ class Difference:
     before, after
         Their ids.
     recipe, layout, libraries
-        Values of the pipeline; of fields, rows and shards as stored; versions of libraries.
+        Values of the recipe; of fields, rows and shards as stored; versions of libraries.
     classes_added, classes_removed, classes_renumbered
         Names.
     """
@@ -193,7 +193,7 @@ def _origins(version: Version) -> list[RawSample]:
 
 def compare(one: Attributes, other: Attributes, before: Samples, after: Samples) -> Difference:
     """What differs from one version to the other."""
-    recipe = list(_recipe(*(Pipeline.from_dict(each.pipeline) for each in (one, other))))
+    recipe = list(_recipe(*(Recipe.from_dict(each.pipeline) for each in (one, other))))
     if not recipe and one.fingerprint != other.fingerprint:
         # The same recipe, made by other decoders or by other code of its own functions.
         recipe.append(Change("fingerprint", one.fingerprint, other.fingerprint))
@@ -235,7 +235,7 @@ def _values(of: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterat
             yield Change(f"{of}{name}", one.get(name), other.get(name))
 
 
-def _recipe(one: Pipeline, other: Pipeline) -> Iterator[Change]:
+def _recipe(one: Recipe, other: Recipe) -> Iterator[Change]:
     """Field by field, and op by op."""
     for name in dict.fromkeys([*one.fields, *other.fields]):
         mine, theirs = one.fields.get(name), other.fields.get(name)

@@ -179,12 +179,12 @@ def _recipe(version: Version) -> Iterator[str]:
     attributes = version.attributes
     assert attributes is not None  # open_unchecked gave a version of ours
     try:
-        pipeline = version.pipeline
-        arrays, rule = pipeline.by_array(), as_recorded(attributes)
-        if not attributes.decides and any(not op.version for op in pipeline.functions):
+        recipe = version.recipe
+        arrays, rule = recipe.by_array(), as_recorded(attributes)
+        if not attributes.decides and any(not op.version for op in recipe.functions):
             yield "the recipe: it has functions whose code is not in the store"
             return
-        made = pipeline.fingerprint(rule(pipeline))
+        made = recipe.fingerprint(rule(recipe))
         digests = {
             name: ops_digest(arrays, name, len(field.ops), rule)
             for name, field in arrays.fields.items()
@@ -196,7 +196,7 @@ def _recipe(version: Version) -> Iterator[str]:
     outputs, decides = attributes.behaviours, attributes.decides
     same = all(
         digest_of(outputs.get(name, {})) == decides[name]
-        for name, _, step in named_ops(pipeline)
+        for name, _, step in named_ops(recipe)
         if step is not None and name in decides
     )
     if (made, digests) != (attributes.fingerprint, stored) or not same:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from precache.errors import PrecacheError, StorageError, StoreError, UsageError
 from precache.maintenance.scan import StoredVersion, look_around, real_nbytes
 from precache.messages import shown
-from precache.recipe.pipeline import Pipeline, op_texts
+from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_text
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
@@ -38,7 +38,7 @@ class VersionSummary:
         Holes are rows, too; None where the version cannot be read.
     nbytes, shared_nbytes
         Of all its objects, and of those that other versions of the store have too, by hard links.
-    pipeline
+    recipe
         In short.
     problem
         Why its metadata cannot be read; empty where it can.
@@ -52,7 +52,7 @@ class VersionSummary:
     holes: int | None
     nbytes: int
     shared_nbytes: int
-    pipeline: str
+    recipe: str
     problem: str
 
 
@@ -195,11 +195,11 @@ def _attributes(store: Folder, name: str) -> tuple[Attributes | None, str]:
 def in_short(attributes: Attributes) -> str:
     """A version's recipe in a line."""
     try:
-        pipeline = Pipeline.from_dict(attributes.pipeline)
+        recipe = Recipe.from_dict(attributes.pipeline)
     except PrecacheError:
         return "a recipe of another release"
     fields = []
-    for name, field in pipeline.fields.items():
+    for name, field in recipe.fields.items():
         several = f", variants {variants_text(field)}" if field.variants > 1 else ""
         ops = " → ".join(op_texts(field))
         fields.append(f"{name}: {ops}, {field.stored_as.name}{several}")

@@ -14,11 +14,11 @@ from pydantic import (
     model_serializer,
 )
 
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 
 
 class Declared(BaseModel):
-    """Data that a user declares; what is wrong in it is a `PipelineError`."""
+    """Data that a user declares; what is wrong in it is a `RecipeError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,14 +75,14 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 
 def refuse(model: type[Declared], error: ValidationError) -> NoReturn:
-    """Raise a `PipelineError` that names the places, the values and what is allowed there."""
+    """Raise a `RecipeError` that names the places, the values and what is allowed there."""
     lines = [_describe(each) for each in error.errors()]
     for each in error.errors():
         if each["type"] == "extra_forbidden":
             allowed = model.declared_at(each["loc"]).model_fields
             names = [name for name in allowed if name not in ("op", "name")]
             lines.append(f"allowed here: {', '.join(names) or 'no parameter'}")
-    raise PipelineError("the pipeline does not hold: " + "; ".join(lines)) from None
+    raise RecipeError("the recipe does not hold: " + "; ".join(lines)) from None
 
 
 def canonical_json(value: Any) -> bytes:

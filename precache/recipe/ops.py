@@ -128,7 +128,7 @@ class CenterCrop(Operation):
 class RandomResizedCrop(Operation):
     """A random area and aspect ratio of the image, resized to `size`.
 
-    Drawn as torchvision draws it, from a generator seeded by (pipeline seed, key, variant).
+    Drawn as torchvision draws it, from a generator seeded by (recipe seed, key, variant).
     """
 
     op: Literal["random_resized_crop"] = "random_resized_crop"
@@ -139,7 +139,7 @@ class RandomResizedCrop(Operation):
 
 
 class HorizontalFlip(Operation):
-    """Mirror left and right with probability `p`, seeded by (pipeline seed, key, variant)."""
+    """Mirror left and right with probability `p`, seeded by (recipe seed, key, variant)."""
 
     op: Literal["horizontal_flip"] = "horizontal_flip"
     p: Annotated[float, Attribute(ge=0, le=1)] = 0.5
@@ -174,7 +174,7 @@ class Function(Operation):
         and returns (H, W, C).
     random
         It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
-        (pipeline seed, key, variant).
+        (recipe seed, key, variant).
 
     Attributes
     ----------

@@ -12,7 +12,7 @@ from typing import cast
 
 from precache.codecs.chunk import codec_metadata, zstd_content_size
 from precache.errors import DamageError, StoreError
-from precache.recipe.pipeline import CODECS, Codec, Field
+from precache.recipe.recipe import CODECS, Codec, Field
 from precache.store.attributes import Attributes
 from precache.store.layout import RowShape
 from precache.store.small_arrays import file_document, small_document, small_layout, string_document

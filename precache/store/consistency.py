@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precache.errors import DamageError, PipelineError, PrecacheError, StorageError, StoreError
-from precache.recipe.pipeline import Field, Pipeline
+from precache.errors import DamageError, PrecacheError, RecipeError, StorageError, StoreError
+from precache.recipe.recipe import Field, Recipe
 from precache.storage.base import is_missing
 from precache.storage.batch_get import Ahead
 from precache.store import zarr_metadata
@@ -201,8 +201,8 @@ class _Inspection:
     def _fields(self) -> Mapping[str, Field]:
         """What the recipe says of each array."""
         try:
-            found = Pipeline.from_dict(self.attributes.pipeline).by_array().fields
-        except PipelineError as error:
+            found = Recipe.from_dict(self.attributes.pipeline).by_array().fields
+        except RecipeError as error:
             why = f"its recipe is damaged, or of a newer release: {error}"
             raise self._flaw(ROOT, why) from None
         same = found.keys() == self.attributes.fields.keys()

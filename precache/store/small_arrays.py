@@ -18,7 +18,7 @@ from numcodecs.vlen import VLenUTF8
 
 from precache.codecs.chunk import codec_metadata, require_plausible, zstd_content_size
 from precache.errors import DamageError, StorageError
-from precache.recipe.pipeline import ZstdCodec
+from precache.recipe.recipe import ZstdCodec
 from precache.storage.batch_get import Readable
 from precache.store import zarr_metadata
 

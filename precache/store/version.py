@@ -28,7 +28,7 @@ from precache.errors import (
     StoreError,
     UsageError,
 )
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of, number_of, pooled, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
@@ -155,7 +155,7 @@ class Version:
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
-        """What the pipeline declared, by name."""
+        """What the recipe declared, by name."""
         if self.attributes is None:
             return {name: _foreign_field(array) for name, (_, array) in self.arrays.items()}
         return {
@@ -205,10 +205,13 @@ class Version:
         return pooled(self.attributes.mean, self.attributes.std)
 
     @property
-    def pipeline(self) -> Pipeline:
+    def recipe(self) -> Recipe:
+        """Recipe that the version was built from; also under the name `pipeline`."""
         if self.attributes is None:
-            raise StoreError(f"{self.path} was written by other software and has no pipeline")
-        return Pipeline.from_dict(self.attributes.pipeline, self.path)
+            raise StoreError(f"{self.path} was written by other software and has no recipe")
+        return Recipe.from_dict(self.attributes.pipeline, self.path)
+
+    pipeline = recipe
 
     @functools.cached_property
     def valid(self) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from precache.errors import PrecacheError, UsageError
 from precache.html.png import as_picture, encode_png, in_words
 from precache.recipe.ops import Function
-from precache.recipe.pipeline import Field
+from precache.recipe.recipe import Field
 from precache.storage.open import StorageOptions
 from precache.units import size
 from precache.viewer.facts import facts_of
@@ -58,7 +58,7 @@ class Pages:
         self._catalogue = catalogue
         self._originals = originals
         self._count = count
-        self._declared = catalogue.version.pipeline.fields
+        self._declared = catalogue.version.recipe.fields
 
     @functools.cached_property
     def facts(self) -> VersionFacts:
@@ -240,8 +240,8 @@ def open_pages(
     catalogue = Catalogue(store, storage_options)
     originals = None
     if source is not None:
-        pipeline = catalogue.version.pipeline
-        originals = Originals(source, pipeline, storage_options, functions)
+        recipe = catalogue.version.recipe
+        originals = Originals(source, recipe, storage_options, functions)
     return Pages(store, catalogue, originals, count)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from precache.recipe.pipeline import Field
+from precache.recipe.recipe import Field
 from precache.units import size
 from precache.viewer.pages import VersionFacts
 from precache.viewer.search import Catalogue
@@ -41,7 +41,7 @@ def _sizes(catalogue: Catalogue) -> list[tuple[str, str]]:
 def _statistics(catalogue: Catalogue, name: str) -> list[tuple[str, str, float, float]]:
     version = catalogue.version
     mean, std = version.mean[name], version.std.get(name, [])
-    declared = version.pipeline.fields.get(name, Field())
+    declared = version.recipe.fields.get(name, Field())
     first = declared.ops[0] if declared.ops else None
     names = CHANNELS.get(getattr(first, "mode", ""), ())
     if len(names) != len(mean):
@@ -62,6 +62,6 @@ def _build(catalogue: Catalogue) -> list[tuple[str, str]]:
         ]
     for name, field in version.fields.items():
         what = f"{field.dtype} {field.shape}, codec {field.codec}, {size(field.stored_nbytes)}"
-        ops = [f"{op.op}({parameters(op)})" for op in version.pipeline.fields[name].ops]
+        ops = [f"{op.op}({parameters(op)})" for op in version.recipe.fields[name].ops]
         facts += [(f"{name}, stored", what), (f"{name}, ops", " → ".join(ops) or "none")]
-    return [*facts, ("pipeline", json.dumps(version.pipeline.to_dict(), ensure_ascii=False))]
+    return [*facts, ("recipe", json.dumps(version.recipe.to_dict(), ensure_ascii=False))]

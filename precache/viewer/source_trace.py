@@ -14,7 +14,7 @@ from precache.errors import FetchError, PrecacheError, SampleError, SourceError
 from precache.html.png import Shown, as_picture, in_words, thinned
 from precache.messages import shown
 from precache.recipe.ops import Function, Op
-from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import variant_at
 from precache.storage.open import StorageOptions
 
@@ -117,7 +117,7 @@ class Originals:
     def __init__(
         self,
         source: str,
-        pipeline: Pipeline,
+        recipe: Recipe,
         storage_options: StorageOptions = None,
         functions: bool = False,
     ) -> None:
@@ -129,7 +129,7 @@ class Originals:
             raise SourceError(
                 f"--source {shown(source)} is no folder; give the one that the store was built from"
             )
-        self._pipeline = pipeline
+        self._recipe = recipe
         self._functions = functions
         self._lock = threading.Lock()
         self._kept = functools.lru_cache(maxsize=TRACES)(self._trace)
@@ -140,12 +140,12 @@ class Originals:
         from precache_workers.ops.field_recipe import FieldRecipe
 
         made = {}
-        for name, each in self._pipeline.fields.items():
+        for name, each in self._recipe.fields.items():
             ops, note = self._allowed(each)
             # The variant that the pages show, which are of epoch 0.
             shown = variant_at(0, each.first_variant, each.variants)
             part = each.model_copy(update={"ops": ops, "variants": 1, "first_variant": shown})
-            recipe = FieldRecipe(name, part, self._pipeline.seed)
+            recipe = FieldRecipe(name, part, self._recipe.seed)
             made[name] = recipe, note
         return made
 

@@ -111,8 +111,8 @@ def _decode_alone(folder: Path) -> Cost:
 
 
 def _build(source: Path, store: Path, codec: str, address: str) -> Build:
-    pipeline = precache.Pipeline.image(resize=RESIZE, crop=CROP, codec=codec)
-    result = precache.build(source, store, pipeline, address=address, max_failures=0)
+    recipe = precache.Recipe.image(resize=RESIZE, crop=CROP, codec=codec)
+    result = precache.build(source, store, recipe, address=address, max_failures=0)
     return Build(
         result.samples,
         result.cpu_seconds,

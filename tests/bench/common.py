@@ -233,8 +233,8 @@ def build_crops(source: Path, store: Path, codec: str) -> Path:
     """A store of the photos in `source`: of each a random crop, resized."""
     crop = {"op": "random_resized_crop", "size": CROP, "scale": (0.25, 1)}
     field = {"ops": [{"op": "decode"}, crop], "codec": codec}
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
-    precache.build(source, store, pipeline, address="serial", max_failures=0)
+    recipe = precache.Recipe.from_dict({"fields": {"image": field}})
+    precache.build(source, store, recipe, address="serial", max_failures=0)
     return store
 
 

@@ -141,8 +141,8 @@ def _build(source: Path, folder: Path, codec: str, rows: int) -> tuple[Path, flo
     store = folder / f"{codec}-{rows}.store"
     crop = {"op": "random_resized_crop", "size": CROP, "scale": (0.25, 1)}
     field = {"ops": [{"op": "decode"}, crop], "codec": codec}
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
-    result = precache.build(source, store, pipeline, address="serial", max_failures=0)
+    recipe = precache.Recipe.from_dict({"fields": {"image": field}})
+    result = precache.build(source, store, recipe, address="serial", max_failures=0)
     return store, result.ratio
 
 

@@ -97,7 +97,7 @@ class Recipe:
         return round(self.size * 500 / 224), round(self.size * 375 / 224)
 
     @property
-    def pipeline(self) -> precache.Pipeline:
+    def recipe(self) -> precache.Recipe:
         decode, resize = {"op": "decode"}, {"op": "resize", "size": round(self.size * 256 / 224)}
         ops = [decode, resize, _crop(self.size), *([_crop(self.crop)] if self.crop else [])]
         fields: dict[str, Any] = {"image": {"ops": ops, "codec": self.codec}}
@@ -110,7 +110,7 @@ class Recipe:
                 fields = {"thumb": thumb}
             else:
                 fields |= {"thumb": thumb, "mean": {"ops": [decode, mean], "codec": "zstd"}}
-        return precache.Pipeline.from_dict({"fields": fields})
+        return precache.Recipe.from_dict({"fields": fields})
 
 
 def _crop(size: int) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _build(source: Path, store: Path, recipe: Recipe, recompute: bool = False) -
     """To be called in a clean process."""
     before = _bytes_so_far()
     result = precache.build(
-        source, store, recipe.pipeline, address="serial", max_failures=0, recompute=recompute
+        source, store, recipe.recipe, address="serial", max_failures=0, recompute=recompute
     )
     read, written = (now - then for now, then in zip(_bytes_so_far(), before, strict=True))
     return Built(result.path, result.version, result.cpu_seconds, read, written, result.rows_reused)
@@ -250,7 +250,7 @@ def _by_hand(path: str, folder: Path, codec: str, crop: int = 0) -> Cost:
     version = precache.open(path)
     array = ArrayReader(version, "image").array
     size = array.row_shape[1]
-    encode = encoder(Recipe(size, codec).pipeline.fields["image"].stored_as, "uint8")
+    encode = encoder(Recipe(size, codec).recipe.fields["image"].stored_as, "uint8")
     rows = np.empty((BATCH // math.prod(array.chunk_shape), *array.chunk_shape), np.uint8)
     chunks = math.prod(array.chunks_per_object)
     per_shard = chunks * array.chunk_shape[0]

@@ -125,7 +125,7 @@ def build(source: str, store: str, port: int) -> tuple[float, float]:
     """Samples a second and CPU-milliseconds a thousand of a build in this process."""
 
     def work() -> int:
-        recipe = precache.Pipeline.image(resize=RESIZE, crop=CROP)
+        recipe = precache.Recipe.image(resize=RESIZE, crop=CROP)
         result = precache.build(
             source, store, recipe, address="serial", storage_options=options(port)
         )

@@ -102,9 +102,9 @@ class Samples(torch.utils.data.Dataset[tuple[Image.Image, int]]):
 
 def _build(folder: Path, codec: str) -> Path:
     field = {"ops": [{"op": "decode"}], "codec": codec}
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": field}})
     store = folder / f"{codec}.store"
-    precache.build("python:tests.bench.small:Samples", store, pipeline, address="serial")
+    precache.build("python:tests.bench.small:Samples", store, recipe, address="serial")
     return store
 
 

@@ -15,7 +15,7 @@ import precache
 import workers
 
 if __name__ == "__main__":
-    recipe = precache.Pipeline.image(resize=40, crop=32)
+    recipe = precache.Recipe.image(resize=40, crop=32)
     for address in ("serial", "local"):
         made = precache.build("photos", f"{address}.store", recipe, address=address, cpus=1)
         version = precache.ensure("photos", f"{address}.store", recipe, address=address)

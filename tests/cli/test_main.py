@@ -106,7 +106,7 @@ def test_help_tells_the_exit_statuses_and_every_flag(run: Run) -> None:
     assert "exit status: 0 done; 1 failed or incomplete" in run("--help").out
     text = run("build", "--help").out
     flags = (
-        "--pipeline --resize --crop --codec --interpolation --mode --seed --labels --classes "
+        "--recipe --resize --crop --codec --interpolation --mode --seed --labels --classes "
         "--keep-order --shard-samples --address --on-error --max-failures --accept-missing "
         "--quiet --json"
     )
@@ -165,19 +165,19 @@ def test_requests_that_cannot_be_met(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_pipeline_file_that_is_not_there(run: Run, source: Path, tmp_path: Path) -> None:
-    ran = run("build", source, tmp_path / "out", "--pipeline", "nowhere.toml")
+def test_a_recipe_file_that_is_not_there(run: Run, source: Path, tmp_path: Path) -> None:
+    ran = run("build", source, tmp_path / "out", "--recipe", "nowhere.toml")
     assert ran.status == 2
-    assert "cannot read the pipeline nowhere.toml: No such file" in ran.err
+    assert "cannot read the recipe nowhere.toml: No such file" in ran.err
 
 
 @pytest.mark.parametrize("flag", [("--resize", "9"), ("--codec", "raw"), ("--seed", "0")])
-def test_a_pipeline_file_and_flags_exclude_each_other(
+def test_a_recipe_file_and_flags_exclude_each_other(
     run: Run, source: Path, tmp_path: Path, flag: tuple[str, str]
 ) -> None:
-    ran = run("build", source, tmp_path / "out", "--pipeline", "recipe.toml", *flag)
+    ran = run("build", source, tmp_path / "out", "--recipe", "recipe.toml", *flag)
     assert ran.status == 2
-    assert f"--pipeline recipe.toml and {flag[0]} both say what to do" in ran.err
+    assert f"--recipe recipe.toml and {flag[0]} both say what to do" in ran.err
 
 
 # --- build --------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
         '{ op = "function", version = "1", function = "tests.support.building:hold", '
         f'params = {{ folder = "{tmp_path}", store = "{tmp_path}/out", after = 40 }} }}]\n'
     )
-    line = command("build", "in", "out", "--pipeline", "recipe.toml", "--address", "serial")
+    line = command("build", "in", "out", "--recipe", "recipe.toml", "--address", "serial")
     controller, terminal = os.openpty()
     environ = environment(HOLD="1", TERM="xterm", COLUMNS="160")
     with subprocess.Popen(
@@ -355,21 +355,21 @@ def test_flags_and_a_file_give_the_same_version(run: Run, source: Path, tmp_path
     )
     out = tmp_path / "out"
     serial = ("--address", "serial", "--json")
-    by_file = run("build", source, out, "--pipeline", tmp_path / "recipe.toml", *serial).json
+    by_file = run("build", source, out, "--recipe", tmp_path / "recipe.toml", *serial).json
     by_flags = run("build", source, out, *SMALL, "--json").json
     assert by_file["version"] == by_flags["version"]
-    pipeline = precache.Pipeline.image(resize=24, crop=20)
-    assert precache.build(source, out, pipeline, address="serial").version == by_flags["version"]
+    recipe = precache.Recipe.image(resize=24, crop=20)
+    assert precache.build(source, out, recipe, address="serial").version == by_flags["version"]
 
 
 def test_a_recipe_as_text(run: Run, source: Path, tmp_path: Path) -> None:
-    text = json.dumps(precache.Pipeline.image(resize=24, crop=20).to_dict())
-    line = ("build", source, tmp_path / "out", "--address", "serial", "--json", "--pipeline")
+    text = json.dumps(precache.Recipe.image(resize=24, crop=20).to_dict())
+    line = ("build", source, tmp_path / "out", "--address", "serial", "--json", "--recipe")
     made = run("build", source, tmp_path / "out", *SMALL, "--json").json
     assert run(*line, text).json["version"] == made["version"]
     ran = run(*line, text[:-1])
     assert ran.status == 2
-    assert "--pipeline is neither a TOML file nor JSON: " in ran.err
+    assert "--recipe is neither a TOML file nor JSON: " in ran.err
 
 
 def test_every_flag_of_the_recipe_arrives(run: Run, source: Path, tmp_path: Path) -> None:
@@ -381,10 +381,10 @@ def test_every_flag_of_the_recipe_arrives(run: Run, source: Path, tmp_path: Path
     assert list(version.keys) == sorted(version.keys)
     assert version.fields["image"].shape == (1, 20, 22)
     assert version.fields["image"].codec == "zstd"
-    [decode, resize, crop] = version.pipeline.fields["image"].ops
+    [decode, resize, crop] = version.recipe.fields["image"].ops
     assert (decode.mode, resize.size, resize.interpolation) == ("L", (24, 30), "bicubic")
     assert crop.size == (20, 22)
-    assert version.pipeline.seed == 7
+    assert version.recipe.seed == 7
     assert ran.json["shards"] == 1
 
 
@@ -396,7 +396,7 @@ def test_a_users_own_function_is_found_in_the_current_folder(tmp_path: Path) -> 
         '{ op = "function", function = "mine:invert" }]\ncodec = "raw"\n'
     )
     ran = cli(
-        *("build", "in", "out", "--pipeline", "recipe.toml", "--address", "serial", "--json"),
+        *("build", "in", "out", "--recipe", "recipe.toml", "--address", "serial", "--json"),
         cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
@@ -426,7 +426,7 @@ def test_an_interrupted_build_says_how_to_go_on(tmp_path: Path) -> None:
         f'function = "tests.support.building:hold", params = {{ folder = "{tmp_path}" }} }}]\n'
         'codec = "raw"\n'
     )
-    line = command("build", "in", "out", "--pipeline", "recipe.toml", "--address", "serial")
+    line = command("build", "in", "out", "--recipe", "recipe.toml", "--address", "serial")
     with running(line, environment(HOLD="1"), cwd=tmp_path) as process:
         poll((tmp_path / str(process.pid)).exists, "the build is at its first sample")
         process.send_signal(signal.SIGINT)
@@ -450,8 +450,8 @@ def test_info_as_an_object(run: Run, store: BuiltStore) -> None:
     image = found["fields"]["image"]
     assert image["shape"] == [3, 112, 112]
     assert image["dtype"] == "uint8"
-    assert image["codec"] == store.pipeline.fields["image"].codec.name
-    assert precache.Pipeline.from_dict(found["pipeline"]) == store.pipeline
+    assert image["codec"] == store.recipe.fields["image"].codec.name
+    assert precache.Recipe.from_dict(found["pipeline"]) == store.recipe
 
 
 def test_info_for_people(run: Run, store: BuiltStore) -> None:

@@ -45,7 +45,7 @@ from tests.support.building import (
 )
 
 FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "2")
-LARGE = precache.Pipeline.image(resize=160, crop=150)
+LARGE = precache.Recipe.image(resize=160, crop=150)
 
 
 # --- without Ray --------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def held(folder: Path, count: int) -> tuple[list[str], dict[str, str]]:
     (folder / "held.toml").write_text(HELD.format(folder=folder / "held", store=folder / "store"))
     (folder / "held").mkdir()
     line = command(
-        *("build", folder / "in", folder / "store", "--pipeline", folder / "held.toml"),
+        *("build", folder / "in", folder / "store", "--recipe", folder / "held.toml"),
         *("--cpus", "2", "--shard-samples", "2", "--json", "--quiet"),
     )
     return line, environment(HOLD="1")
@@ -229,8 +229,8 @@ def test_a_build_whose_driver_was_killed_is_finished_by_the_same_command(tmp_pat
     flags = line[3:]
     ran = cli(*flags, "--address", "serial")
     assert ran.returncode == 0, ran.stderr
-    pipeline = precache.Pipeline.from_toml(tmp_path / "held.toml")
-    build_here(tmp_path / "in", tmp_path / "undisturbed", pipeline, {"shard_samples": 2})
+    recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
+    build_here(tmp_path / "in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
     assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
     assert remains(tmp_path / "store") == []
 
@@ -247,8 +247,8 @@ def test_a_build_whose_worker_was_killed_ends_as_if_nothing_had_been(tmp_path: P
     assert err == ""
     assert out.startswith("{"), "nothing of Ray's own"
     assert json.loads(out)["failed"] == 0
-    pipeline = precache.Pipeline.from_toml(tmp_path / "held.toml")
-    build_here(tmp_path / "in", tmp_path / "undisturbed", pipeline, {"shard_samples": 2})
+    recipe = precache.Recipe.from_toml(tmp_path / "held.toml")
+    build_here(tmp_path / "in", tmp_path / "undisturbed", recipe, {"shard_samples": 2})
     assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
 
 
@@ -290,7 +290,7 @@ def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> No
         '[fields.image]\nops = [{ op = "decode" }, { op = "function", function = "deadly:die" }]\n'
     )
     ran = cli(
-        *("build", "in", "store", "--pipeline", "recipe.toml", "--quiet", "--cpus", "1"),
+        *("build", "in", "store", "--recipe", "recipe.toml", "--quiet", "--cpus", "1"),
         cwd=tmp_path,
     )
     assert ran.returncode == 2
@@ -327,7 +327,7 @@ def test_a_function_from_the_current_folder_reaches_the_workers(tmp_path: Path) 
         '[fields.image]\nops = [{ op = "decode" }, '
         '{ op = "function", function = "mine:invert" }]\ncodec = "raw"\n'
     )
-    flags = ("--pipeline", "recipe.toml", "--quiet", "--json")
+    flags = ("--recipe", "recipe.toml", "--quiet", "--json")
     ran = cli("build", "in", "by_ray", *flags, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     ran = cli("build", "in", "serial", *flags, "--address", "serial", cwd=tmp_path)
@@ -457,7 +457,7 @@ def test_a_ray_that_was_imported_before_does_not_stand_in_the_way(tmp_path: Path
         "import ray, precache\n"
         "for name in ('one', 'two'):\n"
         f"    done = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path)!r} + '/' + name,\n"
-        "        precache.Pipeline.image(resize=32, crop=30))\n"
+        "        precache.Recipe.image(resize=32, crop=30))\n"
         "    print(done.samples, done.failed)\n"
     )
     env = environment(HOME=str(tmp_path))
@@ -480,7 +480,7 @@ def test_one_process_builds_twice(tmp_path: Path) -> None:
         "import precache\n"
         f"for name in ('one', 'two'):\n"
         f"    done = precache.build({str(tmp_path / 'in')!r}, {str(tmp_path)!r} + '/' + name,\n"
-        "        precache.Pipeline.image(resize=32, crop=30))\n"
+        "        precache.Recipe.image(resize=32, crop=30))\n"
         "    print(done.samples, done.failed)\n"
     )
     ran = subprocess.run(

@@ -25,7 +25,7 @@ from tests.support.building import (
 )
 from tests.support.raycluster import Cluster
 
-LARGE = precache.Pipeline.image(resize=160, crop=150)
+LARGE = precache.Recipe.image(resize=160, crop=150)
 FLAGS = ("--resize", "160", "--crop", "150", "--shard-samples", "4", "--address", "auto")
 
 
@@ -112,7 +112,7 @@ def test_tasks_run_where_they_are_allowed_and_nicely(cluster: Cluster, tmp_path:
             f'function = "noting:note", params = {{ folder = "{seen}" }} }}]\n'
         )
         ran = cli(
-            *("build", "in", f"store-{seen.name}", "--pipeline", "recipe.toml", "--quiet"),
+            *("build", "in", f"store-{seen.name}", "--recipe", "recipe.toml", "--quiet"),
             *("--address", "auto", "--shard-samples", "2", *flag),
             cwd=tmp_path,
             env=cluster.env,
@@ -142,7 +142,7 @@ def test_samples_that_kill_their_workers_become_holes(cluster: Cluster, tmp_path
         '{ op = "resize", size = [64, 64] }]\n'
     )
     ran = cli(
-        *("build", "in", "store", "--pipeline", "recipe.toml", "--json"),
+        *("build", "in", "store", "--recipe", "recipe.toml", "--json"),
         *("--address", "auto", "--shard-samples", "20"),
         cwd=tmp_path,
         env=cluster.env,

@@ -22,7 +22,7 @@ from precache.codecs.chunk import Decoder, codec_metadata, decoder, encoder
 from precache.codecs.image import IMAGE_FILTER, filter_image, undo_image
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.recipe.ops import DTYPES
-from precache.recipe.pipeline import ImageCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from tests.conftest import photo
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -72,7 +72,7 @@ def _build(photos: PhotoSet, store: Path) -> BuildResult:
     return precache.build(
         photos.folder,
         store,
-        pipeline=precache.Pipeline.image(resize=RESIZE, crop=CROP, codec="image"),
+        recipe=precache.Recipe.image(resize=RESIZE, crop=CROP, codec="image"),
         address="local",
         on_error="skip",
         progress=True,

@@ -32,7 +32,7 @@ def test_every_codec_is_measured(store: BuiltStore) -> None:
     assert result.samples == 21, "holes are not read"
     assert result.batch_size == 8
     assert result.row_nbytes == 112 * 112 * 3
-    assert result.codec == store.pipeline.fields["image"].codec.name
+    assert result.codec == store.recipe.fields["image"].codec.name
 
 
 def test_a_batch_is_no_larger_than_the_store(store: BuiltStore) -> None:
@@ -51,8 +51,8 @@ def test_rows_count_all_their_fields(tmp_path: Path) -> None:
             ]
         },
     }
-    pipeline = precache.Pipeline.from_dict({"fields": fields})
-    build_here(tmp_path / "in", tmp_path / "store", pipeline)
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    build_here(tmp_path / "in", tmp_path / "store", recipe)
     result = bench(tmp_path / "store", epochs=1)
     assert result.row_nbytes == 3 * 20 * 24 + 3 * 8 * 8 * 4
     assert result.codec == "raw+zstd"
@@ -85,7 +85,7 @@ def test_reading_costs_more_with_a_filter_to_undo(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 48, (128, 128))
     results = {}
     for codec in ("raw", "image"):
-        build_here(tmp_path / "in", tmp_path / codec, precache.Pipeline.image(codec=codec))
+        build_here(tmp_path / "in", tmp_path / codec, precache.Recipe.image(codec=codec))
         results[codec] = bench(tmp_path / codec, batch_size=16, epochs=3)
         assert_sane(results[codec])
     assert results["image"].warm.cpu_ms_per_1000 > results["raw"].warm.cpu_ms_per_1000
@@ -107,5 +107,5 @@ def test_a_store_of_holes_alone(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 1, classes=())
     for number in range(3):
         write(tmp_path / f"in/x{number}.jpg", b"none")
-    build_here(tmp_path / "in", tmp_path / "store", precache.Pipeline.image())
+    build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image())
     assert bench(tmp_path / "store", epochs=1).samples == 1

@@ -54,7 +54,7 @@ def test_for_people(photos: Path, tmp_path: Path) -> None:
     recipe.write_text(precache_recipe)
     write(tmp_path / "mine.py", b"def half(array):\n    return array[:32, :32]\n")
     ran = cli(
-        "doctor", photos, "--pipeline", recipe, "--samples", 9, "--seconds", 5, "--rate", 50,
+        "doctor", photos, "--recipe", recipe, "--samples", 9, "--seconds", 5, "--rate", 50,
         cwd=tmp_path, env=environment(COLUMNS="80"),
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
@@ -69,7 +69,7 @@ def test_for_people(photos: Path, tmp_path: Path) -> None:
     [
         (["--samples", "0"], "samples is 0"),
         (["--rate", "0"], "rate is 0"),
-        (["--pipeline", "x.toml", "--crop", "3"], "drop one"),
+        (["--recipe", "x.toml", "--crop", "3"], "drop one"),
         (["--resize", "big"], "neither a number nor HxW"),
     ],
 )

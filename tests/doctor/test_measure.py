@@ -24,7 +24,7 @@ from tests.support.servers import S3Server
 
 PHOTOS = Path(os.environ.get("PHOTOS", Path(__file__).parents[3] / "shared/photos"))
 JPEGS = (".jpeg", ".jpg")
-RECIPE = precache.Pipeline.image(resize=40, crop=32)
+RECIPE = precache.Recipe.image(resize=40, crop=32)
 
 
 def test_a_folder_is_examined(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_stored_bytes_are_those_of_a_build(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 32)
     found = precache.doctor(tmp_path / "in", RECIPE, seconds=8)
     for each in found.codecs:
-        pipeline = precache.Pipeline.image(resize=40, crop=32, codec=each.codec)
-        built = build_here(tmp_path / "in", tmp_path / each.codec, pipeline)
+        recipe = precache.Recipe.image(resize=40, crop=32, codec=each.codec)
+        built = build_here(tmp_path / "in", tmp_path / each.codec, recipe)
         assert each.bytes_total == pytest.approx(built.stored_bytes, rel=0.02)
 
 
@@ -67,8 +67,8 @@ def test_bytes_are_of_all_samples_where_only_a_few_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_jpegs(tmp_path / "in", 12, (200, 150))
-    pipeline = precache.Pipeline.image()
-    built = build_here(tmp_path / "in", tmp_path / "store", pipeline)
+    recipe = precache.Recipe.image()
+    built = build_here(tmp_path / "in", tmp_path / "store", recipe)
     monkeypatch.setattr(doctor, "READ_RATE", 200 * 150 * 3)
     found = precache.doctor(tmp_path / "in", seconds=12)
     assert found.codecs[0].bytes_total == pytest.approx(built.stored_bytes, rel=0.01)
@@ -133,8 +133,8 @@ def test_random_ops_are_left_to_training(tmp_path: Path) -> None:
         {"op": "resize", "size": [40, 40]},
         {"op": "random_resized_crop", "size": 32},
     ]
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
-    found = precache.doctor(tmp_path, pipeline, seconds=5)
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
+    found = precache.doctor(tmp_path, recipe, seconds=5)
     assert [each.frozen for each in found.cuts] == [False, False, False, True]
     assert found.cut != "random_resized_crop"
 
@@ -190,12 +190,12 @@ class Truth:
 
 def _compare(source: Path, folder: Path, codec: str) -> Truth:
     """Foretell, build and bench in turns, so that all have the same neighbours in time."""
-    pipeline = precache.Pipeline.image(resize=256, crop=224, codec=codec)
-    build_here(source, folder / "warm", pipeline)
+    recipe = precache.Recipe.image(resize=256, crop=224, codec=codec)
+    build_here(source, folder / "warm", recipe)
     ratios: list[tuple[float, ...]] = []
     for turn in range(2):
-        found = precache.doctor(source, pipeline, seconds=15)
-        built = build_here(source, folder / str(turn), pipeline)
+        found = precache.doctor(source, recipe, seconds=15)
+        built = build_here(source, folder / str(turn), recipe)
         read = bench(folder / str(turn), epochs=5).warm
         own = found.codecs[0]
         ratios.append(

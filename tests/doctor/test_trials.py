@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import precache
-from precache.recipe.pipeline import RawCodec
+from precache.recipe.recipe import RawCodec
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.doctor.trials import HeldRows, build_cpu, read_codec, rows_to_read
@@ -16,14 +16,14 @@ from precache_workers.shards.shard_task import Job
 from precache_workers.sources.base import FolderSource
 from tests.support.building import build_here, write, write_jpegs
 
-PIPELINE = precache.Pipeline.image(resize=40, crop=32)
+RECIPE = precache.Recipe.image(resize=40, crop=32)
 SHAPES = {"image": RowShape((3, 32, 32), "uint8")}
 
 
 def test_a_trial_build_burns_cpu_time_and_leaves_nothing(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 9)
     write(tmp_path / "in/cat/broken.jpg", b"none")
-    job = Job(FolderSource(LocalFolder(tmp_path / "in")), PIPELINE)
+    job = Job(FolderSource(LocalFolder(tmp_path / "in")), RECIPE)
     table = job.source.list(lambda count: None).table
     burnt = build_cpu(
         job, SHAPES, table.keys, table.sizes.tolist(), 1000, tmp_path / "trial", seconds=0.0
@@ -35,16 +35,16 @@ def test_a_trial_build_burns_cpu_time_and_leaves_nothing(tmp_path: Path) -> None
 def test_a_trial_store_holds_what_a_build_would(tmp_path: Path) -> None:
     """Of the same rows, it takes the same bytes; the codec asked for where it can hold them."""
     write_jpegs(tmp_path / "in", 8)
-    result = build_here(tmp_path / "in", tmp_path / "store", precache.Pipeline.image(codec="raw"))
+    result = build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(codec="raw"))
     with precache.Loader(tmp_path / "store", 8, shuffle=False, device="cpu") as loader:
         [batch] = list(loader)
     rows = [{"image": row.numpy()} for row in batch["image"]]
-    read = read_codec(RawCodec(), PIPELINE, rows, 8, tmp_path / "trial")
+    read = read_codec(RawCodec(), RECIPE, rows, 8, tmp_path / "trial")
     assert read.stored * 8 == result.stored_bytes
     assert read.raw == rows[0]["image"].nbytes
     assert read.cost.samples == 8
     assert read.cost.warm.samples_per_s > 0
-    own = read_codec(None, PIPELINE, rows, 16, tmp_path / "own")
+    own = read_codec(None, RECIPE, rows, 16, tmp_path / "own")
     assert own.cost.codec == "image"
     assert own.stored < read.stored
 
@@ -54,9 +54,9 @@ def test_other_fields_keep_what_can_hold_them(tmp_path: Path) -> None:
         "image": {"ops": [{"op": "decode"}]},
         "depth": {"ops": [{"op": "decode"}, {"op": "to_dtype", "dtype": "float32"}]},
     }
-    pipeline = precache.Pipeline.from_dict({"fields": fields})
+    recipe = precache.Recipe.from_dict({"fields": fields})
     rows = [{"image": np.zeros((3, 4, 4), np.uint8), "depth": np.zeros((3, 4, 4), np.float32)}] * 3
-    read_codec(pipeline.fields["image"].stored_as, pipeline, rows, 3, tmp_path / "trial")
+    read_codec(recipe.fields["image"].stored_as, recipe, rows, 3, tmp_path / "trial")
     version = precache.open(tmp_path / "trial")
     assert {name: field.codec for name, field in version.fields.items()} == {
         "image": "image",

@@ -24,7 +24,7 @@ import precache
 from precache.codecs.image import ZSTD_MODULE
 from precache.errors import (
     BuildError,
-    PipelineError,
+    RecipeError,
     SourceError,
     StorageError,
     StoreError,
@@ -57,20 +57,20 @@ from tests.support.building import (
     write_jpegs,
 )
 
-SMALL = precache.Pipeline.image(resize=24, crop=20)
-LARGE = precache.Pipeline.image(resize=160, crop=150)
+SMALL = precache.Recipe.image(resize=24, crop=20)
+LARGE = precache.Recipe.image(resize=160, crop=150)
 """A row is a chunk of its own: as many rows a shard as are asked for."""
 
 
 RESIZED = ({"op": "resize", "size": [150, 150]},)
 
 
-def build(source: object, store: Path, pipeline: precache.Pipeline = LARGE, **options: Any) -> Any:
-    return build_here(source, store, pipeline, options)
+def build(source: object, store: Path, recipe: precache.Recipe = LARGE, **options: Any) -> Any:
+    return build_here(source, store, recipe, options)
 
 
-def fields(**given: dict[str, Any]) -> precache.Pipeline:
-    return precache.Pipeline.from_dict({"fields": given})
+def fields(**given: dict[str, Any]) -> precache.Recipe:
+    return precache.Recipe.from_dict({"fields": given})
 
 
 def function(name: str, **more: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ _numbers = itertools.count()
 
 
 def test_rows_hold_what_the_files_hold(tmp_path: Path, source: Path) -> None:
-    result = build(source, tmp_path / "store", precache.Pipeline.image())
+    result = build(source, tmp_path / "store", precache.Recipe.image())
     found = pixels(tmp_path / "store")
     assert len(found) == result.samples == 12
     for key, row in found.items():
@@ -143,7 +143,7 @@ def test_holes_keep_labels_aligned_with_keys(tmp_path: Path) -> None:
 def test_without_a_resize_the_first_sample_gives_the_shape(tmp_path: Path) -> None:
     source = write_jpegs(tmp_path / "in", 9)
     write(source / "cat/zz.jpg", encoded(cut(1, (48, 64))))
-    result = build(source, tmp_path / "store", precache.Pipeline.image())
+    result = build(source, tmp_path / "store", precache.Recipe.image())
     assert precache.open(tmp_path / "store").fields["image"].shape == (3, 48, 64)
     [(key, reason)] = result.holes
     assert key == "cat/zz.jpg"
@@ -157,7 +157,7 @@ def test_the_first_sample_is_the_first_by_key(tmp_path: Path) -> None:
     source = write_jpegs(tmp_path / "in", 9)
     write(source / "aaa/0.jpg", encoded(cut(1, (48, 64))))
     with pytest.raises(BuildError, match=r"\d of 10 samples failed"):
-        build(source, tmp_path / "store", precache.Pipeline.image())
+        build(source, tmp_path / "store", precache.Recipe.image())
 
 
 def test_a_small_set_makes_sixteen_shards_or_more(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_whole_version_comes_before_one_that_was_only_begun(tmp_path: Path, so
 
 def test_several_fields_of_several_dtypes(tmp_path: Path, source: Path) -> None:
     decode, small = {"op": "decode"}, {"op": "resize", "size": [16, 24]}
-    pipeline = fields(
+    recipe = fields(
         image={"ops": [decode, {"op": "resize", "size": [40, 50]}]},
         half={
             "ops": [decode, small, {"op": "to_dtype", "dtype": "float16", "scale": True}],
@@ -208,7 +208,7 @@ def test_several_fields_of_several_dtypes(tmp_path: Path, source: Path) -> None:
             "codec": "raw",
         },
     )
-    result = build(source, tmp_path / "store", pipeline)
+    result = build(source, tmp_path / "store", recipe)
     assert result.failed == 0
     version = precache.open(tmp_path / "store")
     assert {name: (f.dtype, f.shape) for name, f in version.fields.items()} == {
@@ -259,9 +259,9 @@ def test_a_function_that_does_not_say_what_it_returns_loses_nothing(
     tmp_path: Path, source: Path
 ) -> None:
     """The image codec is for uint8: it must not be what floats are stored in."""
-    pipeline = fields(image={"ops": [{"op": "decode"}, function(f"{__name__}:as_float")]})
+    recipe = fields(image={"ops": [{"op": "decode"}, function(f"{__name__}:as_float")]})
     try:
-        build(source, tmp_path / "store", pipeline)
+        build(source, tmp_path / "store", recipe)
     except UsageError as error:
         assert "float32" in str(error)  # noqa: PT017 - either outcome will do
         return
@@ -274,17 +274,17 @@ def test_a_function_that_does_not_say_what_it_returns_loses_nothing(
 def test_a_function_that_returns_what_cannot_be_stored(
     tmp_path: Path, source: Path, name: str
 ) -> None:
-    pipeline = fields(x={"ops": [{"op": "decode"}, function(f"{__name__}:{name}")], "codec": "raw"})
+    recipe = fields(x={"ops": [{"op": "decode"}, function(f"{__name__}:{name}")], "codec": "raw"})
     with pytest.raises(UsageError, match=r"object|complex64"):
-        build(source, tmp_path / "store", pipeline)
+        build(source, tmp_path / "store", recipe)
     assert not (tmp_path / "store/commits").exists()
 
 
 def test_a_function_that_returns_other_than_it_declares(tmp_path: Path, source: Path) -> None:
     op = function(f"{__name__}:as_float", dtype="float16", shape=[3, 48, 64])
-    pipeline = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
+    recipe = fields(x={"ops": [{"op": "decode"}, op], "codec": "raw"})
     with pytest.raises(UsageError, match=r"float16.*float32|float32.*float16"):
-        build(source, tmp_path / "store", pipeline)
+        build(source, tmp_path / "store", recipe)
 
 
 def test_random_ops_make_the_same_store_again(tmp_path: Path, source: Path) -> None:
@@ -293,9 +293,9 @@ def test_random_ops_make_the_same_store_again(tmp_path: Path, source: Path) -> N
         {"op": "random_resized_crop", "size": 32},
         {"op": "horizontal_flip"},
     ]
-    pipeline = fields(image={"ops": ops})
-    build(source, tmp_path / "one", pipeline)
-    build(source, tmp_path / "other", pipeline, keep_order=True)
+    recipe = fields(image={"ops": ops})
+    build(source, tmp_path / "one", recipe)
+    build(source, tmp_path / "other", recipe, keep_order=True)
     one, other = pixels(tmp_path / "one"), pixels(tmp_path / "other")
     assert all(np.array_equal(one[key], other[key]) for key in one)
 
@@ -308,7 +308,7 @@ def test_a_store_can_be_named_by_a_uri(tmp_path: Path, source: Path) -> None:
 def test_options_given_as_paths(tmp_path: Path, source: Path) -> None:
     (tmp_path / "recipe.toml").write_text('[fields.image]\nops = [{ op = "decode" }]\n')
     result = precache.build(source, tmp_path / "store", tmp_path / "recipe.toml", address="serial")
-    assert result.version == build(source, tmp_path / "store", precache.Pipeline.image()).version
+    assert result.version == build(source, tmp_path / "store", precache.Recipe.image()).version
 
 
 # --- again, and after a change ------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_a_read_only_store_with_nothing_to_do(tmp_path: Path, source: Path) -> N
 @pytest.mark.parametrize("change", ["pixels", "more", "fewer", "class", "recipe"])
 def test_what_changed_is_another_version(tmp_path: Path, source: Path, change: str) -> None:
     first = build(source, tmp_path / "store")
-    pipeline = LARGE
+    recipe = LARGE
     match change:
         case "pixels":
             write(source / "cat/0000.jpg", encoded(cut(99)))
@@ -350,8 +350,8 @@ def test_what_changed_is_another_version(tmp_path: Path, source: Path, change: s
         case "class":
             (source / "cat").rename(source / "lion")
         case "recipe":
-            pipeline = precache.Pipeline.image(resize=161, crop=150)
-    second = build(source, tmp_path / "store", pipeline)
+            recipe = precache.Recipe.image(resize=161, crop=150)
+    second = build(source, tmp_path / "store", recipe)
     assert second.version != first.version
     assert second.shards_skipped == 0
     assert precache.open(tmp_path / "store").id == second.version
@@ -364,12 +364,12 @@ def test_a_change_of_a_functions_code_is_another_version(
     """In one process, as in a notebook: what is stored is what the code now says."""
     name = module("def shade(array):\n    return array // 2\n")
     op = {"op": "function", "function": f"{name}:shade"}
-    pipeline = fields(image={"ops": [{"op": "decode"}, op], "codec": "raw"})
-    first = build(source, tmp_path / "store", pipeline)
+    recipe = fields(image={"ops": [{"op": "decode"}, op], "codec": "raw"})
+    first = build(source, tmp_path / "store", recipe)
     module("def shade(array):\n    return array // 2  # a comment\n")
-    assert build(source, tmp_path / "store", pipeline).version == first.version
+    assert build(source, tmp_path / "store", recipe).version == first.version
     module("def shade(array):\n    return array // 5\n")
-    second = build(source, tmp_path / "store", pipeline)
+    second = build(source, tmp_path / "store", recipe)
     assert second.version != first.version
     for key, row in pixels(tmp_path / "store").items():
         with Image.open(source / key) as image:
@@ -405,9 +405,9 @@ def test_code_that_changes_during_a_build_does_not_mix(
             return array // 2
     """
     op = {"op": "function", "function": f"{module(code)}:shade"}
-    pipeline = fields(image={"ops": [{"op": "decode"}, *RESIZED, op], "codec": "raw"})
+    recipe = fields(image={"ops": [{"op": "decode"}, *RESIZED, op], "codec": "raw"})
     try:
-        build(source, tmp_path / "store", pipeline, shard_samples=2)
+        build(source, tmp_path / "store", recipe, shard_samples=2)
     except precache.PrecacheError:
         return
     plain = fields(image={"ops": [{"op": "decode"}, *RESIZED], "codec": "raw"})
@@ -422,9 +422,9 @@ def test_a_change_of_a_datasets_code_is_another_version(
 ) -> None:
     code = "import numpy as np\ndef make():\n    return [np.full((8, 8, 3), 1, np.uint8)] * 3\n"
     source = f"python:{module(code)}:make"
-    build(source, tmp_path / "store", precache.Pipeline.image())
+    build(source, tmp_path / "store", precache.Recipe.image())
     module(code.replace("1, np", "2, np"))
-    build(source, tmp_path / "store", precache.Pipeline.image())
+    build(source, tmp_path / "store", precache.Recipe.image())
     assert all((row == 2).all() for row in pixels(tmp_path / "store").values())
 
 
@@ -578,19 +578,19 @@ def test_what_cannot_be_fetched_leaves_its_shard_undone(
     tmp_path: Path, module: Callable[[str], str]
 ) -> None:
     flaky = f"python:{module(DATASET.format(down=str(tmp_path / 'down')))}:Flaky"
-    pipeline = precache.Pipeline.image()
-    build(flaky, tmp_path / "undisturbed", pipeline, shard_samples=2)
+    recipe = precache.Recipe.image()
+    build(flaky, tmp_path / "undisturbed", recipe, shard_samples=2)
     (tmp_path / "down").touch()
     store = tmp_path / "store"
     with pytest.raises(BuildError, match=r"of 6 shards are not done: .*link is down") as e:
-        build(flaky, store, pipeline, shard_samples=2)
+        build(flaky, store, recipe, shard_samples=2)
     assert "run the same command again, or with --accept-missing" in str(e.value)
     with pytest.raises(StoreError, match="run the same precache build command"):
         precache.open(store)
     undone = 6 - len(list(store.rglob("receipts/*.json")))
     assert undone in (1, 2)
     (tmp_path / "down").unlink()
-    result = build(flaky, store, pipeline, shard_samples=2)
+    result = build(flaky, store, recipe, shard_samples=2)
     assert result.failed == 0
     assert result.shards_skipped == 6 - undone
     assert contents(store) == contents(tmp_path / "undisturbed")
@@ -599,7 +599,7 @@ def test_what_cannot_be_fetched_leaves_its_shard_undone(
 def test_missing_samples_can_be_accepted(tmp_path: Path, module: Callable[[str], str]) -> None:
     flaky = f"python:{module(DATASET.format(down=str(tmp_path / 'down')))}:Flaky"
     (tmp_path / "down").touch()
-    result = build(flaky, tmp_path / "store", precache.Pipeline.image(), accept_missing=True)
+    result = build(flaky, tmp_path / "store", precache.Recipe.image(), accept_missing=True)
     assert {key for key, _ in result.holes} == {"3", "7"}
     assert all("could not be fetched: " in why and "link is down" in why for _, why in result.holes)
     found = labels(tmp_path / "store")
@@ -643,7 +643,7 @@ def test_sources_that_are_none(tmp_path: Path, source: Path) -> None:
     assert_refused(SourceError, r"empty has no image \(0 other", tmp_path / "empty", store)
     assert_refused(SourceError, "is not a folder", source / "cat/0000.jpg", store)
     assert_refused(UsageError, "nowhere:// is not supported", "nowhere://x", store)
-    assert_refused(PipelineError, "cannot find|cannot load", "python:no_such_module:f", store)
+    assert_refused(RecipeError, "cannot find|cannot load", "python:no_such_module:f", store)
 
 
 def test_an_unreadable_folder_is_named(tmp_path: Path, source: Path) -> None:
@@ -658,7 +658,7 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "text"),
+    ("recipe", "text"),
     [
         ({"ops": [{"op": "decoed"}]}, r"unknown '?op'? 'decoed'; choose one of 'decode', 'resize'"),
         ({"ops": [{"op": "decode"}, {"op": "resize", "sise": 3}]}, r"sise: unknown parameter"),
@@ -682,9 +682,9 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, source: Path) -> None:
         ({"ops": [{"op": "decode"}, {"op": "to_dtype", "dtype": "bfloat16"}]}, r"bfloat16"),
     ],
 )
-def test_pipelines_that_do_not_hold(pipeline: dict[str, Any], text: str) -> None:
-    with pytest.raises(PipelineError, match=text):
-        fields(image=pipeline)
+def test_recipes_that_do_not_hold(recipe: dict[str, Any], text: str) -> None:
+    with pytest.raises(RecipeError, match=text):
+        fields(image=recipe)
 
 
 @pytest.mark.parametrize(
@@ -740,9 +740,9 @@ def test_a_store_where_nothing_can_be_seen(tmp_path: Path, source: Path) -> None
     assert "Permission denied" in str(found)
 
 
-@pytest.mark.parametrize("pipeline", [LARGE, SMALL])
+@pytest.mark.parametrize("recipe", [LARGE, SMALL])
 def test_a_store_of_a_newer_format_is_left_alone(
-    tmp_path: Path, source: Path, pipeline: precache.Pipeline
+    tmp_path: Path, source: Path, recipe: precache.Recipe
 ) -> None:
     result = build(source, tmp_path / "store")
     path = Path(result.path) / "zarr.json"
@@ -751,7 +751,7 @@ def test_a_store_of_a_newer_format_is_left_alone(
     path.write_text(json.dumps(document))
     before = contents(tmp_path / "store")
     with pytest.raises(StoreError, match=r"store format 3.*update precache"):
-        build(source, tmp_path / "store", pipeline)
+        build(source, tmp_path / "store", recipe)
     assert contents(tmp_path / "store") == before
 
 
@@ -799,8 +799,8 @@ def test_a_repair_that_comes_out_different_is_refused(
     """A function that changed under the version declared for it: its new rows must not mix."""
     name = module("def f(array):\n    return array\n")
     ops = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}, function(f"{name}:f")]
-    pipeline = fields(image={"ops": ops, "codec": codec})
-    build(source, tmp_path / "store", pipeline, shard_samples=4)
+    recipe = fields(image={"ops": ops, "codec": codec})
+    build(source, tmp_path / "store", recipe, shard_samples=4)
     expected = pixels(tmp_path / "store")
     path = next(iter(shard_files(tmp_path / "store").values()))
     path.unlink()
@@ -808,11 +808,11 @@ def test_a_repair_that_comes_out_different_is_refused(
     sys.modules.pop(name)
     for _ in range(2):
         with pytest.raises(BuildError, match="came out different from what it was"):
-            build(source, tmp_path / "store", pipeline, shard_samples=4)
+            build(source, tmp_path / "store", recipe, shard_samples=4)
         assert not path.exists(), "other rows than the version's are not left in its place"
     module("def f(array):\n    return array\n")
     sys.modules.pop(name)
-    build(source, tmp_path / "store", pipeline, shard_samples=4)
+    build(source, tmp_path / "store", recipe, shard_samples=4)
     found = pixels(tmp_path / "store")
     assert all(np.array_equal(found[key], expected[key]) for key in expected)
 
@@ -822,18 +822,18 @@ def test_a_repair_leaves_whole_objects_alone(
 ) -> None:
     """Of two fields one has lost a shard, and the other could not be made the same again."""
     name = module("def f(array):\n    return array\n")
-    pipeline = fields(
+    recipe = fields(
         image={"ops": [{"op": "decode"}, *RESIZED], "codec": "raw"},
         other={"ops": [{"op": "decode"}, *RESIZED, function(f"{name}:f")], "codec": "raw"},
     )
-    build(source, tmp_path / "store", pipeline, shard_samples=4)
+    build(source, tmp_path / "store", recipe, shard_samples=4)
     whole = {path: path.read_bytes() for path in shard_files(tmp_path / "store", "other").values()}
     lost = next(iter(shard_files(tmp_path / "store").values()))
     before = lost.read_bytes()
     lost.unlink()
     module("def f(array):\n    return array ^ 1\n")
     with contextlib.suppress(BuildError):
-        build(source, tmp_path / "store", pipeline, shard_samples=4)
+        build(source, tmp_path / "store", recipe, shard_samples=4)
     assert {path: path.read_bytes() for path in whole if path.exists()} == whole
     assert not lost.exists() or lost.read_bytes() == before
 
@@ -963,7 +963,7 @@ def test_a_build_overtaken_by_another_ends_complete(
     tmp_path: Path, source: Path, after: int
 ) -> None:
     """One waits inside a shard while the other makes all, commits and cleans up."""
-    pipeline = fields(
+    recipe = fields(
         image={
             "ops": [
                 {"op": "decode"},
@@ -981,15 +981,15 @@ def test_a_build_overtaken_by_another_ends_complete(
         }
     )
     options = {"shard_samples": 3}
-    slow = start(build_here, source, tmp_path / "store", pipeline, options, {"HOLD": "1"})
+    slow = start(build_here, source, tmp_path / "store", recipe, options, {"HOLD": "1"})
     poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
-    quick = build(source, tmp_path / "store", pipeline, **options)
+    quick = build(source, tmp_path / "store", recipe, **options)
     assert quick.failed == 0
     (tmp_path / "go").touch()
     assert end(slow) == 0
     assert remains(tmp_path / "store") == []
     assert precache.verify(tmp_path / "store").ok
-    build(source, tmp_path / "alone", pipeline, **options)
+    build(source, tmp_path / "alone", recipe, **options)
     assert contents(tmp_path / "store") == contents(tmp_path / "alone")
 
 
@@ -1007,9 +1007,7 @@ def test_builds_at_once_all_end_complete(tmp_path: Path, builds: int) -> None:
 
 
 def test_builds_of_two_recipes_at_once_are_two_commits(tmp_path: Path, source: Path) -> None:
-    processes = [
-        start(build_here, source, tmp_path / "store", pipeline) for pipeline in (LARGE, SMALL)
-    ]
+    processes = [start(build_here, source, tmp_path / "store", recipe) for recipe in (LARGE, SMALL)]
     assert [end(process) for process in processes] == [0, 0]
     commits = sorted((tmp_path / "store/commits").glob("*.json"))
     found = [json.loads(path.read_text())["version"] for path in commits]
@@ -1049,7 +1047,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(
 ) -> None:
     disk = small_disk("256k")
     with pytest.raises(StorageError, match=r"needs about .* and its disk has .* free; choose"):
-        build(source, disk / "store", precache.Pipeline.image(resize=160, codec="raw"))
+        build(source, disk / "store", precache.Recipe.image(resize=160, codec="raw"))
     assert list(disk.iterdir()) == []
 
 
@@ -1059,11 +1057,11 @@ def test_a_store_on_a_read_only_disk_with_nothing_to_do(
     """Also where its source was moved, which the log cannot tell then."""
     moved = Path(shutil.copytree(source, tmp_path / "moved"))
     disk = small_disk("16m")
-    pipeline = precache.Pipeline.image(resize=40, crop=32)
-    built = build(source, disk / "store", pipeline)
+    recipe = precache.Recipe.image(resize=40, crop=32)
+    built = build(source, disk / "store", recipe)
     small_disk("16m,ro")
     for place in (source, moved):
-        again = build(place, disk / "store", pipeline)
+        again = build(place, disk / "store", recipe)
         assert (again.version, again.shards_skipped) == (built.version, built.shards)
 
 
@@ -1071,18 +1069,18 @@ def test_a_store_on_a_read_only_disk_with_nothing_to_do(
 def test_a_full_disk_is_a_clear_error_and_the_build_goes_on_from_there(
     tmp_path: Path, source: Path, small_disk: Callable[[str], Path], size: str
 ) -> None:
-    pipeline = precache.Pipeline.image(resize=160, crop=150, codec="raw")
+    recipe = precache.Recipe.image(resize=160, crop=150, codec="raw")
     options: dict[str, Any] = {"shard_samples": 1, "check_space": False}
     disk = small_disk(size)
     with pytest.raises(StorageError, match=r"No space left on device; free some space and run"):
-        build(source, disk / "store", pipeline, **options)
+        build(source, disk / "store", recipe, **options)
     assert not list((disk / "store").glob("commits/*"))
     assert not [name for name in remains(disk / "store") if name.endswith(".tmp")]
     made = len(list(disk.rglob("receipts/*.json")))
     small_disk("16m")
-    result = build(source, disk / "store", pipeline, **options)
+    result = build(source, disk / "store", recipe, **options)
     assert result.shards_skipped == made
-    build(source, tmp_path / "undisturbed", pipeline, **options)
+    build(source, tmp_path / "undisturbed", recipe, **options)
     assert contents(disk / "store") == contents(tmp_path / "undisturbed")
     assert remains(disk / "store") == []
 
@@ -1103,7 +1101,7 @@ def test_memory_does_not_grow_with_the_source(tmp_path: Path, codec: str) -> Non
             peak_memory,
             tmp_path / f"in{count}",
             tmp_path / f"store{count}",
-            precache.Pipeline.image(codec=codec),
+            precache.Recipe.image(codec=codec),
             {"shard_samples": 8},
         )
     assert peaks[128] - peaks[32] < 2 * raw_shard, "and the source grew by 12 shards"
@@ -1116,7 +1114,7 @@ PHOTOS = REPOSITORY.parent / "shared/photos"
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason=f"needs photographs in {PHOTOS}")
 def test_real_photos_shrink_without_loss(tmp_path: Path) -> None:
-    result = build(PHOTOS, tmp_path / "store", precache.Pipeline.image(resize=256, crop=224))
+    result = build(PHOTOS, tmp_path / "store", precache.Recipe.image(resize=256, crop=224))
     assert result.samples == 160
     assert result.failed == 0
     assert result.ratio >= 1.85

@@ -22,7 +22,7 @@ from tests.driver.test_recache import (
     MEAN,
     PIPELINES,
     build,
-    recipe,
+    recipe_of,
     some_added,
 )
 from tests.support.building import cli, cut, encoded, write, write_jpegs
@@ -53,11 +53,11 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return keys
 
 
-def plan(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
+def plan(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
     """A plan, which leaves the store as it was."""
     before = _state(store)
     given: dict[str, Any] = {"shard_samples": 8, "timing": False, "address": "serial", **options}
-    found = precache.plan(source, store, pipeline, **given)
+    found = precache.plan(source, store, recipe, **given)
     assert _state(store) == before
     return found
 
@@ -68,11 +68,11 @@ def _state(store: Path) -> dict[str, tuple[int, int]]:
 
 
 def kept(
-    source: Path, store: Path, pipeline: precache.Pipeline, **options: Any
+    source: Path, store: Path, recipe: precache.Recipe, **options: Any
 ) -> tuple[precache.BuildPlan, precache.BuildResult]:
     """A plan, and the build that must be as it says."""
-    planned: precache.BuildPlan = plan(source, store, pipeline, **options)
-    result: precache.BuildResult = build(source, store, pipeline, **options)
+    planned: precache.BuildPlan = plan(source, store, recipe, **options)
+    result: precache.BuildResult = build(source, store, recipe, **options)
     assert planned.version == result.version
     assert (planned.samples, planned.removed) == (result.samples, result.removed)
     assert (planned.shards, planned.shards_skipped, planned.shards_reused) == (
@@ -95,12 +95,12 @@ def kept(
 def test_a_changed_source_is_counted(
     kind: str, what: str, source: Path, tmp_path: Path, fetched: list[str]
 ) -> None:
-    pipeline, store = PIPELINES[kind], tmp_path / "store"
-    first = build(source, store, pipeline)
+    recipe, store = PIPELINES[kind], tmp_path / "store"
+    first = build(source, store, recipe)
     changing, _, taken = CHANGES[what]
     changing(source)
     fetched.clear()
-    planned, result = kept(source, store, pipeline)
+    planned, result = kept(source, store, recipe)
     assert planned.rows_reused == taken
     assert planned.rows_computed == len(fetched)
     assert (planned.current, planned.base, planned.keeps_rows) == (first.version,) * 2 + (True,)
@@ -135,27 +135,32 @@ OTHER = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "cod
 @pytest.mark.parametrize(
     ("before", "after", "how", "where"),
     [
-        (recipe(), recipe(codec="raw"), {"image": "resumed"}, ["image.codec.name"]),
+        (recipe_of(), recipe_of(codec="raw"), {"image": "resumed"}, ["image.codec.name"]),
         (
-            recipe(),
-            recipe(150, "image", CROP, FLIP),
+            recipe_of(),
+            recipe_of(150, "image", CROP, FLIP),
             {"image": "resumed"},
             ["image.ops[3].center_crop", "image.ops[4].horizontal_flip"],
         ),
         (
-            recipe(mean=MEANS),
-            recipe(mean=OTHER),
+            recipe_of(mean=MEANS),
+            recipe_of(mean=OTHER),
             {"image": "linked", "mean": "computed"},
             ["mean.ops[1].resize.size"],
         ),
-        (recipe(), recipe(mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
-        (recipe(), recipe(140), {"image": "computed"}, ["image.ops[1].resize.size"]),
-        (recipe(20), recipe(20, mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
+        (recipe_of(), recipe_of(mean=MEANS), {"image": "linked", "mean": "computed"}, ["mean"]),
+        (recipe_of(), recipe_of(140), {"image": "computed"}, ["image.ops[1].resize.size"]),
+        (
+            recipe_of(20),
+            recipe_of(20, mean=MEANS),
+            {"image": "linked", "mean": "computed"},
+            ["mean"],
+        ),
     ],
 )
 def test_a_changed_recipe_is_counted(
-    before: precache.Pipeline,
-    after: precache.Pipeline,
+    before: precache.Recipe,
+    after: precache.Recipe,
     how: dict[str, str],
     where: list[str],
     source: Path,
@@ -182,7 +187,7 @@ def test_why_nothing_is_taken_over_is_said(
     options: dict[str, Any], reason: str, source: Path, tmp_path: Path
 ) -> None:
     build(source, tmp_path / "store", PIPELINES["image"])
-    planned, _ = kept(source, tmp_path / "store", recipe(codec="raw"), **options)
+    planned, _ = kept(source, tmp_path / "store", recipe_of(codec="raw"), **options)
     assert planned.base is None
     assert reason in planned.base_reason
     assert planned.rows_computed == 40
@@ -237,11 +242,11 @@ def test_edited_code_is_told(source: Path, tmp_path: Path, monkeypatch: pytest.M
     module.write_text("def same(array):\n    return array\n")
     ops = [{"op": "decode"}, {"op": "resize", "size": [20, 20]}]
     field = {"ops": [*ops, {"op": "function", "function": "edited_ops:same"}], "codec": "raw"}
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
-    build(source, tmp_path / "store", pipeline)
-    assert plan(source, tmp_path / "store", pipeline).differences.functions == ()
+    recipe = precache.Recipe.from_dict({"fields": {"image": field}})
+    build(source, tmp_path / "store", recipe)
+    assert plan(source, tmp_path / "store", recipe).differences.functions == ()
     module.write_text("def same(array):\n    return array + 1\n")
-    planned, _ = kept(source, tmp_path / "store", pipeline)
+    planned, _ = kept(source, tmp_path / "store", recipe)
     assert planned.differences is not None
     assert planned.differences.functions == ("edited_ops:same",)
     assert planned.differences.recipe == ()
@@ -272,24 +277,24 @@ def test_libraries_that_differ_are_told(source: Path, tmp_path: Path) -> None:
     ["all of it", "nothing before", "another codec", "two fields", "several rows a chunk"],
 )
 def test_what_it_takes_is_estimated(what: str, source: Path, tmp_path: Path) -> None:
-    store, pipeline = tmp_path / "store", PIPELINES["image"]
+    store, recipe = tmp_path / "store", PIPELINES["image"]
     if what != "nothing before":
-        build(source, store, pipeline)
+        build(source, store, recipe)
     if what == "all of it":
         CHANGES[what][0](source)
     elif what == "another codec":
-        pipeline = PIPELINES["raw"]
+        recipe = PIPELINES["raw"]
     elif what == "two fields":
-        pipeline = PIPELINES["two fields"]
+        recipe = PIPELINES["two fields"]
     elif what == "several rows a chunk":
-        pipeline = PIPELINES[what]
-        build(source, store, pipeline)
+        recipe = PIPELINES[what]
+        build(source, store, recipe)
         write(source / "cat/0004.jpg", encoded(cut(700)))
-    planned = plan(source, store, pipeline, timing=True)
+    planned = plan(source, store, recipe, timing=True)
     found = planned.estimate
     assert 0 < found.seconds < math.inf
     assert 0 < found.cpu_seconds < math.inf
-    result = build(source, store, pipeline)
+    result = build(source, store, recipe)
     assert result.stored_bytes - planned.bytes_linked == pytest.approx(
         planned.bytes_written, rel=0.5
     )
@@ -303,7 +308,7 @@ NOTHING = """
 import sys
 import precache
 
-found = precache.plan(sys.argv[1], sys.argv[2], precache.Pipeline.image(resize=40, crop=40))
+found = precache.plan(sys.argv[1], sys.argv[2], precache.Recipe.image(resize=40, crop=40))
 print(found.state, *sys.modules)
 """
 
@@ -312,7 +317,7 @@ def test_nothing_to_do_is_said_without_torch_or_ray(
     source: Path, tmp_path: Path, run_python: Callable[..., Any]
 ) -> None:
     store = tmp_path / "store"
-    precache.build(source, store, precache.Pipeline.image(resize=40, crop=40), address="serial")
+    precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
     state, *modules = run_python(NOTHING, str(source), str(store)).stdout.split()
     assert state == "nothing"
     assert not {"torch", "ray", "PIL", "simplejpeg", "zarr"} & set(modules)
@@ -323,7 +328,7 @@ def test_nothing_to_do_is_said_without_torch_or_ray(
 
 def test_the_command_says_it_in_words_and_in_json(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    precache.build(source, store, precache.Pipeline.image(resize=40, crop=40), address="serial")
+    precache.build(source, store, precache.Recipe.image(resize=40, crop=40), address="serial")
     some_added(source)
     recipe = ("--resize", "48", "--crop", "40")
     found = cli("plan", source, store, *recipe)
@@ -349,11 +354,11 @@ def test_in_a_bucket_whole_shards_are_copied_by_the_service(
     source: Path, s3: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, options = "s3://bucket/planned.store", s3.options()
-    pipeline = precache.Pipeline.image(resize=40, crop=40)
+    recipe = precache.Recipe.image(resize=40, crop=40)
     given: dict[str, Any] = {"address": "serial", "shard_samples": 8, "storage_options": options}
-    first = precache.build(source, url, pipeline, **given)
+    first = precache.build(source, url, recipe, **given)
     some_added(source)
-    planned = precache.plan(source, url, pipeline, timing=False, **given)
+    planned = precache.plan(source, url, recipe, timing=False, **given)
     assert (planned.hard_links, planned.shards_reused) == (False, 5)
     assert planned.bytes_linked == first.stored_bytes
     flags = [f"--storage-option={name}={json.dumps(each)}" for name, each in options.items()]
@@ -366,7 +371,7 @@ def test_bad_requests_end_as_the_build_would(source: Path, tmp_path: Path) -> No
         precache.plan(tmp_path / "none", tmp_path / "store")
     with pytest.raises(TypeError, match="'compcat'"):
         precache.plan(source, tmp_path / "store", compcat=True)
-    missing = cli("plan", source, tmp_path / "store", "--pipeline", tmp_path / "none.toml")
+    missing = cli("plan", source, tmp_path / "store", "--recipe", tmp_path / "none.toml")
     assert missing.returncode == 2
-    assert "cannot read the pipeline" in missing.stderr
+    assert "cannot read the recipe" in missing.stderr
     assert not (tmp_path / "store").exists()

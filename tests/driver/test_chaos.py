@@ -53,15 +53,15 @@ params = {{ seconds = {seconds} }}
 """
 
 
-def recipe(folder: Path, seconds: float) -> Path:
+def recipe_of(folder: Path, seconds: float) -> Path:
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(seconds=seconds))
     return path
 
 
 def assert_as_if_nothing_had_been(folder: Path, shard_samples: int) -> None:
-    pipeline = precache.Pipeline.from_toml(folder / "recipe.toml")
-    build_here(folder / "in", folder / "serial", pipeline, {"shard_samples": shard_samples})
+    recipe = precache.Recipe.from_toml(folder / "recipe.toml")
+    build_here(folder / "in", folder / "serial", recipe, {"shard_samples": shard_samples})
     assert contents(folder / "store") == contents(folder / "serial")
     assert remains(folder / "store") == []
 
@@ -73,7 +73,7 @@ def test_twenty_four_kills_change_nothing(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     write_jpegs(tmp_path / "in", 5000, classes=("cat", "dog"))
     line = command(
-        *("build", tmp_path / "in", tmp_path / "store", "--pipeline", recipe(tmp_path, 0.012)),
+        *("build", tmp_path / "in", tmp_path / "store", "--recipe", recipe_of(tmp_path, 0.012)),
         *("--shard-samples", "25", "--address", "auto", "--quiet"),
     )
     victims = [kind for kind, count in KILLS.items() for _ in range(count)]
@@ -238,7 +238,7 @@ class Hosts:
 def test_a_link_that_is_cut_does_not_stop_the_job(hosts: list[Host], tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 1200, classes=("cat", "dog"))
     line = command(
-        *("build", tmp_path / "in", tmp_path / "store", "--pipeline", recipe(tmp_path, 0.02)),
+        *("build", tmp_path / "in", tmp_path / "store", "--recipe", recipe_of(tmp_path, 0.02)),
         *("--shard-samples", "25", "--address", "auto", "--json", "--quiet"),
     )
     cluster = Hosts(hosts, tmp_path)

@@ -29,7 +29,7 @@ from tests.support.building import (
     write_jpegs,
 )
 
-PIPELINE = precache.Pipeline.image(resize=24, crop=20)
+RECIPE = precache.Recipe.image(resize=24, crop=20)
 
 
 def receipt(shard: int, failed: dict[int, str], sums: ChannelSums | None = None) -> Receipt:
@@ -82,7 +82,7 @@ def test_statistics_of_nothing_are_none() -> None:
 def test_the_statistics_are_those_of_the_valid_rows(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 20)
     write(tmp_path / "in/cat/broken.jpg", b"none")
-    result = build_here(tmp_path / "in", tmp_path / "store", PIPELINE, {"shard_samples": 8})
+    result = build_here(tmp_path / "in", tmp_path / "store", RECIPE, {"shard_samples": 8})
     rows = np.stack(list(pixels(tmp_path / "store").values())).astype(np.float64)
     assert len(rows) == 20
     version = precache.open(tmp_path / "store")
@@ -94,7 +94,7 @@ def test_the_statistics_are_those_of_the_valid_rows(tmp_path: Path) -> None:
 def test_the_row_table_tells_sample_hole_and_content(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 6)
     write(tmp_path / "in/dog/broken.jpg", b"none")
-    build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     version = precache.open(tmp_path / "store")
     [path] = Path(version.path).glob("rows/c/0")
     table = RowTable.from_parquet(path.read_bytes(), str(path))
@@ -116,14 +116,14 @@ def test_the_row_table_tells_sample_hole_and_content(tmp_path: Path) -> None:
 
 def test_the_metadata_says_what_made_it(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 5)
-    result = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    result = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     attributes = json.loads((Path(result.path) / "zarr.json").read_text())["attributes"]["precache"]
     assert attributes["format"] == 1
     assert attributes["version"] == result.version == Path(result.path).name
     assert attributes["rows"] == 5
     assert attributes["holes"] == 0
     assert attributes["classes"] == ["cat", "dog", "eel"]
-    assert precache.Pipeline.from_dict(attributes["pipeline"]) == PIPELINE
+    assert precache.Recipe.from_dict(attributes["pipeline"]) == RECIPE
     assert {"precache", "torch", "pillow", "simplejpeg"} <= set(attributes["libraries"])
     assert attributes["fields"]["image"]["stored"] == result.stored_bytes
 
@@ -135,7 +135,7 @@ def test_nothing_of_the_build_stays(store: BuiltStore) -> None:
 def test_no_path_of_the_source_is_in_a_version(tmp_path: Path) -> None:
     """A version travels, and is the same wherever its samples lay; the log alone says where."""
     write_jpegs(tmp_path / "a-secret-place", 4)
-    result = build_here(tmp_path / "a-secret-place", tmp_path / "store", PIPELINE)
+    result = build_here(tmp_path / "a-secret-place", tmp_path / "store", RECIPE)
     for path in Path(result.path).rglob("*"):
         assert not path.is_file() or b"a-secret-place" not in path.read_bytes()
 
@@ -145,10 +145,10 @@ def test_no_path_of_the_source_is_in_a_version(tmp_path: Path) -> None:
 
 def test_each_new_version_is_a_commit_with_its_parent(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 4)
-    first = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
-    again = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    first = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
+    again = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     assert again.version == first.version
-    second = build_here(tmp_path / "in", tmp_path / "store", precache.Pipeline.image(resize=20))
+    second = build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=20))
     log = read_commits(open_folder(tmp_path / "store"))
     assert [(c.number, c.version, c.parent) for c in log] == [
         (1, first.version, None),
@@ -159,10 +159,10 @@ def test_each_new_version_is_a_commit_with_its_parent(tmp_path: Path) -> None:
 
 def test_going_back_to_an_old_version_only_commits_it_again(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 4)
-    other = precache.Pipeline.image(resize=20)
-    first = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    other = precache.Recipe.image(resize=20)
+    first = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     build_here(tmp_path / "in", tmp_path / "store", other)
-    back = build_here(tmp_path / "in", tmp_path / "store", PIPELINE)
+    back = build_here(tmp_path / "in", tmp_path / "store", RECIPE)
     assert back.shards_skipped == back.shards == first.shards
     assert precache.open(tmp_path / "store").id == first.version
     assert len(read_commits(open_folder(tmp_path / "store"))) == 3
@@ -186,11 +186,11 @@ def test_committers_at_once_each_get_a_number(tmp_path: Path) -> None:
 
 def test_a_sample_removed_or_added_is_another_version(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 4)
-    ids = {build_here(tmp_path / "in", tmp_path / "store", PIPELINE).version}
+    ids = {build_here(tmp_path / "in", tmp_path / "store", RECIPE).version}
     write(tmp_path / "in/cat/new.jpg", encoded(cut(99)))
-    ids.add(build_here(tmp_path / "in", tmp_path / "store", PIPELINE).version)
+    ids.add(build_here(tmp_path / "in", tmp_path / "store", RECIPE).version)
     (tmp_path / "in/cat/0000.jpg").unlink()
-    ids.add(build_here(tmp_path / "in", tmp_path / "store", PIPELINE).version)
+    ids.add(build_here(tmp_path / "in", tmp_path / "store", RECIPE).version)
     assert len(ids) == 3
     version = precache.open(tmp_path / "store")
     assert len(version.keys) == 5

@@ -96,18 +96,18 @@ def await_beats(array: np.ndarray, store: str) -> np.ndarray:
     return array
 
 
-def recipe(store: Path) -> precache.Pipeline:
+def recipe_of(store: Path) -> precache.Recipe:
     function = "tests.driver.test_heartbeat:await_beats"
     ops = [
         {"op": "decode"},
         {"op": "function", "function": function, "params": {"store": str(store)}},
     ]
-    return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
 
 
 def test_a_build_has_one_and_leaves_nothing(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    build_here(write_jpegs(tmp_path / "in", 4), store, recipe(store))
+    build_here(write_jpegs(tmp_path / "in", 4), store, recipe_of(store))
     assert remains(store) == []
     assert beating() == []
 
@@ -117,7 +117,7 @@ def test_a_build_that_fails_gives_it_back(tmp_path: Path) -> None:
     source = write_jpegs(tmp_path / "in", 4)
     write(source / "eel/broken.jpg", b"none")
     with pytest.raises(BuildError):
-        build_here(source, store, recipe(store), {"on_error": "raise"})
+        build_here(source, store, recipe_of(store), {"on_error": "raise"})
     assert beating() == []
     assert not list(store.glob(f"*/{LEASES}/*.json"))
     [build] = read_status(store).building

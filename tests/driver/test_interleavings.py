@@ -39,7 +39,7 @@ from precache.errors import BuildError, FetchError, PrecacheError
 from precache.maintenance import gc as garbage
 from precache.maintenance import transfer
 from precache.maintenance.verify import verify_version
-from precache.recipe.pipeline import Field, Pipeline, ZstdCodec
+from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import build_status
 from precache.store import lease as claims
@@ -56,7 +56,7 @@ from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 from precache_workers.planning.reuse import Placed
-from precache_workers.planning.target_version import Recipe, TargetVersion
+from precache_workers.planning.target_version import TargetVersion, VersionSpec
 from precache_workers.planning.work import Work
 from precache_workers.sources.base import Fetched
 from tests.support.interleaving import (
@@ -82,7 +82,7 @@ CACHED = [
 ]
 """In Python 3.11 these have a lock for all instances, which actors would wait for."""
 
-PIPELINE = Pipeline(fields={"image": Field(codec=ZstdCodec())})
+RECIPE = Recipe(fields={"image": Field(codec=ZstdCodec())})
 SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 
 
@@ -232,7 +232,7 @@ def build(source: Rows, retry_failed: bool = False) -> str:
     request = Request(
         source,  # type: ignore[arg-type]  # what would be opened by its name
         "store",
-        PIPELINE,
+        RECIPE,
         address="serial",
         shard_samples=4,
         accept_missing=True,
@@ -419,12 +419,12 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
 def minimal(source: Rows) -> str:
     """A build's calls from its lease on, of a version that is listed and measured."""
     table = source.list(lambda count: None).table
-    goal = TargetVersion.of(ACTORS.store, Recipe(PIPELINE, "f", table, table.digest), 4, SHAPES)
-    request = Request(source, "store", PIPELINE, address="serial")  # type: ignore[arg-type]
+    goal = TargetVersion.of(ACTORS.store, VersionSpec(RECIPE, "f", table, table.digest), 4, SHAPES)
+    request = Request(source, "store", RECIPE, address="serial")  # type: ignore[arg-type]
     with BuildProgress(False) as progress:
         account = RunMonitor(request, progress)
         build = _Build(request, progress, account)
-        build.listed = ListedSource(goal.recipe, Placed(table), 0, {}, False, 0.0)
+        build.listed = ListedSource(goal.spec, Placed(table), 0, {}, False, 0.0)
         try:
             return build._make(run_serial, Work(goal, None, {}, [0])).version
         except Exception as error:

@@ -28,7 +28,7 @@ from tests.support.building import (
 )
 from tests.support.mutations import small_names
 
-PIPELINE = precache.Pipeline.from_dict(
+RECIPE = precache.Recipe.from_dict(
     {
         "fields": {
             "image": {"ops": [{"op": "decode"}, {"op": "resize", "size": [56, 56]}]},
@@ -46,7 +46,7 @@ OPTIONS = {"shard_samples": 8}
 
 
 def build(source: Path, store: Path, **options: Any) -> Any:
-    return build_here(source, store, PIPELINE, {**OPTIONS, **options})
+    return build_here(source, store, RECIPE, {**OPTIONS, **options})
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +194,8 @@ def test_the_row_table_of_a_version_that_grew_is_mended(tmp_path: Path) -> None:
 def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) -> None:
     """Nothing of the samples is read for it."""
     source, store = write_jpegs(tmp_path / "in", 12, (32, 24)), tmp_path / "store"
-    first = build_here(source, store, precache.Pipeline.image(codec="raw"), OPTIONS)
-    build_here(source, store, precache.Pipeline.image(codec="zstd"), OPTIONS)
+    first = build_here(source, store, precache.Recipe.image(codec="raw"), OPTIONS)
+    build_here(source, store, precache.Recipe.image(codec="zstd"), OPTIONS)
     paths = [Path(first.path) / name for name in ("rows/c/0", "key/c/0", "rows/zarr.json")]
     before = [path.read_bytes() for path in paths]
     for path in paths:
@@ -204,7 +204,7 @@ def test_the_row_table_comes_from_a_version_that_has_the_same(tmp_path: Path) ->
         status = photo.stat()
         photo.write_bytes(bytes(status.st_size))
         os.utime(photo, ns=(status.st_atime_ns, status.st_mtime_ns))
-    build_here(source, store, precache.Pipeline.image(codec="raw"), OPTIONS)
+    build_here(source, store, precache.Recipe.image(codec="raw"), OPTIONS)
     assert [path.read_bytes() for path in paths] == before
 
 
@@ -213,15 +213,15 @@ def test_labels_that_came_with_the_samples_are_fetched_again(
 ) -> None:
     (tmp_path / "labelled.py").write_text(LABELLED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": []}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": []}}})
     source: Any = "python:labelled:make"
-    result = build_here(source, tmp_path / "store", pipeline, OPTIONS)
+    result = build_here(source, tmp_path / "store", recipe, OPTIONS)
     found = precache.verify(tmp_path / "store")
     assert found.ok
     assert any("came with the samples" in each for each in found.unchecked)
     before = contents(tmp_path / "store")
     (Path(result.path) / "label/c/0").unlink()
-    build_here(source, tmp_path / "store", pipeline, OPTIONS)
+    build_here(source, tmp_path / "store", recipe, OPTIONS)
     assert contents(tmp_path / "store") == before
     assert sorted(precache.open(tmp_path / "store").labels) == sorted(n % 5 for n in range(20))
 

@@ -43,7 +43,7 @@ import ray
 port, whole, photos, store, out = int(sys.argv[1]), *sys.argv[2:]
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False,
          logging_level="ERROR", _metrics_export_port=port)
-result = precache.build(photos, store, precache.Pipeline.image(resize=150, crop=150),
+result = precache.build(photos, store, precache.Recipe.image(resize=150, crop=150),
                         shard_samples=4, max_failures=5)
 scraped, limit = "", time.monotonic() + 60
 while not re.search(whole, scraped, re.MULTILINE) and time.monotonic() < limit:
@@ -185,7 +185,7 @@ def test_a_clients_figures_can_be_scraped_at_the_head(opened: Open, tmp_path: Pa
 def test_a_client_builds_on_when_its_metrics_are_lost(opened: Open, tmp_path: Path) -> None:
     source, store = write_jpegs(tmp_path / "in", 40), tmp_path / "store"
     write(tmp_path / "recipe.toml", HELD.format(folder=tmp_path, store=store).encode())
-    line = ("build", source, store, "--pipeline", tmp_path / "recipe.toml", *FLAGS[4:], "--json")
+    line = ("build", source, store, "--recipe", tmp_path / "recipe.toml", *FLAGS[4:], "--json")
     with running(command(*line, "--address", opened.address), opened.env) as build:
         [exporter] = poll(opened.exporters, "the build tells of itself")
         poll(lambda: list(store.glob("*/_build/build.json")), "it has begun")
@@ -212,7 +212,7 @@ def test_a_client_that_loses_its_cluster_says_so(opened: Open, tmp_path: Path) -
     """Last of those with this cluster, whose server for clients is killed."""
     source, store = write_jpegs(tmp_path / "in", 40), tmp_path / "store"
     write(tmp_path / "recipe.toml", HELD.format(folder=tmp_path, store=store).encode())
-    line = ("build", source, store, "--pipeline", tmp_path / "recipe.toml", *FLAGS[4:], "--json")
+    line = ("build", source, store, "--recipe", tmp_path / "recipe.toml", *FLAGS[4:], "--json")
     with running(command(*line, "--address", opened.address), opened.env) as build:
         poll(lambda: list(store.glob("*/_build/build.json")), "it has begun")
         for server in opened.servers():

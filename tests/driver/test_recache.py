@@ -58,31 +58,29 @@ MEAN = {
 }  # fmt: skip
 
 
-def recipe(
+def recipe_of(
     size: int = 150, codec: str = "image", *after: dict[str, Any], **fields: Any
-) -> precache.Pipeline:
+) -> precache.Recipe:
     """Images of 150 x 150 that `counted` has seen, and the ops given after that."""
     ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}, COUNT, *after]
-    return precache.Pipeline.from_dict(
-        {"fields": {"image": {"ops": ops, "codec": codec}, **fields}}
-    )
+    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}, **fields}})
 
 
 PIPELINES = {
-    "image": recipe(),
-    "raw": recipe(codec="raw"),
-    "zstd": recipe(codec="zstd"),
-    "several rows a chunk": recipe(20),
-    "two fields": recipe(
+    "image": recipe_of(),
+    "raw": recipe_of(codec="raw"),
+    "zstd": recipe_of(codec="zstd"),
+    "several rows a chunk": recipe_of(20),
+    "two fields": recipe_of(
         mean={"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
     ),
-    "floats": recipe(20, "zstd", {"op": "to_dtype", "dtype": "float32", "scale": True}),
+    "floats": recipe_of(20, "zstd", {"op": "to_dtype", "dtype": "float32", "scale": True}),
 }
 
 
-def build(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
+def build(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
     CALLS.clear()
-    return build_here(source, store, pipeline, {"shard_samples": 8, **options})
+    return build_here(source, store, recipe, {"shard_samples": 8, **options})
 
 
 @pytest.fixture
@@ -93,15 +91,15 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def rebuilt(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
+def rebuilt(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
     """The version built into the store, and one like it for which nothing was taken over."""
     other = store.parent / "recomputed"
     shutil.rmtree(other, ignore_errors=True)
     shutil.copytree(store, other)
     before = {path.name for path in store.iterdir()}
-    result = build(source, store, pipeline, **options)
+    result = build(source, store, recipe, **options)
     calls = len(CALLS)
-    again = build(source, other, pipeline, recompute=True, **options)
+    again = build(source, other, recipe, recompute=True, **options)
     assert result.holes == again.holes
     if result.version not in before:  # else it was made anew, beside that
         assert result.version == again.version
@@ -169,15 +167,15 @@ def test_only_what_changed_in_the_source_is_computed(
     kind: str, what: str, source: Path, tmp_path: Path
 ) -> None:
     changing, decoded, taken = CHANGES[what]
-    pipeline = PIPELINES[kind]
-    build(source, tmp_path / "store", pipeline)
+    recipe = PIPELINES[kind]
+    build(source, tmp_path / "store", recipe)
     before = pixels(tmp_path / "store")
     changing(source)
-    result = rebuilt(source, tmp_path / "store", pipeline)
+    result = rebuilt(source, tmp_path / "store", recipe)
     assert result.rows_reused == taken
     assert len(CALLS) == decoded
     after = pixels(tmp_path / "store")
-    build(source, tmp_path / "anew", pipeline)
+    build(source, tmp_path / "anew", recipe)
     anew = pixels(tmp_path / "anew")
     assert after.keys() == anew.keys()
     assert all(np.array_equal(after[key], anew[key]) for key in after)
@@ -229,10 +227,10 @@ def test_another_codec_fetches_nothing(
     codecs: tuple[str, str], source: Path, tmp_path: Path
 ) -> None:
     (source / "dog/0039.jpg").unlink()
-    build(source, tmp_path / "anew", recipe(codec=codecs[1]))
-    build(source, tmp_path / "store", recipe(codec=codecs[0]))
+    build(source, tmp_path / "anew", recipe_of(codec=codecs[1]))
+    build(source, tmp_path / "store", recipe_of(codec=codecs[0]))
     spoiled(source)
-    second = build(source, tmp_path / "store", recipe(codec=codecs[1]))
+    second = build(source, tmp_path / "store", recipe_of(codec=codecs[1]))
     assert (CALLS, second.rows_reused, second.failed) == ([], 39, 0)
     assert contents(Path(second.path)) == contents(tmp_path / "anew" / second.version)
 
@@ -254,10 +252,12 @@ def test_ops_after_those_of_a_base_start_from_its_rows(
     after = tuple(
         {**op, "size": [30, 20]} if (size, op["op"]) == (40, "center_crop") else op for op in after
     )
-    pipeline = recipe(size, "image", *after)
-    build(source, tmp_path / "store", recipe(size))
-    build(source, tmp_path / "store", recipe(size, "zstd", {"op": "center_crop", "size": [9, 9]}))
-    second = rebuilt(source, tmp_path / "store", pipeline)
+    recipe = recipe_of(size, "image", *after)
+    build(source, tmp_path / "store", recipe_of(size))
+    build(
+        source, tmp_path / "store", recipe_of(size, "zstd", {"op": "center_crop", "size": [9, 9]})
+    )
+    second = rebuilt(source, tmp_path / "store", recipe)
     assert len(CALLS) <= 24, "those that are measured"
     assert second.rows_reused == 39
 
@@ -278,9 +278,9 @@ def test_a_smaller_crop_starts_from_the_rows_of_a_wider_one(
         write(source / f"cat/odd{number}.jpg", encoded(cut(number, (width, 48 + number))))
     write(source / "cat/small.jpg", encoded(cut(5, (48, 39))))
 
-    def cropped(size: tuple[int, int], *more: dict[str, Any]) -> precache.Pipeline:
+    def cropped(size: tuple[int, int], *more: dict[str, Any]) -> precache.Recipe:
         ops = [{"op": "decode"}, COUNT, {"op": "center_crop", "size": size}, *more]
-        return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+        return precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
 
     first = build(source, tmp_path / "store", cropped((40, 44)))
     assert first.failed == 2
@@ -293,9 +293,9 @@ def test_a_smaller_crop_starts_from_the_rows_of_a_wider_one(
 def test_a_field_that_did_not_change_is_linked(source: Path, tmp_path: Path) -> None:
     means = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
     other = {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, MEAN], "codec": "zstd"}
-    first = build(source, tmp_path / "store", recipe(mean=means))
-    build(source, tmp_path / "anew", recipe(mean=other))
-    second = build(source, tmp_path / "store", recipe(mean=other))
+    first = build(source, tmp_path / "store", recipe_of(mean=means))
+    build(source, tmp_path / "anew", recipe_of(mean=other))
+    second = build(source, tmp_path / "store", recipe_of(mean=other))
     assert len(CALLS) <= 24, "those that are measured"
     assert contents(Path(second.path)) == contents(tmp_path / "anew" / second.version)
     assert all(
@@ -311,9 +311,9 @@ def test_a_sample_may_fail_for_another_field(
 ) -> None:
     """Its shard has a hole in both, and the others' objects of the first field are linked."""
     write(source / "cat/narrow.jpg", encoded(cut(NARROW, (NARROW, 48))))
-    first = build(source, tmp_path / "store", recipe(size))
+    first = build(source, tmp_path / "store", recipe_of(size))
     mean = {"ops": [{"op": "decode"}, MEAN | {"function": "tests.driver.test_recache:picky"}]}
-    second = rebuilt(source, tmp_path / "store", recipe(size, codec, mean=mean))
+    second = rebuilt(source, tmp_path / "store", recipe_of(size, codec, mean=mean))
     assert second.failed == 2
     assert len(CALLS) <= 24, "those that are measured"
     linked = [
@@ -328,13 +328,13 @@ def test_a_sample_may_fail_for_another_field(
 
 def test_a_field_that_stays_is_linked_unread(source: Path, tmp_path: Path) -> None:
     """Damage that keeps the size goes over with it, and stays for `verify` to find."""
-    first = build(source, tmp_path / "store", recipe())
+    first = build(source, tmp_path / "store", recipe_of())
     path = Path(first.path) / "image/c/1/0/0/0"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     mean = {"ops": [{"op": "decode"}, {"op": "resize", "size": [9, 9]}, MEAN], "codec": "zstd"}
-    second = build(source, tmp_path / "store", recipe(mean=mean))
+    second = build(source, tmp_path / "store", recipe_of(mean=mean))
     assert Path(second.path, "image/c/1/0/0/0").samefile(path)
     [damage] = precache.verify(tmp_path / "store").damage
     assert "image/c/1/0/0/0" in str(damage)
@@ -364,19 +364,24 @@ def test_any_history_of_edits_ends_as_a_build_from_scratch(
     """The source, the recipe, or both; the current version is always whole, key by key."""
     draw = random.Random(seed)
     store = tmp_path / "store"
-    build(source, store, recipe(40))
+    build(source, store, recipe_of(40))
     for step in range(6):
         files = sorted(source.rglob("*.jpg"))
         for path in draw.sample(files, draw.randint(0, 3)):
             draw.choice((Path.unlink, lambda p: change(p, draw.randint(300, 900))))(path)
         for number in range(draw.randint(0, 3)):
             write(source / f"eel/{step}-{number}.jpg", encoded(cut(draw.randint(1000, 2000))))
-        pipeline = draw.choice(
-            [recipe(40), recipe(40, "zstd"), recipe(40, "image", FLIP), PIPELINES["two fields"]]
+        recipe = draw.choice(
+            [
+                recipe_of(40),
+                recipe_of(40, "zstd"),
+                recipe_of(40, "image", FLIP),
+                PIPELINES["two fields"],
+            ]
         )
-        rebuilt(source, store, pipeline)
+        rebuilt(source, store, recipe)
         shutil.rmtree(tmp_path / "anew", ignore_errors=True)
-        build(source, tmp_path / "anew", pipeline)
+        build(source, tmp_path / "anew", recipe)
         found, anew = pixels(store), pixels(tmp_path / "anew")
         assert found.keys() == anew.keys()
         assert all(np.array_equal(found[key], anew[key]) for key in found)

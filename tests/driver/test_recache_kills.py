@@ -34,11 +34,11 @@ HEAVY = pytest.mark.heavy
 OPTIONS = {"shard_samples": 8}
 
 
-def recipe(codec: str = "raw", *after: dict[str, Any], thumb: int = 16) -> precache.Pipeline:
+def recipe_of(codec: str = "raw", *after: dict[str, Any], thumb: int = 16) -> precache.Recipe:
     decode = {"op": "decode"}
     image = {"ops": [decode, {"op": "resize", "size": [150, 150]}, *after], "codec": codec}
     small = {"ops": [decode, {"op": "resize", "size": [thumb, thumb]}], "codec": "zstd"}
-    return precache.Pipeline.from_dict({"fields": {"image": image, "small": small}})
+    return precache.Recipe.from_dict({"fields": {"image": image, "small": small}})
 
 
 def as_it_was(source: Path) -> None:
@@ -61,13 +61,13 @@ def removed(source: Path) -> None:
 
 
 CROP = {"op": "center_crop", "size": [140, 130]}
-KINDS: dict[str, tuple[Callable[[Path], None], precache.Pipeline]] = {
-    "changed": (changed, recipe()),
-    "added": (added, recipe()),
-    "removed": (removed, recipe()),
-    "codec": (as_it_was, recipe("image")),
-    "base": (as_it_was, recipe("raw", CROP)),
-    "one field": (as_it_was, recipe(thumb=12)),
+KINDS: dict[str, tuple[Callable[[Path], None], precache.Recipe]] = {
+    "changed": (changed, recipe_of()),
+    "added": (added, recipe_of()),
+    "removed": (removed, recipe_of()),
+    "codec": (as_it_was, recipe_of("image")),
+    "base": (as_it_was, recipe_of("raw", CROP)),
+    "one field": (as_it_was, recipe_of(thumb=12)),
 }
 
 
@@ -103,14 +103,14 @@ def test_a_change_killed_at_any_moment_finishes_and_its_parent_stays(
     kind: str, kills: int, tmp_path: Path
 ) -> None:
     source, store = write_jpegs(tmp_path / "in", 24, classes=("cat", "dog")), tmp_path / "store"
-    change, pipeline = KINDS[kind]
-    first = build_here(source, store, recipe(), OPTIONS)
+    change, recipe = KINDS[kind]
+    first = build_here(source, store, recipe_of(), OPTIONS)
     np.savez(tmp_path / "expected.npz", **pixels(store))
     change(source)
     shutil.copytree(store, tmp_path / "undisturbed")
-    result = build_here(source, tmp_path / "undisturbed", pipeline, OPTIONS)
+    result = build_here(source, tmp_path / "undisturbed", recipe, OPTIONS)
     shutil.copytree(store, tmp_path / "counted")
-    total = ask(changes, source, tmp_path / "counted", pipeline, OPTIONS)
+    total = ask(changes, source, tmp_path / "counted", recipe, OPTIONS)
 
     seen, done = tmp_path / "seen", tmp_path / "done"
     pinned = Path(f"{store}@{first.version[:12]}")
@@ -118,15 +118,15 @@ def test_a_change_killed_at_any_moment_finishes_and_its_parent_stays(
     draw = random.Random(kind)
     try:
         for _ in range(kills):
-            process = start(build_until, draw.randrange(total), source, store, pipeline, OPTIONS)
+            process = start(build_until, draw.randrange(total), source, store, recipe, OPTIONS)
             status = end(process)
             assert status in (0, -signal.SIGKILL)
             if not status or draw.random() < 0.3:  # done before it came to that: from the start
-                build_here(source, store, pipeline, OPTIONS)
+                build_here(source, store, recipe, OPTIONS)
                 assert contents(store / result.version) == contents(Path(result.path))
                 shutil.rmtree(store / result.version)
                 max((store / "commits").iterdir()).unlink()
-        build_here(source, store, pipeline, OPTIONS)
+        build_here(source, store, recipe, OPTIONS)
         poll(seen.exists, "the reader's first round")
     finally:
         done.touch()

@@ -35,8 +35,8 @@ from tests.support.building import (
 SERIAL: dict[str, Any] = {"address": "serial"}
 
 
-def recipe(variants: int = 3) -> precache.Pipeline:
-    return precache.Pipeline.image(resize=40, random_resized_crop=24, flip=True, variants=variants)
+def recipe_of(variants: int = 3) -> precache.Recipe:
+    return precache.Recipe.image(resize=40, random_resized_crop=24, flip=True, variants=variants)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(source: Path, tmp_path: Path) -> Path:
-    build_here(source, tmp_path / "store", recipe())
+    build_here(source, tmp_path / "store", recipe_of())
     return tmp_path / "store"
 
 
@@ -67,10 +67,10 @@ def inodes(store: Path, field: str = "image") -> dict[str, set[int]]:
 
 def from_scratch(source: Path, tmp_path: Path, refreshed: int) -> Path:
     """A version of the recipe after so many refreshes, for which nothing was taken over."""
-    pipeline = recipe()
+    recipe = recipe_of()
     for _ in range(refreshed):
-        pipeline = pipeline.with_fresh_variants()
-    return Path(build_here(source, tmp_path / f"scratch{refreshed}", pipeline).path)
+        recipe = recipe.with_fresh_variants()
+    return Path(build_here(source, tmp_path / f"scratch{refreshed}", recipe).path)
 
 
 def test_a_child_links_all_but_the_fresh_variant(source: Path, store: Path, tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_a_child_links_all_but_the_fresh_variant(source: Path, store: Path, tmp_
 
 def test_a_fresh_variant_begins_at_a_cached_base(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "based"
-    build_here(source, store, precache.Pipeline.image(resize=(40, 48)))
+    build_here(source, store, precache.Recipe.image(resize=(40, 48)))
     ops = {"resize": (40, 48), "random_resized_crop": 24, "variants": 2}
-    build_here(source, store, precache.Pipeline.image(**ops))
+    build_here(source, store, precache.Recipe.image(**ops))
     shutil.copytree(store, tmp_path / "other")
     [result] = precache.refresh(store, **SERIAL)
     assert result.rows_reused == 11  # the broken one is tried again
-    scratch = precache.Pipeline.image(**ops).with_fresh_variants()
+    scratch = precache.Recipe.image(**ops).with_fresh_variants()
     fresh = build_here(source, tmp_path / "other", scratch, {"recompute": True})
     assert contents(Path(result.path)) == contents(Path(fresh.path))
     precache.gc(store, keep=1, older_than=0)
@@ -166,21 +166,21 @@ def test_rows_stay_those_of_the_version(source: Path, store: Path) -> None:
 
 def test_the_same_build_keeps_the_variants_that_there_are(source: Path, store: Path) -> None:
     refreshed = precache.refresh(store, times=2, **SERIAL)[-1]
-    again = build_here(source, store, recipe())
+    again = build_here(source, store, recipe_of())
     assert (again.version, again.shards_skipped) == (refreshed.version, again.shards)
     before = precache.CachedDataset(store, variant=4)
     write(source / "cat/late.jpg", encoded(cut(99)))
-    grown = build_here(source, store, recipe())
+    grown = build_here(source, store, recipe_of())
     assert precache.open(store).fields["image"].first_variant == 2
     assert grown.rows_reused == 12
     after = precache.CachedDataset(store, variant=4)
     assert len(after) == len(before) + 1
     assert all(torch.equal(after[n]["image"], before[n]["image"]) for n in range(len(before)))
-    wider = build_here(source, store, recipe(4))
+    wider = build_here(source, store, recipe_of(4))
     assert precache.open(wider.path).fields["image"].first_variant == 2
-    explicit = recipe().to_dict()
+    explicit = recipe_of().to_dict()
     explicit["fields"]["image"]["first_variant"] = 0
-    build_here(source, store, precache.Pipeline.from_dict(explicit))
+    build_here(source, store, precache.Recipe.from_dict(explicit))
     assert precache.open(store).fields["image"].first_variant == 0
 
 
@@ -192,7 +192,7 @@ def test_a_sample_that_changed_is_named(source: Path, store: Path) -> None:
     path.write_bytes(after[: len(before)])
     with pytest.raises(BuildError, match=r"cat/0003\.jpg.* not what it was"):
         precache.refresh(store, **SERIAL)
-    build_here(source, store, precache.open(store).pipeline)
+    build_here(source, store, precache.open(store).recipe)
     [result] = precache.refresh(store, **SERIAL)
     assert precache.verify(store).ok
     assert result.failed >= 1
@@ -223,12 +223,12 @@ def test_a_source_that_was_moved_is_known_once_it_was_built_from(
     moved = source.rename(tmp_path / "moved")
     with pytest.raises(UsageError, match=r"was built from .*/in, which is not there any more"):
         precache.refresh(store, **SERIAL)
-    built = build_here(moved, store, precache.open(store).pipeline)
+    built = build_here(moved, store, precache.open(store).recipe)
     assert built.version == before[0].version
     assert precache.versions(store).versions == before  # current since then, as it was
     [refreshed] = precache.refresh(store, **SERIAL)
     assert refreshed.version != built.version
-    build_here(moved, store, precache.open(store).pipeline)
+    build_here(moved, store, precache.open(store).recipe)
     assert len(read_commits(LocalFolder(store))) == 3
 
 
@@ -267,7 +267,7 @@ def test_credentials_are_not_kept(given: str, kept: str | None) -> None:
 def test_a_store_without_variants_says_how_to_get_them(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = precache.Pipeline.image(resize=40, random_resized_crop=24)
+    plain = precache.Recipe.image(resize=40, random_resized_crop=24)
     build_here(source, tmp_path / "plain", plain)
     assert main(["refresh", str(tmp_path / "plain"), "--address", "serial"]) == 2
     assert "build with --variants 4" in capsys.readouterr().err
@@ -293,8 +293,8 @@ def drawings() -> Drawings:
 
 def test_labels_that_come_with_samples_stay(tmp_path: Path) -> None:
     source = "python:tests.driver.test_refresh:drawings"
-    pipeline = precache.Pipeline.image(random_resized_crop=24, variants=2)
-    built = precache.build(source, tmp_path / "store", pipeline, **SERIAL)
+    recipe = precache.Recipe.image(random_resized_crop=24, variants=2)
+    built = precache.build(source, tmp_path / "store", recipe, **SERIAL)
     before, labels = inodes(tmp_path / "store"), precache.open(built.path).labels
     with pytest.raises(UsageError, match=r"names code .*drawings'.* --run-functions"):
         precache.refresh(tmp_path / "store", **SERIAL)

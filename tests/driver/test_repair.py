@@ -13,11 +13,11 @@ from precache.storage.open import open_folder
 from tests.support.building import build_here, cut, encoded, remains, write, write_jpegs
 from tests.support.servers import S3Server
 
-PIPELINE = precache.Pipeline.image(resize=48, crop=40, codec="raw")
+RECIPE = precache.Recipe.image(resize=48, crop=40, codec="raw")
 
 
 def build(source: Path, store: Any, **options: Any) -> Any:
-    return build_here(source, store, PIPELINE, {"shard_samples": 8, **options})
+    return build_here(source, store, RECIPE, {"shard_samples": 8, **options})
 
 
 @pytest.fixture

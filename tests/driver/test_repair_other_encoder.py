@@ -23,9 +23,9 @@ from tests.support.building import build_here, pixels, remains, shard_files, wri
 SIZE = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}]
 
 
-def recipe(*ops: dict[str, Any]) -> precache.Pipeline:
+def recipe_of(*ops: dict[str, Any]) -> precache.Recipe:
     image = {"ops": [*SIZE, *ops], "codec": "zstd"}
-    return precache.Pipeline.from_dict({"fields": {"image": image}})
+    return precache.Recipe.from_dict({"fields": {"image": image}})
 
 
 def changed(array: np.ndarray) -> np.ndarray:
@@ -38,11 +38,11 @@ def changed(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def build(source: Path, store: Path, pipeline: precache.Pipeline) -> Any:
-    return build_here(source, store, pipeline, {"shard_samples": 4})
+def build(source: Path, store: Path, recipe: precache.Recipe) -> Any:
+    return build_here(source, store, recipe, {"shard_samples": 4})
 
 
-def build_by_another(source: Path, store: Path, pipeline: precache.Pipeline) -> None:
+def build_by_another(source: Path, store: Path, recipe: precache.Recipe) -> None:
     """Build where numcodecs is of another release, whose zstd makes other bytes."""
 
     def encoder(*_: Any) -> Callable[[np.ndarray], bytes]:
@@ -51,7 +51,7 @@ def build_by_another(source: Path, store: Path, pipeline: precache.Pipeline) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(identity.installed_versions(), "numcodecs", "0.0.1")
         patch.setattr(shardrows, "encoder", encoder)
-        build(source, store, pipeline)
+        build(source, store, recipe)
 
 
 def insert_before_index(path: Path) -> None:
@@ -65,17 +65,17 @@ def test_lost_shards_are_repaired_with_other_bytes_in_all_versions(
     tmp_path: Path, deleted: bool
 ) -> None:
     source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
-    build_by_another(source, store, recipe())
+    build_by_another(source, store, recipe_of())
     before, first = pixels(store), precache.open(store).id
     write_jpegs(tmp_path / "in", 11)
-    build_by_another(source, store, recipe())
+    build_by_another(source, store, recipe_of())
     newest = precache.open(store).id
     paths = sorted(store.glob("*/image/c/0/*/*/*"))
     assert newest != first
     assert len(paths) == 2
     for path in paths:
         path.unlink() if deleted else insert_before_index(path)
-    build(source, store, recipe())
+    build(source, store, recipe_of())
     assert {key: rows.tolist() for key, rows in before.items()}.items() <= {
         key: rows.tolist() for key, rows in pixels(store).items()
     }.items()
@@ -86,22 +86,22 @@ def test_lost_shards_are_repaired_with_other_bytes_in_all_versions(
         assert attributes is not None
         assert attributes.libraries["numcodecs"].startswith("0.0.1, ")
     assert remains(store) == []
-    assert build(source, store, recipe()).cpu_seconds == 0
+    assert build(source, store, recipe_of()).cpu_seconds == 0
 
 
 def test_a_repair_cut_off_between_document_and_table_is_finished(tmp_path: Path) -> None:
     source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
-    build_by_another(source, store, recipe())
+    build_by_another(source, store, recipe_of())
     [table] = store.glob("*/shards/image/c/0/0")
     old = table.read_bytes()
     shard_files(store).popitem()[1].unlink()
-    build(source, store, recipe())
+    build(source, store, recipe_of())
     assert precache.verify(store).ok
     new = table.read_bytes()
     assert new != old
     table.write_bytes(old)
     assert not precache.verify(store).ok
-    build(source, store, recipe())
+    build(source, store, recipe_of())
     assert table.read_bytes() == new
     assert precache.verify(store).ok
 
@@ -116,20 +116,20 @@ def test_other_rows_are_refused(
     not trusted."""
     function = {"op": "function", "function": f"{__name__}:changed", "version": "1"}
     source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
-    build_by_another(source, store, recipe(function))
+    build_by_another(source, store, recipe_of(function))
     path = shard_files(store).popitem()[1]
     path.unlink() if deleted else insert_before_index(path)
     monkeypatch.setenv("CHANGE", change)
     with pytest.raises(BuildError, match="came out different from what it was"):
-        build(source, store, recipe(function))
+        build(source, store, recipe_of(function))
 
 
 def test_the_same_function_is_trusted_where_a_row_can_still_be_read(tmp_path: Path) -> None:
     function = {"op": "function", "function": f"{__name__}:changed", "version": "1"}
     source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
-    build_by_another(source, store, recipe(function))
+    build_by_another(source, store, recipe_of(function))
     insert_before_index(shard_files(store).popitem()[1])
-    build(source, store, recipe(function))
+    build(source, store, recipe_of(function))
     assert precache.verify(store).ok
 
 
@@ -137,9 +137,9 @@ def test_the_same_function_is_trusted_where_a_row_can_still_be_read(tmp_path: Pa
 def test_a_store_that_grew_since_the_upgrade_is_repaired(tmp_path: Path, recorded: bool) -> None:
     """Its new version has shards by both releases; older stores recorded no release at all."""
     source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
-    build_by_another(source, store, recipe())
+    build_by_another(source, store, recipe_of())
     write_jpegs(tmp_path / "in", 11)
-    build(source, store, recipe())
+    build(source, store, recipe_of())
     if not recorded:
         for path in store.glob("*/zarr.json"):
             document = json.loads(path.read_bytes())
@@ -148,7 +148,7 @@ def test_a_store_that_grew_since_the_upgrade_is_repaired(tmp_path: Path, recorde
     for shard in (0, 1):
         for path in store.glob(f"*/image/c/{shard}/*/*/*"):
             path.unlink()
-        build(source, store, recipe())
+        build(source, store, recipe_of())
     versions = [path.name for path in store.iterdir() if len(path.name) == 32]
     assert len(versions) == 2
     for version in versions:
@@ -160,9 +160,9 @@ def test_a_repair_cut_off_between_two_versions_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
-    build_by_another(source, store, recipe())
+    build_by_another(source, store, recipe_of())
     write_jpegs(tmp_path / "in", 11)
-    build_by_another(source, store, recipe())
+    build_by_another(source, store, recipe_of())
     for path in store.glob("*/image/c/0/*/*/*"):
         path.unlink()
     real, calls = repair._restate, iter(range(2))
@@ -175,8 +175,8 @@ def test_a_repair_cut_off_between_two_versions_is_finished(
     with monkeypatch.context() as patch:
         patch.setattr(repair, "_restate", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            build(source, store, recipe())
-    build(source, store, recipe())
+            build(source, store, recipe_of())
+    build(source, store, recipe_of())
     for path in store.iterdir():
         if len(path.name) == 32:
             assert precache.verify(f"{store}@{path.name}").ok
@@ -184,7 +184,7 @@ def test_a_repair_cut_off_between_two_versions_is_finished(
 
 def test_shards_made_before_one_that_fails_are_recorded(tmp_path: Path) -> None:
     source, store = write_jpegs(tmp_path / "in", 10), tmp_path / "store"
-    build_by_another(source, store, recipe())
+    build_by_another(source, store, recipe_of())
     version = precache.open(store)
     for shard in (0, 1):
         next(store.glob(f"*/image/c/{shard}/*/*/*")).unlink()
@@ -197,6 +197,6 @@ def test_shards_made_before_one_that_fails_are_recorded(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FolderSource, "fetch", failing)
         with pytest.raises(BuildError, match="are not done"):
-            build(source, store, recipe())
+            build(source, store, recipe_of())
     damage = precache.verify(store).damage
     assert {each.shard for each in damage} == {"image/c/1/0/0/0"}

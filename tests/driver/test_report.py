@@ -26,7 +26,7 @@ from tests.support.building import cli, write, write_jpegs
 
 HOSTILE = "<script>alert(1)</script>&\"'.jpg"
 SMALL: dict[str, Any] = {"address": "serial", "shard_samples": 2}
-RECIPE = precache.Pipeline.image(resize=150, crop=150)
+RECIPE = precache.Recipe.image(resize=150, crop=150)
 
 
 class Reader(HTMLParser):

@@ -31,8 +31,8 @@ from tests.support.cgroups import entering, group, limit_memory
 HOARDING = marked_recipe("hoard", nbytes=0)
 
 
-def recipe(nbytes: int) -> precache.Pipeline:
-    return precache.Pipeline.from_dict(tomllib.loads(marked_recipe("hoard", nbytes=nbytes)))
+def recipe_of(nbytes: int) -> precache.Recipe:
+    return precache.Recipe.from_dict(tomllib.loads(marked_recipe("hoard", nbytes=nbytes)))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> None:
     store, far_too_much = photos.with_name("store"), 1 << 60
-    result = ask(build_here, photos, store, recipe(far_too_much), {"shard_samples": 20})
+    result = ask(build_here, photos, store, recipe_of(far_too_much), {"shard_samples": 20})
     assert sorted(key for key, _ in result.holes) == sorted(MARKED)
     for _, why in result.holes:
         assert re.fullmatch(
@@ -56,7 +56,7 @@ def test_a_sample_for_which_memory_does_not_suffice_is_a_hole(photos: Path) -> N
 
 def weigh(photos: Path, nbytes: int, keys: Sequence[str]) -> bool:
     """Whether photos ask for more than 256 MB."""
-    job = Job(open_source(str(photos)), recipe(nbytes))
+    job = Job(open_source(str(photos)), recipe_of(nbytes))
     return Trial(job, keys, [-1] * len(keys), 256 << 20).is_heavy()
 
 
@@ -66,7 +66,7 @@ def test_it_is_told_whether_a_sample_asks_for_more_than_it_is_given(photos: Path
 
 
 def test_a_task_with_a_large_file_asks_for_more_memory(photos: Path) -> None:
-    job, row = Job(open_source(str(photos)), recipe(0)), RowShape((3, 48, 48), "uint8")
+    job, row = Job(open_source(str(photos)), recipe_of(0)), RowShape((3, 48, 48), "uint8")
     folder = open_folder(str(photos))
     ordinary, large = (
         ShardTask(job, folder, {"image": row}, {}, 20, 0, ["a", "b"], [-1, size])

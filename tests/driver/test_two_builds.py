@@ -41,7 +41,7 @@ def mood(array: np.ndarray, folder: str = "") -> np.ndarray:
     return array
 
 
-def recipe(folder: Path) -> precache.Pipeline:
+def recipe_of(folder: Path) -> precache.Recipe:
     ops = [
         {"op": "decode"},
         {
@@ -52,7 +52,7 @@ def recipe(folder: Path) -> precache.Pipeline:
         },
         {"op": "resize", "size": [24, 24]},
     ]
-    return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
+    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "zstd"}}})
 
 
 def source_of(folder: Path) -> Path:
@@ -62,28 +62,28 @@ def source_of(folder: Path) -> Path:
     return source
 
 
-def build_otherwise(source: Path, store: Path, pipeline: Any, options: Any, variables: Any) -> Any:
+def build_otherwise(source: Path, store: Path, recipe: Any, options: Any, variables: Any) -> Any:
     """A build by another release of a codec: the same rows, other bytes."""
     shardrows.encoder = lambda codec, dtype: (
         lambda chunk: bytes(  # type: ignore[assignment]
             zstd.compress(np.ascontiguousarray(chunk), 19, True)
         )
     )
-    return build_here(source, store, pipeline, options, variables)
+    return build_here(source, store, recipe, options, variables)
 
 
 @pytest.mark.parametrize("lucky", [False, True])
 def test_of_two_that_try_again_what_failed_the_slower_leaves_what_the_other_mended(
     tmp_path: Path, lucky: bool
 ) -> None:
-    source, store, pipeline = source_of(tmp_path), tmp_path / "store", recipe(tmp_path)
-    first = build_here(source, store, pipeline, OPTIONS)
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
+    first = build_here(source, store, recipe, OPTIONS)
     assert first.failed == 1
     again = {**OPTIONS, "retry_failed": True}
     variables = {"HOLD": "1", **({"LUCKY": "1"} if lucky else {})}
-    slow = start(build_here, source, store, pipeline, again, variables)
+    slow = start(build_here, source, store, recipe, again, variables)
     poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
-    mended = start(build_here, source, store, pipeline, again, {"LUCKY": "1"})
+    mended = start(build_here, source, store, recipe, again, {"LUCKY": "1"})
     assert end(mended) == 0
     current = precache.open(store)
     before = contents(Path(current.path))
@@ -97,11 +97,11 @@ def test_of_two_that_try_again_what_failed_the_slower_leaves_what_the_other_mend
 
 
 def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) -> None:
-    source, store, pipeline = source_of(tmp_path), tmp_path / "store", recipe(tmp_path)
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     variables = {"HOLD": "1", "LUCKY": "1"}
-    slow = start(build_otherwise, source, store, pipeline, OPTIONS, variables)
+    slow = start(build_otherwise, source, store, recipe, OPTIONS, variables)
     poll((tmp_path / str(slow.pid)).exists, "the slow build waits inside a shard")
-    quick = start(build_here, source, store, pipeline, OPTIONS, {"LUCKY": "1"})
+    quick = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
     assert end(quick) == 0
     current = precache.open(store)
     before = contents(Path(current.path))
@@ -114,13 +114,13 @@ def test_a_slower_build_with_another_codec_overwrites_nothing(tmp_path: Path) ->
 
 def test_a_build_that_another_codec_began_is_finished(tmp_path: Path) -> None:
     """What was done stays, and what was cut off in the middle is made again."""
-    source, store, pipeline = source_of(tmp_path), tmp_path / "store", recipe(tmp_path)
+    source, store, recipe = source_of(tmp_path), tmp_path / "store", recipe_of(tmp_path)
     variables = {"HOLD": "1", "LUCKY": "1"}
-    killed = start(build_otherwise, source, store, pipeline, OPTIONS, variables)
+    killed = start(build_otherwise, source, store, recipe, OPTIONS, variables)
     poll((tmp_path / str(killed.pid)).exists, "it waits inside a shard")
     killed.kill()
     assert end(killed) < 0
-    finished = start(build_here, source, store, pipeline, OPTIONS, {"LUCKY": "1"})
+    finished = start(build_here, source, store, recipe, OPTIONS, {"LUCKY": "1"})
     assert end(finished) == 0
     assert precache.verify(store).ok
     assert remains(store) == []

@@ -35,7 +35,7 @@ from pathlib import Path
 import precache
 
 source, store, recipe, options, answer = sys.argv[1:]
-recipe = precache.Pipeline.from_dict(json.loads(recipe))
+recipe = precache.Recipe.from_dict(json.loads(recipe))
 try:
     version = precache.ensure(source, store, recipe, **json.loads(options))
     told = {"version": version and version.id}
@@ -53,7 +53,7 @@ class Asking(Held):
     def ask(self, name: str, store: str = "", after: int = 0, **options: Any) -> Any:
         """A process that asks, as a context."""
         cluster = "code" in options
-        asked = precache.Pipeline.image(resize=150, crop=150) if cluster else self.recipe(after)
+        asked = precache.Recipe.image(resize=150, crop=150) if cluster else self.recipe_of(after)
         recipe, given = json.dumps(asked.to_dict()), json.dumps({**SHARDS, **options})
         return self.process(name, ASK, self.source, store or self.store, recipe, given)
 
@@ -112,7 +112,7 @@ def test_a_build_that_asked_nobody_is_awaited_too(
         build_here,
         asking.source,
         asking.store,
-        asking.recipe(),
+        asking.recipe_of(),
         {"shard_samples": 4},
         {"HOLD": "1"},
     )
@@ -170,7 +170,7 @@ def test_a_process_in_the_background_that_cannot_begin_is_told_of(
     python = write(tmp_path / "python", b"#!/bin/sh\necho no room >&2\nexit 3\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    recipe = precache.Pipeline.image(resize=150, crop=150)
+    recipe = precache.Recipe.image(resize=150, crop=150)
     with pytest.raises(BuildError, match=r"in the background failed: no room \(its log: "):
         precache.ensure(source, tmp_path / "store", recipe, wait=100.0, progress=False)
 
@@ -179,7 +179,7 @@ OPEN = """
 import sys
 import precache
 
-recipe = precache.Pipeline.image(resize=24)
+recipe = precache.Recipe.image(resize=24)
 version = precache.ensure(*sys.argv[1:], recipe)
 print(version.id, *sys.modules)
 """
@@ -189,8 +189,8 @@ def test_what_is_there_is_opened_and_nothing_is_written(
     tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     source, store = write_jpegs(tmp_path / "in", 6), tmp_path / "store"
-    first = build_here(source, store, precache.Pipeline.image(resize=24)).version
-    build_here(source, store, precache.Pipeline.image(resize=20))
+    first = build_here(source, store, precache.Recipe.image(resize=24)).version
+    build_here(source, store, precache.Recipe.image(resize=20))
     before = contents(store)
     version, *modules = run_python(OPEN, source, store).stdout.split()
     assert version == first
@@ -205,7 +205,7 @@ def both(store: Path) -> list[precache.Version]:
 
 def test_the_version_goes_into_a_loader_as_it_is(tmp_path: Path) -> None:
     source, store = write_jpegs(tmp_path / "in", 6), tmp_path / "store"
-    recipe = precache.Pipeline.image(resize=24, crop=24)
+    recipe = precache.Recipe.image(resize=24, crop=24)
     version = precache.ensure(source, store, recipe, address="serial", progress=False)
     assert version is not None
     with precache.Loader(version, batch_size=2) as loader:
@@ -256,7 +256,7 @@ def test_a_build_that_failed_is_not_awaited(asking: Asking) -> None:
     write(asking.source / "cat/broken.jpg", b"none")
     asking.go()
     with pytest.raises(BuildError):
-        build_here(asking.source, asking.store, asking.recipe(), {"on_error": "raise"})
+        build_here(asking.source, asking.store, asking.recipe_of(), {"on_error": "raise"})
     with asking.ask("one", max_failures=1):  # though its process lives, and did just now
         assert asking.answer("one")["version"]
     assert "waiting for" not in asking.said("one").read_text()
@@ -285,4 +285,4 @@ def test_a_cluster_makes_one_build_of_several_that_ask(
 
 def test_a_recipe_given_first_is_refused() -> None:
     with pytest.raises(UsageError, match="source, store and recipe in this order"):
-        precache.ensure(precache.Pipeline.image(), "photos", "photos.store")  # type: ignore[arg-type]
+        precache.ensure(precache.Recipe.image(), "photos", "photos.store")  # type: ignore[arg-type]

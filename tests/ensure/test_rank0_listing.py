@@ -38,7 +38,7 @@ FolderSource.list = noted
 
 def ask(name, size=150, source="in", **options):
     before = len(listings)
-    recipe = precache.Pipeline.image(resize=size, crop=size)
+    recipe = precache.Recipe.image(resize=size, crop=size)
     given = {"address": "serial", "shard_samples": 4, "progress": rank == 0, **options}
     try:
         version = precache.ensure(folder / source, folder / "store", recipe, **given)

@@ -14,7 +14,7 @@ from precache.building.api import build
 from precache.cli.build_options import (
     add_build_options,
     build_keywords,
-    read_pipeline,
+    read_recipe,
     running_keywords,
 )
 from precache.cli.refresh import add_refresh
@@ -24,7 +24,7 @@ from precache_workers.jobs import job_package
 from precache_workers.jobs.job_package import JobPackage, pack, pack_refresh
 from tests.support.building import write
 
-RECIPE = precache.Pipeline.image(resize=(20, 24), crop=16)
+RECIPE = precache.Recipe.image(resize=(20, 24), crop=16)
 
 OTHERWISE: dict[str, Any] = {
     "labels": "/elsewhere/labels.csv",
@@ -66,7 +66,7 @@ def pack_code(*code: Path | str) -> JobPackage:
 
 def test_every_option_of_a_build_travels() -> None:
     known = inspect.signature(build).parameters.keys()
-    apart = {"source", "store", "pipeline", "address", "storage_options"}
+    apart = {"source", "store", "recipe", "address", "storage_options"}
     apart.add("run_functions")  # asked for here: the recipe travels as the user's own
     assert known - apart == set(OTHERWISE)
     options = parsed(pack("/in", "/out", RECIPE, OTHERWISE).arguments)
@@ -97,7 +97,7 @@ def test_every_option_of_a_refresh_travels() -> None:
     "recipe",
     [
         RECIPE,
-        precache.Pipeline.from_dict(
+        precache.Recipe.from_dict(
             {
                 "fields": {
                     "image": {
@@ -114,21 +114,21 @@ def test_every_option_of_a_refresh_travels() -> None:
         ),
     ],
 )
-def test_the_recipe_travels_as_text(recipe: precache.Pipeline) -> None:
+def test_the_recipe_travels_as_text(recipe: precache.Recipe) -> None:
     options = parsed(pack("/in", "/out", recipe, {}).arguments)
-    assert read_pipeline(options) == recipe
+    assert read_recipe(options) == recipe
 
 
 def test_fields_keep_their_order() -> None:
     image = {"ops": [{"op": "decode"}]}
-    recipe = precache.Pipeline.from_dict({"fields": {"image": image, "depth": image}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": image, "depth": image}})
     options = parsed(pack("/in", "/out", recipe, {}).arguments)
-    assert list(read_pipeline(options).fields) == ["image", "depth"]
+    assert list(read_recipe(options).fields) == ["image", "depth"]
 
 
 def test_a_recipe_too_large_for_a_command_line_is_refused() -> None:
     op = {"op": "function", "function": "a:b", "params": {"text": "x" * 100_000}}
-    recipe = precache.Pipeline.from_dict({"fields": {"image": {"ops": [{"op": "decode"}, op]}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": [{"op": "decode"}, op]}}})
     with pytest.raises(UsageError, match=r"the recipe takes 100 KB as text, too much"):
         pack("/in", "/out", recipe, {})
 
@@ -269,7 +269,7 @@ def test_code_of_this_folder_that_does_not_travel_is_refused(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine.py", b"")
     ops = [{"op": "decode"}, {"op": "function", "function": "mine:f"}]
-    recipe = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
     with pytest.raises(UsageError, match=r"mine:f is here and not on the cluster; send it: --code"):
         pack("/in", "/out", recipe, {})
     with pytest.raises(UsageError, match=r"mine:data is here"):

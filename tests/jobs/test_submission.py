@@ -87,7 +87,7 @@ class Work:
 
     def line(self, *more: str) -> list[object]:
         recipe = (self.folder / "recipe.json").read_text()
-        line: list[object] = ["submit", self.folder / "in", self.store, "--pipeline", recipe]
+        line: list[object] = ["submit", self.folder / "in", self.store, "--recipe", recipe]
         return [*line, "--code", self.folder / "code", "--shard-samples", "2", *more]
 
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -168,7 +168,7 @@ def test_a_job_makes_what_a_build_here_makes(
 ) -> None:
     work = followed.work
     monkeypatch.syspath_prepend(str(work.folder / "code"))
-    recipe = precache.Pipeline.from_dict(json.loads((work.folder / "recipe.json").read_text()))
+    recipe = precache.Recipe.from_dict(json.loads((work.folder / "recipe.json").read_text()))
     build_here(work.folder / "in", tmp_path / "store", recipe, {"shard_samples": 2})
     assert contents(work.store) == contents(tmp_path / "store")
 
@@ -260,7 +260,7 @@ def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
     op = {"op": "function", "function": "shaking:shaky", "version": "1", "random": True}
     image = {"ops": [{"op": "decode"}, {"op": "resize", "size": [20, 20]}, op], "variants": 2}
     recipe = json.dumps({"fields": {"image": image}})
-    line: list[object] = ["build", source, work.store, "--pipeline", recipe, "--address", "serial"]
+    line: list[object] = ["build", source, work.store, "--recipe", recipe, "--address", "serial"]
     first = cli(*line, cwd=code)
     assert first.returncode == 0, first.stderr
 
@@ -290,7 +290,7 @@ def test_a_refresh_is_a_job(head: JobHead, tmp_path: Path) -> None:
 def test_a_refresh_without_end_is_joined_and_cancelled(head: JobHead, tmp_path: Path) -> None:
     work = Work(tmp_path, head)
     source, store = write_jpegs(tmp_path / "in", 6), work.store
-    recipe = precache.Pipeline.image(random_resized_crop=24, variants=2)
+    recipe = precache.Recipe.image(random_resized_crop=24, variants=2)
     build_here(source, store, recipe)
     address = head.address
     env = {"RAY_AUTH_MODE": "disabled", "RAY_API_SERVER_ADDRESS": address}
@@ -354,7 +354,7 @@ def test_storage_options_reach_the_job(head: JobHead, tmp_path: Path, s3: S3Serv
     write_jpegs(tmp_path / "in", 4)
     code = (
         "import sys, json, precache\n"
-        "recipe = precache.Pipeline.image(resize=32, crop=30)\n"
+        "recipe = precache.Recipe.image(resize=32, crop=30)\n"
         "options = json.loads(sys.argv[2])\n"
         "job = precache.submit(sys.argv[1], 's3://bucket/submitted.store', recipe,\n"
         "                      storage_options=options, shard_samples=16, progress=False)\n"

@@ -157,7 +157,7 @@ from pathlib import Path
 import precache, xxhash
 
 source, store, recipe, options, loading, answer = sys.argv[1:]
-recipe = precache.Pipeline.from_dict(json.loads(recipe))
+recipe = precache.Recipe.from_dict(json.loads(recipe))
 version = precache.ensure(source, store, recipe, follow=True, **json.loads(options))
 told = {"kind": type(version).__name__, "lengths": [], "epochs": [], "repeated": [], "seen": {}}
 with precache.Loader(version, batch_size=2, seed=3, **json.loads(loading)) as loader:
@@ -182,7 +182,7 @@ class Training(Held):
         super().__init__(folder, 22)
         for number in range(bad):
             write(self.source / f"cat/broken{number}.jpg", b"none")
-        self.pipeline = self.recipe(after=5)
+        self.recipe = self.recipe_of(after=5)
         self.options: dict[str, Any] = {
             "address": "serial",
             "shard_samples": 4,
@@ -191,13 +191,13 @@ class Training(Held):
 
     def train(self, name: str, **loading: Any) -> Any:
         """A process that trains, as a context."""
-        recipe = json.dumps(self.pipeline.to_dict())
+        recipe = json.dumps(self.recipe.to_dict())
         given = json.dumps(self.options), json.dumps(loading)
         return self.process(name, TRAIN, self.source, self.store, recipe, *given)
 
     def ensure(self) -> precache.Version:
         version = precache.ensure(
-            self.source, self.store, self.pipeline, follow=True, progress=False, **self.options
+            self.source, self.store, self.recipe, follow=True, progress=False, **self.options
         )
         assert version is not None
         return version
@@ -335,7 +335,7 @@ def test_closing_ends_the_wait(held: Training) -> None:
 
 def test_nobody_followed_so_it_is_opened(held: Training) -> None:
     held.go()
-    precache.ensure(held.source, held.store, held.pipeline, progress=False, **held.options)
+    precache.ensure(held.source, held.store, held.recipe, progress=False, **held.options)
     assert type(held.ensure()) is precache.Version
     assert not (held.store / "_followed").exists()
 
@@ -369,7 +369,7 @@ def test_in_a_bucket_by_way_of_a_disk_cache(
         "params": {"seconds": 0.1},
     }
     ops = [{"op": "decode"}, {"op": "resize", "size": [150, 150]}, linger]
-    recipe = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
     version = precache.ensure(
         source,
         "s3://bucket/followed",
@@ -412,7 +412,7 @@ def test_labels_that_come_with_samples_are_looked_at_before_they_are_mixed(
     monkeypatch.setenv("LINGER", "1")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    recipe = precache.Pipeline.image(codec="raw")
+    recipe = precache.Recipe.image(codec="raw")
     source = "python:tests.loading.test_arrival_order:squares"
     store = tmp_path / "store"
     version = precache.ensure(source, store, recipe, follow=True, progress=False, address="serial")
@@ -436,7 +436,7 @@ def test_small_fields_and_labels_that_come_with_samples_grow_too(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tiny = {"ops": [{"op": "decode", "mode": "L"}, {"op": "resize", "size": [4, 4]}]}
     image = {"ops": [{"op": "decode"}], "codec": "raw"}
-    recipe = precache.Pipeline.from_dict({"fields": {"image": image, "tiny": tiny}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": image, "tiny": tiny}})
     version = precache.ensure(
         "python:tests.loading.test_arrival_order:squares",
         tmp_path / "store",

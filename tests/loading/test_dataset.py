@@ -52,7 +52,7 @@ def test_every_valid_row_is_a_sample_in_row_order(
         _assert_sample(store, dataset[index], key)
 
 
-def test_fields_come_in_the_order_of_the_pipeline(dataset: precache.CachedDataset) -> None:
+def test_fields_come_in_the_order_of_the_recipe(dataset: precache.CachedDataset) -> None:
     sample = dataset[0]
     assert list(sample) == ["image", "label", "row"]
     assert (sample["image"].dtype, sample["label"].dtype) == (torch.uint8, torch.int64)
@@ -129,11 +129,11 @@ def test_what_cannot_be_opened_is_refused(tmp_path: Path, stores: dict[str, Buil
 def test_a_pickle_is_small_and_opens_the_same_version(
     photos: Path, make_store: Callable[..., BuiltStore]
 ) -> None:
-    store = make_store(photos, precache.Pipeline.image(codec="raw"))
+    store = make_store(photos, precache.Recipe.image(codec="raw"))
     dataset = precache.CachedDataset(store.path)
     _ = (dataset[3], dataset.keys[0])
     data = pickle.dumps(dataset)
-    precache.build(photos, store.path, precache.Pipeline.image(codec="zstd"), address="serial")
+    precache.build(photos, store.path, precache.Recipe.image(codec="zstd"), address="serial")
     again = pickle.loads(data)
     assert len(data) < 10_000
     assert again.version.id == dataset.version.id != store.open().id

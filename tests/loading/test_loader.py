@@ -616,7 +616,7 @@ def test_three_thousand_shards_are_read_with_few_files_open(
 ) -> None:
     photos = image_folder(3)
     stores = [
-        make_store(photos, precache.Pipeline.image(codec=codec), shard_samples=1)
+        make_store(photos, precache.Recipe.image(codec=codec), shard_samples=1)
         for codec in ("raw", "image")
     ]
     for store in stores:

@@ -319,7 +319,7 @@ def test_each_epoch_gathers_from_its_variant(
         "codec": "raw",
         "variants": 2,
     }
-    store = make_store(photos, precache.Pipeline.from_dict({"fields": {"image": field}}))
+    store = make_store(photos, precache.Recipe.from_dict({"fields": {"image": field}}))
     columns, rows = VersionReader(str(store.path)), np.array([3, 1])
     batches = gathering(columns)
     for epoch in range(3):

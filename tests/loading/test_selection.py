@@ -107,7 +107,7 @@ def test_rows_where_a_function_of_small_fields_is_true(
     ops = (precache.Decode(), precache.Function(
         function="tests.loading.test_selection:brightness", dtype="float32", shape=()))  # fmt: skip
     fields = {"image": precache.Field(ops=(precache.Decode(),)), "light": precache.Field(ops=ops)}
-    built = make_store(image_folder(9, broken=1), precache.Pipeline(fields=fields))
+    built = make_store(image_folder(9, broken=1), precache.Recipe(fields=fields))
     version = built.open()
     means = built.rows().mean(axis=(1, 2, 3)).astype(np.float32)
     middle = float(np.median(means))

@@ -37,7 +37,7 @@ class Photos(Dataset[tuple[torch.Tensor, int, int]]):
         version = store.open()
         self._paths = [store.source / key for key in version.keys]
         self._labels = version.labels.tolist()
-        self._make = FieldRecipe("image", store.pipeline.fields["image"], store.pipeline.seed)
+        self._make = FieldRecipe("image", store.recipe.fields["image"], store.recipe.seed)
 
     def __getitem__(self, row: int) -> tuple[torch.Tensor, int, int]:
         path = self._paths[row]
@@ -93,7 +93,7 @@ def test_the_losses_from_the_cache_are_those_from_the_photos(
 ) -> None:
     photos = write_jpegs(tmp_path, 40, (80, 60))
     (photos / "cat" / "broken.jpg").write_bytes(b"no photo")
-    store = make_store(photos, precache.Pipeline.image(resize=48, crop=40), shard_samples=8)
+    store = make_store(photos, precache.Recipe.image(resize=48, crop=40), shard_samples=8)
     _assert_same_curve(store, 8)
 
 
@@ -104,7 +104,7 @@ def test_the_losses_on_real_photos_are_those_from_the_photos(
 ) -> None:
     for number, path in enumerate(sorted(PHOTOS.glob("*.JPEG"))):
         write(tmp_path / str(number % 7) / path.name, path.read_bytes())
-    store = make_store(tmp_path, precache.Pipeline.image(resize=128, crop=112), shard_samples=32)
+    store = make_store(tmp_path, precache.Recipe.image(resize=128, crop=112), shard_samples=32)
     _assert_same_curve(store, 16)
 
 

@@ -25,7 +25,7 @@ from tests.support.building import (
     write_jpegs,
 )
 
-RECIPES = [precache.Pipeline.image(resize=side, crop=40) for side in (40, 48, 44)]
+RECIPES = [precache.Recipe.image(resize=side, crop=40) for side in (40, 48, 44)]
 
 
 @pytest.fixture
@@ -105,11 +105,11 @@ def test_one_that_does_not_fit_is_not_taken(
 ) -> None:
     field: dict[str, Any] = RECIPES[0].to_dict()["fields"]["image"]
     recipes = {
-        "shape": precache.Pipeline.image(resize=40, crop=36),
-        "dtype": precache.Pipeline.from_dict(
+        "shape": precache.Recipe.image(resize=40, crop=36),
+        "dtype": precache.Recipe.from_dict(
             {"fields": {"image": {"ops": [*field["ops"], {"op": "to_dtype", "dtype": "float16"}]}}}
         ),
-        "field": precache.Pipeline.from_dict({"fields": {"picture": field}}),
+        "field": precache.Recipe.from_dict({"fields": {"picture": field}}),
         "rows": RECIPES[1],
     }
     right = pixels(store)

@@ -18,7 +18,7 @@ from precache.errors import StoreError
 from precache.maintenance.diff import Change, Difference, RawSample, Samples, compare_samples
 from tests.support.building import build_here, cut, encoded, write, write_jpegs
 
-PLAIN = precache.Pipeline.image(resize=32, crop=28)
+PLAIN = precache.Recipe.image(resize=32, crop=28)
 
 
 @pytest.fixture
@@ -26,15 +26,15 @@ def source(tmp_path: Path) -> Path:
     return write_jpegs(tmp_path / "in", 12)
 
 
-def two(source: Path, one: precache.Pipeline, other: precache.Pipeline) -> Difference:
+def two(source: Path, one: precache.Recipe, other: precache.Recipe) -> Difference:
     stores = [source.parent / "one", source.parent / "other"]
-    for store, pipeline in zip(stores, (one, other), strict=True):
-        build_here(source, store, pipeline)
+    for store, recipe in zip(stores, (one, other), strict=True):
+        build_here(source, store, recipe)
     return precache.diff(*stores)
 
 
-def pipeline(ops: list[dict[str, Any]], **field: Any) -> precache.Pipeline:
-    return precache.Pipeline.from_dict(
+def recipe(ops: list[dict[str, Any]], **field: Any) -> precache.Recipe:
+    return precache.Recipe.from_dict(
         {"fields": {"image": {"ops": [{"op": "decode"}, *ops], **field}}}
     )
 
@@ -51,8 +51,8 @@ def test_the_recipe_op_by_op(source: Path) -> None:
     flip = {"op": "horizontal_flip"}
     found = two(
         source,
-        pipeline([{"op": "resize", "size": 32}, {"op": "center_crop", "size": 24}]),
-        pipeline(
+        recipe([{"op": "resize", "size": 32}, {"op": "center_crop", "size": 24}]),
+        recipe(
             [flip, {"op": "resize", "size": 40}, {"op": "center_crop", "size": 24}], codec="raw"
         ),
     )
@@ -71,7 +71,7 @@ def test_fields_seed_and_shapes(source: Path) -> None:
     found = two(
         source,
         PLAIN,
-        precache.Pipeline.from_dict({"fields": {**data["fields"], "small": second}, "seed": 3}),
+        precache.Recipe.from_dict({"fields": {**data["fields"], "small": second}, "seed": 3}),
     )
     assert found.recipe[0] == Change("field small", None, "decode(mode=L) → resize(size=(20, 20))")
     assert found.recipe[1] == Change("seed", 0, 3)
@@ -198,7 +198,7 @@ def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = str(source.parent / "store")
     first = build_here(source, Path(store), PLAIN).version
     write(source / "fox/0099.jpg", encoded(cut(99)))
-    build_here(source, Path(store), precache.Pipeline.image(resize=40, crop=28))
+    build_here(source, Path(store), precache.Recipe.image(resize=40, crop=28))
     assert main(["diff", f"{store}@{first}", store]) == 0
     text = capsys.readouterr().out
     assert "  image op 2 resize size: 32 → 40\n" in text

@@ -59,14 +59,14 @@ NOW = 1_800_000_000.0
 DAY = 86400.0
 
 
-def recipe(side: int, **options: Any) -> precache.Pipeline:
-    return precache.Pipeline.image(resize=side, crop=150, **options)
+def recipe_of(side: int, **options: Any) -> precache.Recipe:
+    return precache.Recipe.image(resize=side, crop=150, **options)
 
 
 def build_all(source: Path, store: Path | str, options: dict[str, Any] | None = None) -> list[str]:
     """Three versions, the last one current."""
     given = {"address": "serial", "shard_samples": 4, "storage_options": options}
-    return [precache.build(source, store, recipe(side), **given).version for side in SIDES]
+    return [precache.build(source, store, recipe_of(side), **given).version for side in SIDES]
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +380,7 @@ def test_whatever_a_killed_build_left_is_collected(
         killed = tmp_path / str(change)
         shutil.copytree(path, killed)
         options = {"shard_samples": 4}
-        status = end(start(build_until, change, source, killed, recipe(170), options))
+        status = end(start(build_until, change, source, killed, recipe_of(170), options))
         assert status == -signal.SIGKILL
         for name in {p.name for p in killed.iterdir()} - {*versions, "commits"}:
             (killed / name / DESCRIPTION).unlink(missing_ok=True)
@@ -502,7 +502,7 @@ def test_what_was_removed_says_so_and_can_be_built_again(
         precache.open(f"{path}@0000")
     assert third[:12] in str(caught.value)
     assert first[:12] not in str(caught.value)
-    again = build_here(source, path, recipe(SIDES[0]), {"shard_samples": 4})
+    again = build_here(source, path, recipe_of(SIDES[0]), {"shard_samples": 4})
     assert (again.version, again.shards_skipped) == (first, 0)
     after = pixels(path)
     assert before.keys() == after.keys()
@@ -543,7 +543,7 @@ def leave_a_build(source: Path, store: Path | str, options: Any = None) -> Folde
     (bad / "bad.jpg").write_bytes(b"none")
     try:
         with pytest.raises(BuildError):
-            precache.build(source, store, recipe(170), **given, storage_options=options)
+            precache.build(source, store, recipe_of(170), **given, storage_options=options)
     finally:
         shutil.rmtree(bad)
     [left] = precache.versions(store, options).unfinished
@@ -612,13 +612,13 @@ def test_a_build_whose_shards_are_removed_notes_it(
             "params": {"store": str(path)},
         },
     ]
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
     monkeypatch.setenv("LOSE", "1")
     with pytest.raises(BuildError, match=r"1 of 3 shards of .* were removed while"):
-        build_here(source, path, pipeline, {"shard_samples": 4})
+        build_here(source, path, recipe, {"shard_samples": 4})
     assert read_commits(open_folder(path)) == []
     monkeypatch.delenv("LOSE")
-    done = build_here(source, path, pipeline, {"shard_samples": 4})
+    done = build_here(source, path, recipe, {"shard_samples": 4})
     assert done.shards_skipped == 2
     assert precache.verify(path).ok
 
@@ -627,9 +627,9 @@ def test_what_a_later_version_has_linked_stays(source: Path, tmp_path: Path) -> 
     photos, path = tmp_path / "in", tmp_path / "store"
     shutil.copytree(source, photos)
     options = {"shard_samples": 4, "keep_order": True}
-    first = build_here(photos, path, recipe(150), options).version
+    first = build_here(photos, path, recipe_of(150), options).version
     write(photos / "zoo/0001.jpg", encoded(cut(77)))
-    second = build_here(photos, path, recipe(150), options).version
+    second = build_here(photos, path, recipe_of(150), options).version
     before = pixels(path)
     listed = precache.versions(path)
     new, old = listed.versions
@@ -650,11 +650,11 @@ def test_a_build_goes_on_though_what_it_takes_over_is_removed(source: Path, tmp_
     params = {"folder": str(tmp_path / "held"), "store": str(path)}
     (tmp_path / "held").mkdir()
     hold = {"op": "function", "function": "tests.support.building:hold", "params": params}
-    plain = recipe(150).to_dict()["fields"]["image"]
-    held = precache.Pipeline.from_dict({"fields": {"image": {"ops": [*plain["ops"], hold]}}})
+    plain = recipe_of(150).to_dict()["fields"]["image"]
+    held = precache.Recipe.from_dict({"fields": {"image": {"ops": [*plain["ops"], hold]}}})
     options = {"shard_samples": 4, "keep_order": True}
     first = build_here(photos, path, held, options).version
-    second = build_here(photos, path, recipe(150), options).version
+    second = build_here(photos, path, recipe_of(150), options).version
     write(photos / "ant/0001.jpg", encoded(cut(77)))  # in the first shard: some go over, some not
     write(photos / "zoo/0001.jpg", encoded(cut(78)))
     process = start(build_here, photos, path, held, options, {"HOLD": "1"})

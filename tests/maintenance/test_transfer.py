@@ -301,7 +301,7 @@ def test_killed_at_any_moment_the_same_pull_ends_it(built: BuiltStore, tmp_path:
     bad = tmp_path / "bad"
     shutil.copytree(built.path, bad)
     version = built.result.version
-    damage(BuiltStore(bad, built.source, built.pipeline, _moved(built, bad)))
+    damage(BuiltStore(bad, built.source, built.recipe, _moved(built, bad)))
     right = contents(built.version_folder)
     wrong = contents(bad / version)
     copies = [shutil.copytree(bad, tmp_path / f"count-{number}") for number in range(3)]
@@ -458,7 +458,7 @@ def test_a_version_that_is_removed_on_its_way_is_gone_or_the_next_one_comes(
     def receive(version: precache.Version) -> Any:
         if version.id == first:
             second = precache.build(
-                photos, own.path, precache.Pipeline.image(codec="raw"), address="serial"
+                photos, own.path, precache.Recipe.image(codec="raw"), address="serial"
             )
             precache.gc(own.path, keep=0, older_than=0)
             assert second.version != first
@@ -501,7 +501,7 @@ def test_the_place_for_copies_is_not_reached_through_a_link(
 def test_each_version_keeps_what_stands_for_its_code(tmp_path: Path) -> None:
     """Of two versions by the same ops, pulled alone."""
     photos = write_jpegs(tmp_path / "photos", 4)
-    recipe = precache.Pipeline.image(resize=40, crop=32)
+    recipe = precache.Recipe.image(resize=40, crop=32)
     precache.build(photos, tmp_path / "store", recipe, address="serial")
     write_jpegs(photos, 6)
     second = precache.build(photos, tmp_path / "store", recipe, address="serial")

@@ -77,8 +77,8 @@ def test_progress_tells_every_byte_once(store: BuiltStore) -> None:
 
 def test_a_version_can_be_named(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 4)
-    first = build_here(tmp_path / "in", tmp_path / "store", precache.Pipeline.image(resize=20))
-    build_here(tmp_path / "in", tmp_path / "store", precache.Pipeline.image(resize=24))
+    first = build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=20))
+    build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image(resize=24))
     found = precache.verify(f"{tmp_path / 'store'}@{first.version[:6]}")
     assert found.version == first.version
 
@@ -226,8 +226,8 @@ def test_damage_of_one_field_of_several(tmp_path: Path) -> None:
         "image": {"ops": [{"op": "decode"}, {"op": "resize", "size": [40, 40]}]},
         "small": {"ops": [{"op": "decode"}, {"op": "resize", "size": [20, 20]}], "codec": "raw"},
     }
-    pipeline = precache.Pipeline.from_dict({"fields": fields})
-    result = build_here(tmp_path / "in", tmp_path / "store", pipeline)
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    result = build_here(tmp_path / "in", tmp_path / "store", recipe)
     flip(Path(result.path) / "small/c/0/0/0/0", 10)
     assert only(precache.verify(tmp_path / "store"))[0] == "small/c/0/0/0/0"
 
@@ -285,7 +285,7 @@ def test_what_was_damaged_is_whole_again_after_a_build(
     for name in (*SMALL, "image/c/1/0/0/0"):
         (damaged.version_folder / name).unlink()
         assert not precache.verify(damaged.path).ok
-        build_here(damaged.source, damaged.path, damaged.pipeline, {"shard_samples": 8})
+        build_here(damaged.source, damaged.path, damaged.recipe, {"shard_samples": 8})
         assert precache.verify(damaged.path).ok, name
     assert contents(damaged.path) == before
     assert remains(damaged.path) == []

@@ -23,7 +23,7 @@ from precache.store.commit_log import Commit
 from tests.support.building import remains, write_jpegs
 from tests.support.servers import S3Server
 
-RECIPES = [precache.Pipeline.image(resize=side, crop=150, codec="raw") for side in (152, 156)]
+RECIPES = [precache.Recipe.image(resize=side, crop=150, codec="raw") for side in (152, 156)]
 
 
 def build(source: Path, store: Path | str, options: dict[str, Any] | None = None) -> list[str]:
@@ -50,7 +50,7 @@ def test_versions_are_listed_with_what_they_hold(store: tuple[Path, list[str]]) 
     assert [each.current for each in found.versions] == [True, False]
     new, old = found.versions
     assert (new.rows, new.holes, new.shared_nbytes, new.problem) == (10, 1, 0, "")
-    assert new.pipeline == "image: decode → resize(size=156) → center_crop(size=(150, 150)), raw"
+    assert new.recipe == "image: decode → resize(size=156) → center_crop(size=(150, 150)), raw"
     assert new.replaced is None
     assert old.replaced == new.committed
     assert old.committed <= new.committed <= time.time()

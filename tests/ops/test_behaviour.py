@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from precache.recipe.ops import ToDType
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache_workers.ops import behaviour, decoding, field_recipe
 from precache_workers.ops import functions as ops
 from precache_workers.ops.behaviour import Outputs, Step, computed, digest_of, how_far, steps_of
 
 
 def steps(*listed: dict[str, Any]) -> list[Step]:
-    pipeline = Pipeline.from_dict({"fields": {"x": {"ops": list(listed)}}})
-    return [step for step in steps_of(pipeline.fields["x"]) if step is not None]
+    recipe = Recipe.from_dict({"fields": {"x": {"ops": list(listed)}}})
+    return [step for step in steps_of(recipe.fields["x"]) if step is not None]
 
 
 def anew(step: Step) -> Outputs:

@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from precache.errors import PipelineError, SampleError
+from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import RandomResizedCrop, ToDType
-from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.recipe import Field, Recipe
 from precache.store.layout import RowShape
 from precache_workers.ops.behaviour import pattern
 from precache_workers.ops.field_recipe import FieldRecipe
@@ -46,12 +46,12 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     assert difference.max() <= 3
 
 
-def recipe(*ops: dict[str, Any], seed: int = 0, **field: Any) -> FieldRecipe:
+def recipe_of(*ops: dict[str, Any], seed: int = 0, **field: Any) -> FieldRecipe:
     return FieldRecipe("image", Field(ops=ops, **field), seed)
 
 
 def row(data: Any, *ops: dict[str, Any], key: str = "key", seed: int = 0) -> np.ndarray:
-    return recipe({"op": "decode"}, *ops, seed=seed)(Sample({"bytes": data}), key)
+    return recipe_of({"op": "decode"}, *ops, seed=seed)(Sample({"bytes": data}), key)
 
 
 # --- resize and crop ----------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_scaling_while_decoding_happens_only_when_asked_for() -> None:
     wanted = {"op": "resize", "size": 100}
     expected = by_pillow_resized(Image.fromarray(by_pillow(data)), 100, "bilinear")
     assert_close(row(data, wanted), as_array(expected).transpose(2, 0, 1))
-    scaled = recipe({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
+    scaled = recipe_of({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
     assert scaled.shape == (3, *expected.size[::-1])
     assert not np.array_equal(scaled, row(data, wanted))
     difference = np.abs(scaled.astype(int) - as_array(expected).transpose(2, 0, 1))
@@ -236,7 +236,7 @@ def test_scaling_while_decoding_happens_only_when_asked_for() -> None:
 def test_scaled_decoding_never_goes_below_the_resize(size: int | list[int]) -> None:
     data = encoded(photograph().resize((1804, 1200)), quality=92)
     wanted = {"op": "resize", "size": size}
-    scaled = recipe({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
+    scaled = recipe_of({"op": "decode", "scaled": True}, wanted)(Sample({"bytes": data}), "key")
     full = row(data, wanted)
     assert scaled.shape == full.shape
     assert np.abs(scaled.astype(int) - full).mean() < 3
@@ -244,7 +244,7 @@ def test_scaled_decoding_never_goes_below_the_resize(size: int | list[int]) -> N
 
 def test_scaled_decoding_turns_with_the_photo() -> None:
     data = encoded(photograph().resize((1804, 1200)), exif=oriented(6), quality=92)
-    scaled = recipe({"op": "decode", "scaled": True}, {"op": "resize", "size": 100})
+    scaled = recipe_of({"op": "decode", "scaled": True}, {"op": "resize", "size": 100})
     found = scaled(Sample({"bytes": data}), "key")
     assert found.shape == (3, 150, 100)
 
@@ -265,7 +265,7 @@ def test_random_ops_depend_on_seed_and_key_alone() -> None:
 
 def test_random_ops_do_not_depend_on_what_came_before() -> None:
     data = encoded(photograph(), quality=90)
-    made = recipe({"op": "decode"}, CROP, FLIP)
+    made = recipe_of({"op": "decode"}, CROP, FLIP)
     sample = Sample({"bytes": data})
     keys = [f"{number}.jpg" for number in range(12)]
     forth = {key: made(sample, key) for key in keys}
@@ -280,7 +280,7 @@ def test_random_ops_are_the_same_on_every_machine() -> None:
     ramp = np.arange(200 * 300, dtype=np.uint32).reshape(200, 300)
     pixels = np.stack([ramp >> 16, ramp >> 8 & 255, ramp & 255], axis=2).astype(np.uint8)
     flips = [
-        recipe({"op": "decode"}, FLIP)(Sample({"image": pixels}), str(key))[2, 0, 0] != 0
+        recipe_of({"op": "decode"}, FLIP)(Sample({"image": pixels}), str(key))[2, 0, 0] != 0
         for key in range(16)
     ]
     assert "".join(str(int(flip)) for flip in flips) == FLIPS
@@ -298,7 +298,7 @@ def test_certain_flips(p: float) -> None:
 
 def test_flips_come_about_as_often_as_they_should() -> None:
     pixels = np.asarray(photograph().resize((4, 4)))
-    made = recipe({"op": "decode"}, {"op": "horizontal_flip", "p": 0.25})
+    made = recipe_of({"op": "decode"}, {"op": "horizontal_flip", "p": 0.25})
     upright = pixels.transpose(2, 0, 1)
     flipped = sum(
         not np.array_equal(made(Sample({"image": pixels}), str(key)), upright)
@@ -309,8 +309,8 @@ def test_flips_come_about_as_often_as_they_should() -> None:
 
 def test_two_random_ops_of_a_field_draw_apart() -> None:
     pixels = np.asarray(photograph().resize((8, 8)))
-    once = recipe({"op": "decode"}, FLIP)
-    twice = recipe({"op": "decode"}, FLIP, FLIP)
+    once = recipe_of({"op": "decode"}, FLIP)
+    twice = recipe_of({"op": "decode"}, FLIP, FLIP)
     same = [
         np.array_equal(once(Sample({"i": pixels}), str(k)), twice(Sample({"i": pixels}), str(k)))
         for k in range(64)
@@ -326,7 +326,7 @@ def test_random_crops_have_the_size_and_the_bounds_asked_for(size: tuple[int, in
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[..., 0] = place[..., 0] * 255 // max(1, height - 1)
     pixels[..., 1] = place[..., 1] * 255 // max(1, width - 1)
-    made = recipe({"op": "decode"}, {**CROP, "scale": [0.2, 0.3], "ratio": [0.9, 1.1]})
+    made = recipe_of({"op": "decode"}, {**CROP, "scale": [0.2, 0.3], "ratio": [0.9, 1.1]})
     areas = []
     for key in range(40):
         found = made(Sample({"image": pixels}), str(key)).astype(float)
@@ -392,17 +392,17 @@ def keep(array: np.ndarray) -> np.ndarray:
 def test_functions_of_the_users_own() -> None:
     pixels = np.asarray(photograph())
     op = {"op": "function", "function": f"{__name__}:double", "params": {"by": 3}, "version": "1"}
-    found = recipe({"op": "decode"}, op, codec="zstd")(Sample({"image": pixels}), "key")
+    found = recipe_of({"op": "decode"}, op, codec="zstd")(Sample({"image": pixels}), "key")
     assert np.array_equal(found, pixels.astype(np.float32).transpose(2, 0, 1) * 3)
     op = {"op": "function", "function": f"{__name__}:as_tensor", "version": "1"}
-    found = recipe(op)(Sample({"x": np.arange(4)}), "key")
+    found = recipe_of(op)(Sample({"x": np.arange(4)}), "key")
     assert found.dtype == np.int32
     assert found.tolist() == [0, 1, 2, 3]
 
 
 def test_what_a_function_was_given_stays_as_it_was() -> None:
     op = {"op": "function", "function": f"{__name__}:keep", "version": "1"}
-    keeping = recipe({"op": "decode"}, op)
+    keeping = recipe_of({"op": "decode"}, op)
     photos = [encoded(photograph(name), quality=90) for name in ("astronaut.png", "coffee.png")]
     for data in photos:
         keeping(Sample({"bytes": data}), "key")
@@ -414,12 +414,12 @@ def test_a_function_that_fails_is_named_with_its_error() -> None:
     with pytest.raises(
         SampleError, match=r"test_functions:fail failed: ZeroDivisionError\('in a fun"
     ):
-        recipe(op)(Sample({"x": np.arange(4)}), "key")
+        recipe_of(op)(Sample({"x": np.arange(4)}), "key")
 
 
 def test_a_function_that_is_not_there_is_found_before_the_first_sample() -> None:
-    with pytest.raises(PipelineError, match=r"test_functions:nowhere"):
-        recipe({"op": "function", "function": f"{__name__}:nowhere", "version": "1"})
+    with pytest.raises(RecipeError, match=r"test_functions:nowhere"):
+        recipe_of({"op": "function", "function": f"{__name__}:nowhere", "version": "1"})
 
 
 # --- hostile files ------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ STRIP = """
     import io, resource
     from PIL import Image
     from precache.errors import SampleError
-    from precache.recipe.pipeline import Field
+    from precache.recipe.recipe import Field
     from precache_workers.ops.field_recipe import FieldRecipe
     from precache_workers.sources.base import Sample
 
@@ -460,10 +460,10 @@ def test_a_strip_does_not_become_a_bomb_by_its_resize() -> None:
 
 def reason(sample: Sample) -> str:
     """Why a sample is a hole among rows of 20 x 20."""
-    pipeline = Pipeline.image(resize=24, crop=20)
-    recipes = {"image": FieldRecipe("image", pipeline.fields["image"], 0)}
+    recipe = Recipe.image(resize=24, crop=20)
+    recipes = {"image": FieldRecipe("image", recipe.fields["image"], 0)}
     shapes = {"image": RowShape((3, 20, 20), "uint8")}
-    rows = ShardRows(pipeline, recipes, shapes, 1, 1, frozenset(), None, 0)
+    rows = ShardRows(recipe, recipes, shapes, 1, 1, frozenset(), None, 0)
     return rows.make(0, "key", sample)
 
 

@@ -16,7 +16,7 @@ from precache.errors import PrecacheError, StorageError
 from precache.storage import base as folder
 from tests.support.building import write_jpegs
 
-RECIPE = precache.Pipeline.image(resize=16, crop=16)
+RECIPE = precache.Recipe.image(resize=16, crop=16)
 
 USE = """
 import os, shutil, sys
@@ -32,7 +32,7 @@ def load():
         return sum(len(batch["row"]) for batch in loader)
 
 def build():
-    recipe = precache.Pipeline.image(resize=16, crop=16)
+    recipe = precache.Recipe.image(resize=16, crop=16)
     return precache.build(root / "in", store, recipe, address="serial").version
 
 uses = {

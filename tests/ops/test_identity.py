@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import precache
-from precache.errors import MismatchError, PipelineError, UsageError
-from precache.recipe.pipeline import Pipeline
+from precache.errors import MismatchError, RecipeError, UsageError
+from precache.recipe.recipe import Recipe
 from precache.storage.open import open_folder
 from precache.store.commit_log import append_entry
 from precache_workers.ops import behaviour
@@ -43,8 +43,8 @@ from tests.support.building import (
 from tests.support.raycluster import Cluster
 
 
-def of(**field: object) -> Pipeline:
-    return Pipeline.from_dict({"fields": {"x": field}})
+def of(**field: object) -> Recipe:
+    return Recipe.from_dict({"fields": {"x": field}})
 
 
 # --- the rule of older releases -----------------------------------------------------------------
@@ -52,10 +52,10 @@ def of(**field: object) -> Pipeline:
 
 def test_older_releases_counted_libraries_where_they_decide_pixels() -> None:
     rule = by_libraries({})
-    assert set(rule(Pipeline.image())) == {"simplejpeg", "pillow"}
-    assert set(rule(Pipeline.image(resize=8))) == {"simplejpeg", "pillow", "torch"}
+    assert set(rule(Recipe.image())) == {"simplejpeg", "pillow"}
+    assert set(rule(Recipe.image(resize=8))) == {"simplejpeg", "pillow", "torch"}
     assert rule(of(ops=[{"op": "to_dtype", "dtype": "int32"}])) == {}
-    assert "+" not in rule(Pipeline.image(resize=8))["torch"]
+    assert "+" not in rule(Recipe.image(resize=8))["torch"]
 
 
 # --- functions ----------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_older_releases_counted_libraries_where_they_decide_pixels() -> None:
 def test_a_declared_version_stands_for_the_code() -> None:
     def versions(**more: str) -> dict[str, str]:
         op = {"op": "function", "function": "tests.support.building:hold", **more}
-        return decides(Pipeline.from_dict({"fields": {"x": {"ops": [op]}}}))
+        return decides(Recipe.from_dict({"fields": {"x": {"ops": [op]}}}))
 
     assert versions(version="7") == {"tests.support.building:hold": "7"}
     assert len(versions()["tests.support.building:hold"]) == 32
@@ -72,23 +72,23 @@ def test_a_declared_version_stands_for_the_code() -> None:
 
 def test_a_function_that_is_nowhere_is_named() -> None:
     op = {"op": "function", "function": "nowhere_at_all:f"}
-    with pytest.raises(PipelineError, match="nowhere_at_all:f"):
-        decides(Pipeline.from_dict({"fields": {"x": {"ops": [op]}}}))
+    with pytest.raises(RecipeError, match="nowhere_at_all:f"):
+        decides(Recipe.from_dict({"fields": {"x": {"ops": [op]}}}))
 
 
 def test_two_functions_of_one_name_may_have_two_versions() -> None:
     """A version dropped in favour of another would hide a change."""
 
-    def pipeline(first: str, second: str) -> Pipeline:
+    def recipe(first: str, second: str) -> Recipe:
         op = {"op": "function", "function": "tests.support.building:hold"}
         fields = {
             "x": {"ops": [{**op, "version": first}]},
             "y": {"ops": [{**op, "version": second}]},
         }
-        return Pipeline.from_dict({"fields": fields})
+        return Recipe.from_dict({"fields": fields})
 
     prints = {
-        (a, b): pipeline(a, b).fingerprint(decides(pipeline(a, b)))
+        (a, b): recipe(a, b).fingerprint(decides(recipe(a, b)))
         for a, b in (("1", "1"), ("1", "2"), ("2", "1"))
     }
     assert len(set(prints.values())) == 3
@@ -188,11 +188,11 @@ def test_what_first_stood_for_a_digest_stands_for_it_from_then_on(
     photos: Path, tmp_path: Path
 ) -> None:
     """Of two first builds at once, one may find a version of an older release, and one none."""
-    store, pipeline = tmp_path / "store", Pipeline.image(resize=16, crop=16)
-    first = build_here(photos, store, pipeline).version
-    digest = decides(pipeline)["decode"]
+    store, recipe = tmp_path / "store", Recipe.image(resize=16, crop=16)
+    first = build_here(photos, store, recipe).version
+    digest = decides(recipe)["decode"]
     append_entry(open_folder(store), first, None, {"decode": (digest, '{"pillow": "9"}')})
-    assert build_here(photos, store, pipeline).version == first
+    assert build_here(photos, store, recipe).version == first
 
 
 def test_outputs_are_kept_and_not_used_for_another_library(
@@ -222,7 +222,7 @@ def test_the_oldest_outputs_are_removed(
 def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(cache: Path) -> None:
     def found() -> dict[str, Any]:
         behaviour._kept.cache_clear()
-        return dict(behaviours(Pipeline.image(resize=8)))
+        return dict(behaviours(Recipe.image(resize=8)))
 
     first = found()
     for file in (cache / "precache/ops").iterdir():
@@ -259,14 +259,14 @@ def test_a_process_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_process_that_makes_other_pixels_than_planned_makes_none() -> None:
-    pipeline = Pipeline.image(resize=8)
-    expected = {name: dict(outputs) for name, outputs in behaviours(pipeline).items()}
-    require_same(pipeline, expected)
+    recipe = Recipe.image(resize=8)
+    expected = {name: dict(outputs) for name, outputs in behaviours(recipe).items()}
+    require_same(recipe, expected)
     name = next(each for each in expected if each.startswith("resize"))
     probe = next(iter(expected[name]))
     expected[name][probe] = "0" + expected[name][probe]
     with pytest.raises(MismatchError, match=r"resize\(size=8\) .* by torch 2.*first of the probe"):
-        require_same(pipeline, expected)
+        require_same(recipe, expected)
 
 
 def test_streams_of_random_numbers_count_where_functions_are_given_them() -> None:
@@ -337,7 +337,7 @@ def test_a_node_that_makes_other_pixels_takes_no_part_and_is_named(
     version = precache.open(store)
     assert version.attributes is not None
     assert "99.9" not in version.attributes.libraries["simplejpeg"]
-    build_here(photos, tmp_path / "here", Pipeline.image(resize=40, crop=32))
+    build_here(photos, tmp_path / "here", Recipe.image(resize=40, crop=32))
     found, right = pixels(store), pixels(tmp_path / "here")
     assert found.keys() == right.keys()
     assert all(np.array_equal(found[key], right[key]) for key in right)
@@ -364,10 +364,10 @@ def number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "code/number.txt", b"1")
 
 
-def shifted() -> Pipeline:
+def shifted() -> Recipe:
     ops = [{"op": "decode"}, {"op": "resize", "size": [8, 8]}, {"op": "center_crop", "size": 8}]
     function = {"op": "function", "function": "reads:shift", "shape": [3, 8, 8]}
-    return Pipeline.from_dict({"fields": {"image": {"ops": [*ops, function]}}})
+    return Recipe.from_dict({"fields": {"image": {"ops": [*ops, function]}}})
 
 
 def differences(store: Path, before: dict[str, np.ndarray]) -> set[int]:
@@ -452,14 +452,14 @@ def test_a_repair_by_another_encoder_says_so_beforehand(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pipeline = Pipeline.image(resize=40, crop=32)
-    first = build_here(photos, tmp_path / "store", pipeline)
+    recipe = Recipe.image(resize=40, crop=32)
+    first = build_here(photos, tmp_path / "store", recipe)
     recorded = precache.open(tmp_path / "store").attributes
     assert recorded is not None
     assert recorded.libraries == installed_versions()
     for shown in (False, True):
         next(Path(first.path).glob("image/c/*/*/*/*")).unlink()
-        build_here(photos, tmp_path / "store", pipeline, {"progress": True})
+        build_here(photos, tmp_path / "store", recipe, {"progress": True})
         said = "was encoded by another release of a library" in " ".join(
             capsys.readouterr().err.split()
         )
@@ -503,11 +503,11 @@ def test_a_retry_gives_no_id_that_a_removed_version_had(
 def test_a_function_that_is_used_with_a_version_and_without_is_noticed_when_edited(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def recipe() -> Pipeline:
+    def recipe_of() -> Recipe:
         ops = [{"op": "decode"}, {"op": "resize", "size": [8, 8]}]
         own = {"op": "function", "function": "twice:f", "shape": [3, 8, 8]}
         fields = {"a": {"ops": [*ops, own]}, "b": {"ops": [*ops, {**own, "version": "1"}]}}
-        return Pipeline.from_dict({"fields": fields})
+        return Recipe.from_dict({"fields": fields})
 
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
     monkeypatch.delitem(sys.modules, "twice", raising=False)
@@ -516,7 +516,7 @@ def test_a_function_that_is_used_with_a_version_and_without_is_noticed_when_edit
         write(
             tmp_path / "code/twice.py", f"def f(image):\n    return image * 0 + {value}\n".encode()
         )
-        versions.append(build_here(photos, tmp_path / "store", recipe()).version)
+        versions.append(build_here(photos, tmp_path / "store", recipe_of()).version)
         rows = pixels(tmp_path / "store", "a")
         assert all((row == value).all() for row in rows.values())
     assert len(set(versions)) == 2

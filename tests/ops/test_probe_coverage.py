@@ -15,7 +15,7 @@ LIMITS = {"_parts", "_segments", "_cut_png"}
 """Functions of `segments` with a branch that refuses files of thousands of parts."""
 
 COMPUTE = """
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache_workers.ops.behaviour import computed, steps_of
 
 DECODE = {"op": "decode"}
@@ -33,8 +33,8 @@ for ops in (
     [DECODE, {"op": "to_dtype", "dtype": "float32"}],
     [DECODE, {"op": "to_dtype", "dtype": "float32", "scale": True}],
 ):
-    pipeline = Pipeline.from_dict({"fields": {"x": {"ops": ops}}})
-    for step in steps_of(pipeline.fields["x"]):
+    recipe = Recipe.from_dict({"fields": {"x": {"ops": ops}}})
+    for step in steps_of(recipe.fields["x"]):
         computed(step)
 """
 

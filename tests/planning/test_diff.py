@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.store.row_table import RowTable
 from precache_workers.planning.diff import EXAMPLES, RecipeChange, recipe_changes, source_changes
 
@@ -25,30 +25,30 @@ def crop(size: int) -> dict[str, Any]:
     return {"op": "center_crop", "size": size}
 
 
-def pipeline(*ops: dict[str, Any], seed: int = 0, codec: Any = "image") -> dict[str, Any]:
+def recipe(*ops: dict[str, Any], seed: int = 0, codec: Any = "image") -> dict[str, Any]:
     field = {"ops": list(ops), "codec": codec}
-    return Pipeline.from_dict({"fields": {"image": field}, "seed": seed}).to_dict()
+    return Recipe.from_dict({"fields": {"image": field}, "seed": seed}).to_dict()
 
 
-BEFORE = pipeline(DECODE, resize(64), crop(56))
+BEFORE = recipe(DECODE, resize(64), crop(56))
 
 
 @pytest.mark.parametrize(
     ("after", "changes"),
     [
         (BEFORE, []),
-        (pipeline(DECODE, resize(72), crop(56)), [("image.ops[1].resize.size", 64, 72)]),
+        (recipe(DECODE, resize(72), crop(56)), [("image.ops[1].resize.size", 64, 72)]),
         (
-            pipeline(DECODE, resize(64), FLIP, crop(48)),
+            recipe(DECODE, resize(64), FLIP, crop(48)),
             [
                 ("image.ops[2].horizontal_flip", None, {"p": 0.5}),
                 ("image.ops[3].center_crop.size", [56, 56], [48, 48]),
             ],
         ),
-        (pipeline(DECODE, crop(56)), [("image.ops[1].resize", RecipeChange, None)]),
-        (pipeline(DECODE, resize(64), crop(56), seed=3), [("seed", 0, 3)]),
+        (recipe(DECODE, crop(56)), [("image.ops[1].resize", RecipeChange, None)]),
+        (recipe(DECODE, resize(64), crop(56), seed=3), [("seed", 0, 3)]),
         (
-            pipeline(DECODE, resize(64), crop(56), codec={"name": "zstd", "level": 3}),
+            recipe(DECODE, resize(64), crop(56), codec={"name": "zstd", "level": 3}),
             [("image.codec.name", "image", "zstd"), ("image.codec.level", None, 3)],
         ),
     ],

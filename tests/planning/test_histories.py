@@ -52,12 +52,10 @@ def mean_of(array: np.ndarray) -> np.ndarray:
     return array.mean((0, 1)).astype(np.float32)
 
 
-def recipe(codec: str, *after: dict[str, Any], **fields: Any) -> precache.Pipeline:
+def recipe_of(codec: str, *after: dict[str, Any], **fields: Any) -> precache.Recipe:
     """Images of 16 x 16, four to a chunk in shards of four."""
     ops = [{"op": "decode"}, {"op": "resize", "size": [16, 16]}, *after]
-    return precache.Pipeline.from_dict(
-        {"fields": {"image": {"ops": ops, "codec": codec}, **fields}}
-    )
+    return precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": codec}, **fields}})
 
 
 MEAN = {"op": "function", "function": "tests.planning.test_histories:mean_of", "version": "1"}
@@ -66,14 +64,14 @@ LARGE = {"ops": [{"op": "decode"}, {"op": "resize", "size": [150, 150]}], "codec
 CROP = {"op": "center_crop", "size": [12, 10]}
 FLIP = {"op": "horizontal_flip"}
 PIPELINES = (
-    recipe("image"),
-    recipe("zstd"),
-    recipe("raw"),
-    recipe("image", CROP),
-    recipe("image", CROP, FLIP),
-    recipe("image", mean=MEANS),
-    recipe("raw", mean=MEANS),
-    recipe("image", large=LARGE),
+    recipe_of("image"),
+    recipe_of("zstd"),
+    recipe_of("raw"),
+    recipe_of("image", CROP),
+    recipe_of("image", CROP, FLIP),
+    recipe_of("image", mean=MEANS),
+    recipe_of("raw", mean=MEANS),
+    recipe_of("image", large=LARGE),
 )
 
 numbers = st.integers(0, 999)
@@ -87,7 +85,7 @@ class Histories(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="precache-history-"))
         self.source, self.store = self.root / "source", self.root / "store"
         self.photos: dict[str, int] = {}
-        self.pipeline = 0
+        self.recipe = 0
         self.touches = 0
         self.right: dict[str, tuple[Rows, dict[str, int]]] = {}
         self.from_scratch: dict[Any, tuple[Rows, dict[str, int]]] = {}
@@ -140,9 +138,9 @@ class Histories(RuleBasedStateMachine):
         self.touches += 1
         os.utime(self.source / key, (self.touches, self.touches))
 
-    @rule(pipeline=st.integers(0, len(PIPELINES) - 1))
-    def edit_the_recipe(self, pipeline: int) -> None:
-        self.pipeline = pipeline
+    @rule(recipe=st.integers(0, len(PIPELINES) - 1))
+    def edit_the_recipe(self, recipe: int) -> None:
+        self.recipe = recipe
 
     # --- builds ---------------------------------------------------------------------------------
 
@@ -150,7 +148,7 @@ class Histories(RuleBasedStateMachine):
     def build(self, again: bool) -> None:
         right = self._from_scratch()
         options = {**OPTIONS, "retry_failed": again}
-        result = build_here(self.source, self.store, PIPELINES[self.pipeline], options)
+        result = build_here(self.source, self.store, PIPELINES[self.recipe], options)
         assert precache.open(self.store).id == result.version
         assert_same(self.right.setdefault(result.version, right), right)
 
@@ -158,8 +156,8 @@ class Histories(RuleBasedStateMachine):
     def build_and_be_killed(self, at: int, again: bool) -> None:
         right = self._from_scratch()
         options = {**OPTIONS, "retry_failed": again}
-        pipeline = PIPELINES[self.pipeline]
-        status = end(start(build_until, at, self.source, self.store, pipeline, options))
+        recipe = PIPELINES[self.recipe]
+        status = end(start(build_until, at, self.source, self.store, recipe, options))
         assert status in (0, -signal.SIGKILL)
         if self._has_versions():
             self.right.setdefault(precache.open(self.store).id, right)
@@ -169,11 +167,11 @@ class Histories(RuleBasedStateMachine):
 
     def _from_scratch(self) -> tuple[Rows, dict[str, int]]:
         """What a build into a store of its own makes of the source by the recipe."""
-        state = self.pipeline, frozenset(self.photos.items())
+        state = self.recipe, frozenset(self.photos.items())
         if state not in self.from_scratch:
             anew = self.root / "anew"
             shutil.rmtree(anew, ignore_errors=True)
-            build_here(self.source, anew, PIPELINES[self.pipeline], OPTIONS)
+            build_here(self.source, anew, PIPELINES[self.recipe], OPTIONS)
             self.from_scratch[state] = read(anew)
         return self.from_scratch[state]
 

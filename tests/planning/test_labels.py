@@ -287,7 +287,7 @@ def test_the_keys_of_a_dataset_are_its_indices(
     monkeypatch.syspath_prepend(tmp_path)
     file, source = tmp_path / "labels.csv", "python:many_of_labels:Many"
     file.write_text("index,label\n" + "".join(f"{n},{n % 3}\n" for n in range(3)))
-    recipe = precache.Pipeline.image()
+    recipe = precache.Recipe.image()
     with pytest.raises(SourceError, match="6 of 9 samples get no label, such as '3'"):
         build_here(source, tmp_path / "store", recipe, {"labels": file})  # type: ignore[arg-type]
     file.write_text("".join(f"{n},{n % 3}\n" for n in range(9)))

@@ -47,7 +47,7 @@ def mean_after_removal(array: np.ndarray, folder: str) -> np.ndarray:
     return mean_of(array)
 
 
-def recipe(size: int = 150, **field: Any) -> precache.Pipeline:
+def recipe_of(size: int = 150, **field: Any) -> precache.Recipe:
     """Images that `counted` has seen, and their means."""
     ops = [{"op": "decode"}, {"op": "resize", "size": [size, size]}]
     count = {"op": "function", "function": "tests.planning.test_reuse:counted", "version": "1"}
@@ -57,15 +57,15 @@ def recipe(size: int = 150, **field: Any) -> precache.Pipeline:
         "image": {"ops": [*ops, count], **field},
         "mean": {"ops": [*ops, mean], "codec": "zstd"},
     }
-    return precache.Pipeline.from_dict({"fields": fields})
+    return precache.Recipe.from_dict({"fields": fields})
 
 
-LARGE = recipe(codec="image")
+LARGE = recipe_of(codec="image")
 
 
-def build(source: Path, store: Path, pipeline: precache.Pipeline = LARGE, **options: Any) -> Any:
+def build(source: Path, store: Path, recipe: precache.Recipe = LARGE, **options: Any) -> Any:
     CALLS.clear()
-    return build_here(source, store, pipeline, {"shard_samples": 8, **options})
+    return build_here(source, store, recipe, {"shard_samples": 8, **options})
 
 
 def padded(number: int) -> bytes:
@@ -96,8 +96,8 @@ def copy(source: Path, tmp_path: Path) -> Path:
 
 def assert_as_if_built_anew(result: Any, source: Path, **options: Any) -> None:
     """The version is what a build into another store makes, to the last byte."""
-    pipeline = options.pop("pipeline", LARGE)
-    other = build(source, Path(result.path).parent / "anew", pipeline, **options)
+    recipe = options.pop("recipe", LARGE)
+    other = build(source, Path(result.path).parent / "anew", recipe, **options)
     assert contents(Path(result.path)) == contents(Path(other.path))
     assert (result.holes, result.mean, result.std) == (other.holes, other.mean, other.std)
     assert (result.raw_bytes, result.stored_bytes) == (other.raw_bytes, other.stored_bytes)
@@ -105,9 +105,9 @@ def assert_as_if_built_anew(result: Any, source: Path, **options: Any) -> None:
 
 PIPELINES = {
     "image": LARGE,
-    "raw": recipe(codec="raw"),
-    "zstd": recipe(codec="zstd"),
-    "several rows a chunk": recipe(20, codec="image"),
+    "raw": recipe_of(codec="raw"),
+    "zstd": recipe_of(codec="zstd"),
+    "several rows a chunk": recipe_of(20, codec="image"),
 }
 
 
@@ -124,7 +124,7 @@ def test_nothing_of_a_copied_source_is_decoded_again(
     assert [key for key, _ in second.holes] == ["dog/broken.jpg"]
     assert precache.open(tmp_path / "store").id == second.version
     assert precache.verify(tmp_path / "store").ok
-    assert_as_if_built_anew(second, copy, pipeline=PIPELINES[kind])
+    assert_as_if_built_anew(second, copy, recipe=PIPELINES[kind])
 
 
 def test_a_build_says_what_it_took_over(
@@ -170,10 +170,10 @@ def test_a_shard_with_another_sample_is_made_anew(
 def test_rows_keep_their_shape(source: Path, tmp_path: Path) -> None:
     """Though the sample that gave it has another: it is a hole then."""
     field = {"ops": [{"op": "decode"}], "codec": "image"}
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": field}})
-    first = build(source, tmp_path / "store", pipeline)
+    recipe = precache.Recipe.from_dict({"fields": {"image": field}})
+    first = build(source, tmp_path / "store", recipe)
     (source / "cat/001.jpg").write_bytes(encoded(cut(1, (60, 48)), quality=60))
-    second = build(source, tmp_path / "store", pipeline)
+    second = build(source, tmp_path / "store", recipe)
     assert (first.failed, second.failed) == (1, 2)
     assert "cat/001.jpg" in dict(second.holes)
     assert second.rows_reused == 29
@@ -189,7 +189,7 @@ def test_other_labels_are_no_other_samples(source: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "options", [{"shard_samples": 4}, {"keep_order": True}, {"pipeline": recipe(151)}]
+    "options", [{"shard_samples": 4}, {"keep_order": True}, {"recipe": recipe_of(151)}]
 )
 def test_what_else_changed_is_made_anew(
     options: dict[str, Any], source: Path, copy: Path, tmp_path: Path
@@ -240,11 +240,11 @@ def test_an_object_that_goes_before_it_is_linked_is_made_anew(source: Path, tmp_
     }
     mean |= {"dtype": "float32", "shape": [3], "params": {"folder": f"{first.path}/image"}}
     fields = {**LARGE.to_dict()["fields"], "mean": {"ops": [{"op": "decode"}, mean]}}
-    pipeline = precache.Pipeline.from_dict({"fields": fields})
-    second = build(source, tmp_path / "store", pipeline)
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    second = build(source, tmp_path / "store", recipe)
     assert (second.rows_reused, second.failed) == (0, 1)
     CALLS.clear()
-    assert_as_if_built_anew(second, source, pipeline=pipeline)
+    assert_as_if_built_anew(second, source, recipe=recipe)
 
 
 @pytest.mark.parametrize("name", ["zarr.json", "rows/c/0", "holes/c/0", "shards/image/c/0/0"])
@@ -279,9 +279,9 @@ def test_datasets_whose_code_changed_are_asked_again(
     code = "import numpy as np\ndef make():\n    return [np.zeros((8, 16, 3), np.uint8)] * 3\n"
     (tmp_path / "turned_dataset.py").write_text(code)
     source = "python:turned_dataset:make"
-    ask(build_here, source, tmp_path / "store", precache.Pipeline.image(), {})
+    ask(build_here, source, tmp_path / "store", precache.Recipe.image(), {})
     (tmp_path / "turned_dataset.py").write_text(code.replace("8, 16", "16, 8"))
-    second = ask(build_here, source, tmp_path / "store", precache.Pipeline.image(), {})
+    second = ask(build_here, source, tmp_path / "store", precache.Recipe.image(), {})
     assert second.shards_reused == 0
     assert precache.open(tmp_path / "store").fields["image"].shape == (3, 16, 8)
 

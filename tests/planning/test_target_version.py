@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache.store.row_table import RowTable
-from precache_workers.planning.target_version import Recipe, TargetVersion, find_goal
+from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_goal
 
 SHAPES = {"image": RowShape((3, 8, 8), "uint8"), "vector": RowShape((5,), "float32")}
 
 
-def recipe_of(count: int, seed: int = 0) -> Recipe:
+def recipe_of(count: int, seed: int = 0) -> VersionSpec:
     unknown = np.full(count, -1, np.int64)
     keys = [f"{number}.jpg" for number in range(count)]
     table = RowTable(keys, unknown, unknown, [""] * count, unknown, ())
-    pipeline = Pipeline.image(seed=seed)
-    return Recipe(pipeline, pipeline.fingerprint({}), table, table.digest)
+    recipe = Recipe.image(seed=seed)
+    return VersionSpec(recipe, recipe.fingerprint({}), table, table.digest)
 
 
 def goal_of(store: Path, count: int = 10, per_shard: int = 4, seed: int = 0) -> TargetVersion:
@@ -89,12 +89,12 @@ def test_beginning_again_keeps_the_row_table(tmp_path: Path) -> None:
 def test_the_frozen_row_table_reads_back(tmp_path: Path) -> None:
     goal = goal_of(tmp_path)
     goal.begin()
-    assert goal.frozen_rows().digest == goal.recipe.rows_digest
+    assert goal.frozen_rows().digest == goal.spec.rows_digest
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}"])
 def test_a_damaged_description_does_not_stop_a_build(tmp_path: Path, text: bytes) -> None:
-    """What it says is computed from the source and the pipeline again."""
+    """What it says is computed from the source and the recipe again."""
     goal = goal_of(tmp_path)
     goal.begin()
     (goal.folder.root / "_build/build.json").write_bytes(text)

@@ -16,7 +16,7 @@ from precache_workers.runtime.time_limit import FETCHING, notes
 from precache_workers.sources.base import Fetched, FolderSource, open_source
 from tests.support.building import build_here, cut, encoded, pixels, write, write_jpegs
 
-PIPELINE = precache.Pipeline.image(resize=40, crop=32)
+RECIPE = precache.Recipe.image(resize=40, crop=32)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(photos: Path, tmp_path: Path) -> Path:
-    build_here(photos, tmp_path / "store", PIPELINE)
+    build_here(photos, tmp_path / "store", RECIPE)
     return tmp_path / "store"
 
 
@@ -38,8 +38,8 @@ def test_a_touched_photo_is_no_other_version(photos: Path, store: Path) -> None:
     before = precache.open(store).id
     for path in sorted(photos.rglob("*.jpg"))[:5]:
         touch(path)
-    assert precache.ensure(photos, store, PIPELINE, address="serial").id == before
-    assert build_here(photos, store, PIPELINE).version == before
+    assert precache.ensure(photos, store, RECIPE, address="serial").id == before
+    assert build_here(photos, store, RECIPE).version == before
 
 
 def test_rows_of_touched_photos_stay_beside_new_and_changed_ones(photos: Path, store: Path) -> None:
@@ -49,9 +49,9 @@ def test_rows_of_touched_photos_stay_beside_new_and_changed_ones(photos: Path, s
     write(changed, data[:-2] + bytes([data[-2] ^ 1, data[-1]]))
     touch(changed)
     write(photos / "cat/new.jpg", encoded(cut(77)))
-    again = build_here(photos, store, PIPELINE)
+    again = build_here(photos, store, RECIPE)
     assert (again.samples, again.rows_reused) == (13, 11)
-    assert again.version == build_here(photos, store, PIPELINE).version
+    assert again.version == build_here(photos, store, RECIPE).version
 
 
 def test_a_changed_photo_of_the_same_size_is_another_version(photos: Path, store: Path) -> None:
@@ -60,13 +60,13 @@ def test_a_changed_photo_of_the_same_size_is_another_version(photos: Path, store
     longest = max(one.stat().st_size, other.stat().st_size)
     for path in (one, other):  # bytes behind the end of a JPEG do not count
         write(path, path.read_bytes().ljust(longest, b"\0"))
-    second = build_here(photos, store, PIPELINE)
+    second = build_here(photos, store, RECIPE)
     first_bytes = one.read_bytes()
     write(one, other.read_bytes())
     write(other, first_bytes)
     touch(one)
     touch(other)
-    third = build_here(photos, store, PIPELINE)
+    third = build_here(photos, store, RECIPE)
     assert len({before, second.version, third.version}) == 3
     new = pixels(store)
     key, swapped = (path.relative_to(photos).as_posix() for path in (one, other))
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_another_version_is_refused_with_the_way_to_open_that(
     with precache.Loader(store, batch_size=4, device="cpu") as loader:
         state = loader.state_dict()
     write(photos / "cat/new.jpg", encoded(cut(77)))
-    build_here(photos, store, PIPELINE)
+    build_here(photos, store, RECIPE)
     says = rf"'STORE@{before}', or start a new epoch"
     with (
         precache.Loader(store, batch_size=4, device="cpu") as loader,

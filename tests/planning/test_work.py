@@ -41,10 +41,10 @@ def moody(array: np.ndarray, folder: str) -> np.ndarray:
     return array
 
 
-def recipe(folder: Path) -> precache.Pipeline:
+def recipe_of(folder: Path) -> precache.Recipe:
     op = {"op": "function", "function": "tests.planning.test_work:moody", "version": "1"}
     ops = [{"op": "decode"}, op | {"params": {"folder": str(folder)}}]
-    return precache.Pipeline.from_dict(
+    return precache.Recipe.from_dict(
         {"fields": {"image": {"ops": [*ops, {"op": "resize", "size": [150, 150]}]}}}
     )
 
@@ -59,18 +59,18 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def build(source: Path, store: Path, pipeline: precache.Pipeline, **options: Any) -> Any:
-    return build_here(source, store, pipeline, {**OPTIONS, **options})
+def build(source: Path, store: Path, recipe: precache.Recipe, **options: Any) -> Any:
+    return build_here(source, store, recipe, {**OPTIONS, **options})
 
 
 def versions(store: Path) -> set[str]:
     return {path.name for path in store.iterdir()} - {"commits"}
 
 
-def assert_as_if_built_anew(result: Any, source: Path, pipeline: precache.Pipeline) -> None:
+def assert_as_if_built_anew(result: Any, source: Path, recipe: precache.Recipe) -> None:
     """Every object of the field, to the last byte, and every row by its key."""
     store = Path(result.path).parent
-    anew = build(source, store.parent / "anew", pipeline)
+    anew = build(source, store.parent / "anew", recipe)
     assert (result.mean, result.std, result.holes) == (anew.mean, anew.std, anew.holes)
     assert contents(Path(result.path, "image")) == contents(Path(anew.path, "image"))
     found, right = pixels(store), pixels(store.parent / "anew")
@@ -79,53 +79,53 @@ def assert_as_if_built_anew(result: Any, source: Path, pipeline: precache.Pipeli
 
 
 def test_what_failed_is_tried_until_nothing_is_left(source: Path, tmp_path: Path) -> None:
-    pipeline, store = recipe(tmp_path / "moods"), tmp_path / "store"
-    first = build(source, store, pipeline)
+    recipe, store = recipe_of(tmp_path / "moods"), tmp_path / "store"
+    first = build(source, store, recipe)
     before = contents(Path(first.path))
     assert (first.failed, first.mended) == (2, 0)
-    still = build(source, store, pipeline, retry_failed=True)
+    still = build(source, store, recipe, retry_failed=True)
     assert (still.version, still.mended, still.holes) == (first.version, 0, first.holes)
     assert (versions(store), remains(store)) == ({first.version}, [])
 
     (tmp_path / "moods/61").unlink()
-    assert build(source, store, pipeline).version == first.version, "nobody asked for it"
-    planned = precache.plan(source, store, pipeline, address="serial", retry_failed=True, **OPTIONS)
+    assert build(source, store, recipe).version == first.version, "nobody asked for it"
+    planned = precache.plan(source, store, recipe, address="serial", retry_failed=True, **OPTIONS)
     assert (planned.state, planned.rows_retried, planned.rows_computed) == ("build", 2, 2)
-    second = build(source, store, pipeline, retry_failed=True)
+    second = build(source, store, recipe, retry_failed=True)
     assert planned.version == second.version != first.version
     assert (second.failed, second.mended, second.rows_reused) == (1, 1, 28)
     assert [key for key, _ in second.holes] == ["cat/wide62.jpg"]
-    assert_as_if_built_anew(second, source, pipeline)
+    assert_as_if_built_anew(second, source, recipe)
     assert contents(Path(first.path)) == before
 
     for retry_failed in (False, True):
-        same = build(source, store, pipeline, retry_failed=retry_failed)
+        same = build(source, store, recipe, retry_failed=retry_failed)
         assert (same.version, same.mended) == (second.version, 0)
     (tmp_path / "moods/62").unlink()
-    third = build(source, store, pipeline, retry_failed=True)
+    third = build(source, store, recipe, retry_failed=True)
     assert (third.failed, third.mended) == (0, 1)
-    assert build(source, store, pipeline, retry_failed=True).version == third.version
+    assert build(source, store, recipe, retry_failed=True).version == third.version
     assert versions(store) == {first.version, second.version, third.version}
     assert precache.verify(store).ok
 
 
 def test_what_is_built_next_takes_over_what_was_mended(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    build(source, store, recipe(tmp_path / "moods"))
+    build(source, store, recipe_of(tmp_path / "moods"))
     (tmp_path / "moods/61").unlink()
-    build(source, store, recipe(tmp_path / "moods"), retry_failed=True)
+    build(source, store, recipe_of(tmp_path / "moods"), retry_failed=True)
     write(source / "cat/new.jpg", encoded(cut(900)))
     (tmp_path / "moods/62").unlink()
-    next_one = build(source, store, recipe(tmp_path / "moods"))
+    next_one = build(source, store, recipe_of(tmp_path / "moods"))
     assert (next_one.failed, next_one.rows_reused) == (1, 30)
 
 
 def test_samples_are_tried_again_beside_what_changed(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    build(source, store, recipe(tmp_path / "moods"))
+    build(source, store, recipe_of(tmp_path / "moods"))
     (tmp_path / "moods/61").unlink()
     write(source / "cat/new.jpg", encoded(cut(900)))
-    second = build(source, store, recipe(tmp_path / "moods"), retry_failed=True)
+    second = build(source, store, recipe_of(tmp_path / "moods"), retry_failed=True)
     assert (second.samples, second.failed, second.mended) == (31, 1, 1)
     assert second.rows_reused == 28
 
@@ -133,15 +133,15 @@ def test_samples_are_tried_again_beside_what_changed(source: Path, tmp_path: Pat
 def test_a_retry_that_was_killed_says_what_is_left_to_try(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipeline, store, moods = recipe(tmp_path / "moods"), tmp_path / "store", tmp_path / "moods"
+    recipe, store, moods = recipe_of(tmp_path / "moods"), tmp_path / "store", tmp_path / "moods"
     options = {"keep_order": True, "shard_samples": 15}  # each of the two in a shard of its own
-    first = build(source, store, pipeline, **options)
+    first = build(source, store, recipe, **options)
     retry: dict[str, Any] = {**OPTIONS, **options, "retry_failed": True}
     (moods / "62").rename(moods / "deadly62")
-    assert end(start(build_here, source, store, pipeline, retry)) == -signal.SIGKILL
+    assert end(start(build_here, source, store, recipe, retry)) == -signal.SIGKILL
     (moods / "deadly62").rename(moods / "62")
 
-    still = build(source, store, pipeline, **retry, progress=True)
+    still = build(source, store, recipe, **retry, progress=True)
     said = " ".join(capsys.readouterr().err.split())
     assert "1 samples that failed before are tried again; 1 more are in shards that" in said
     assert (still.version, still.mended, still.failed) == (first.version, 0, 2)
@@ -149,9 +149,9 @@ def test_a_retry_that_was_killed_says_what_is_left_to_try(
 
     (moods / "61").unlink()
     (moods / "62").rename(moods / "deadly62")
-    assert end(start(build_here, source, store, pipeline, retry)) == -signal.SIGKILL
+    assert end(start(build_here, source, store, recipe, retry)) == -signal.SIGKILL
     (moods / "deadly62").unlink()
-    second = build(source, store, pipeline, **retry)
+    second = build(source, store, recipe, **retry)
     assert (second.mended, second.failed) == (2, 0)
     assert (second.shards, second.shards_skipped) == (2, 1)
     assert precache.verify(store).ok
@@ -161,31 +161,31 @@ def test_a_file_mended_in_place_is_seen(source: Path, tmp_path: Path) -> None:
     """Of the same size and time, so that the listing tells nothing."""
     photo, store = encoded(cut(900)), tmp_path / "store"
     write(source / "dog/broken.jpg", bytes(len(photo)))
-    pipeline = precache.Pipeline.image(resize=40, crop=40)
-    first = build(source, store, pipeline)
+    recipe = precache.Recipe.image(resize=40, crop=40)
+    first = build(source, store, recipe)
     assert first.failed == 1
     write(source / "dog/broken.jpg", photo)
-    assert build(source, store, pipeline).version == first.version
-    second = build(source, store, pipeline, retry_failed=True)
+    assert build(source, store, recipe).version == first.version
+    second = build(source, store, recipe, retry_failed=True)
     assert (second.failed, second.mended) == (0, 1)
-    assert_as_if_built_anew(second, source, pipeline)
+    assert_as_if_built_anew(second, source, recipe)
 
 
 def test_a_file_that_could_not_be_read_is_fetched_again(source: Path, tmp_path: Path) -> None:
     """While it cannot, it stays a hole, and stops nothing."""
-    pipeline, store = precache.Pipeline.image(resize=40, crop=40), tmp_path / "store"
+    recipe, store = precache.Recipe.image(resize=40, crop=40), tmp_path / "store"
     locked = source / "cat/0004.jpg"
     locked.chmod(0)
-    first = ask(build_as_anyone, source, store, pipeline, {**OPTIONS, "accept_missing": True})
+    first = ask(build_as_anyone, source, store, recipe, {**OPTIONS, "accept_missing": True})
     assert [key for key, _ in first.holes] == ["cat/0004.jpg"]
     again = {**OPTIONS, "retry_failed": True}
-    still = ask(build_as_anyone, source, store, pipeline, again)
+    still = ask(build_as_anyone, source, store, recipe, again)
     assert (still.version, still.holes) == (first.version, first.holes)
     locked.chmod(0o644)
     assert locked.stat().st_mtime == LONG_AGO or os.utime(locked, (LONG_AGO, LONG_AGO)) is None
-    second = ask(build_as_anyone, source, store, pipeline, again)
+    second = ask(build_as_anyone, source, store, recipe, again)
     assert (second.failed, second.mended) == (0, 1)
-    assert_as_if_built_anew(second, source, pipeline)
+    assert_as_if_built_anew(second, source, recipe)
 
 
 def test_the_command_says_what_came_of_it(source: Path, tmp_path: Path) -> None:
@@ -205,6 +205,4 @@ def test_the_command_says_what_came_of_it(source: Path, tmp_path: Path) -> None:
 
 def test_taking_nothing_over_and_all_but_what_failed_cannot_both_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="drop one"):
-        build(
-            tmp_path, tmp_path / "s", precache.Pipeline.image(), retry_failed=True, recompute=True
-        )
+        build(tmp_path, tmp_path / "s", precache.Recipe.image(), retry_failed=True, recompute=True)

@@ -38,7 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(source: Path, *ops: dict[str, Any], **field: Any) -> Any:
-    recipe = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops, **field}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops, **field}}})
     [found] = precache.plan(source, source.parent / "none", recipe, address="serial").ops
     return found
 
@@ -69,7 +69,7 @@ def test_random_ops_are_left_to_the_device_if_reading_for_them_is_cheap(
 ) -> None:
     ops = (DECODE, exact(36), CROP, FLIP)
     recipe = {"fields": {"image": {"ops": ops, "variants": variants}}}
-    [field] = precache.Pipeline.from_dict(recipe).fields.values()
+    [field] = precache.Recipe.from_dict(recipe).fields.values()
     took = {"decode": 5.0, "resize": 1.0, "random_resized_crop": cpu, "horizontal_flip": 0.0}
     found = weigh("image", field, passed(took, [99_999, before, 10_000, 10_000], one_shape))
     more = (before - 10_000) / 10_000

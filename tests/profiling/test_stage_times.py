@@ -1,4 +1,4 @@
-"""Samples taken through a pipeline, stage by stage."""
+"""Samples taken through a recipe, stage by stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import precache
 from precache.errors import SampleError
-from precache.recipe.pipeline import ImageCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.profiling.stage_times import (
@@ -25,13 +25,13 @@ from precache_workers.shards.shard_task import Job, recipes_of
 from precache_workers.sources.base import FolderSource
 from tests.support.building import cut, encoded, write, write_jpegs
 
-PIPELINE = precache.Pipeline.image(resize=40, crop=32)
+RECIPE = precache.Recipe.image(resize=40, crop=32)
 
 
 def through(
-    root: Path, pipeline: precache.Pipeline = PIPELINE, seconds: float = 60.0
+    root: Path, recipe: precache.Recipe = RECIPE, seconds: float = 60.0
 ) -> tuple[Passed, Job]:
-    job = Job(FolderSource(LocalFolder(root)), pipeline)
+    job = Job(FolderSource(LocalFolder(root)), recipe)
     table = job.source.list(lambda count: None).table
     codecs = ["raw", "zstd", "image"]
     sizes = table.sizes.tolist()
@@ -66,7 +66,7 @@ def test_the_rows_are_those_of_a_build(tmp_path: Path) -> None:
 def test_what_is_stored_after_each_step_has_its_own_size(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 4, (64, 48))
     write(tmp_path / "cat/wide.jpg", encoded(cut(9, (90, 48))))
-    found, _ = through(tmp_path, precache.Pipeline.image(resize=40, crop=32, codec="raw"))
+    found, _ = through(tmp_path, precache.Recipe.image(resize=40, crop=32, codec="raw"))
     decoded, resized, cropped = found.cuts()
     assert sorted(decoded.nbytes) == [48 * 64 * 3 + 4] * 4 + [48 * 90 * 3 + 4]
     assert (cropped.nbytes == 32 * 32 * 3 + 4).all()
@@ -85,7 +85,7 @@ def test_broken_files_are_counted_and_cost_nothing(tmp_path: Path) -> None:
 def test_rows_of_other_shapes_are_told_apart(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 3)
     write(tmp_path / "cat/wide.jpg", encoded(cut(9, (90, 48))))
-    found, _ = through(tmp_path, precache.Pipeline.image())
+    found, _ = through(tmp_path, precache.Recipe.image())
     [(key, why)] = found.misfits()
     assert key == "cat/wide.jpg"
     assert why == "its row is uint8 (3, 48, 90), most are uint8 (3, 48, 64)"
@@ -112,21 +112,21 @@ def test_fields_take_their_steps_together(tmp_path: Path) -> None:
         "image": {"ops": [decode, resize, {"op": "horizontal_flip"}]},
         "thumb": {"ops": [decode, {"op": "to_dtype", "dtype": "float32"}, resize, resize]},
     }
-    pipeline = precache.Pipeline.from_dict({"fields": fields})
-    assert step_names(pipeline) == (
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    assert step_names(recipe) == (
         "decode", "resize+to_dtype", "horizontal_flip+resize", "resize",
     )  # fmt: skip
-    assert frozen_after(pipeline) == [False, False, True, True]
+    assert frozen_after(recipe) == [False, False, True, True]
 
 
-def test_a_pipeline_of_several_fields_and_one_without_ops(tmp_path: Path) -> None:
+def test_a_recipe_of_several_fields_and_one_without_ops(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 2)
     decode = [{"op": "decode"}, {"op": "resize", "size": [20, 24]}]
     small = [*decode, {"op": "to_dtype", "dtype": "float32"}]
-    pipeline = precache.Pipeline.from_dict(
+    recipe = precache.Recipe.from_dict(
         {"fields": {"image": {"ops": decode}, "small": {"ops": small}}}
     )
-    found, _ = through(tmp_path, pipeline)
+    found, _ = through(tmp_path, recipe)
     assert found.shapes == {
         "image": RowShape((3, 20, 24), "uint8"),
         "small": RowShape((3, 20, 24), "float32"),
@@ -136,9 +136,9 @@ def test_a_pipeline_of_several_fields_and_one_without_ops(tmp_path: Path) -> Non
 
 def test_the_same_op_twice_has_two_names() -> None:
     ops = [{"op": "decode"}, {"op": "resize", "size": 90}, {"op": "resize", "size": [8, 8]}]
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
-    assert step_names(pipeline) == ("decode", "resize", "resize 2")
-    plain = precache.Pipeline.from_dict({"fields": {"image": {}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
+    assert step_names(recipe) == ("decode", "resize", "resize 2")
+    plain = precache.Recipe.from_dict({"fields": {"image": {}}})
     assert step_names(plain) == ("no op",)
 
 

@@ -30,7 +30,7 @@ from precache.store.lease import Claims, deciding
 from precache_workers.ops.decoding import decode
 from tests.support.building import build_here, contents, cut, encoded, environment, write_jpegs
 
-OTHER = precache.Pipeline.image(resize=16, crop=16)
+OTHER = precache.Recipe.image(resize=16, crop=16)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> Path:
 def store(source: Path, tmp_path: Path) -> Path:
     """A store of two versions, the second of which is current."""
     store = tmp_path / "store"
-    build_here(source, store, precache.Pipeline.image(resize=24, crop=24))
+    build_here(source, store, precache.Recipe.image(resize=24, crop=24))
     build_here(source, store, OTHER)
     return store
 
@@ -86,7 +86,7 @@ def test_nothing_is_written_or_removed_through_links_within_a_store(
     link.symlink_to(os.path.relpath(target, link.parent))
     age(store)
     act(lambda: precache.gc(store, keep=2, older_than=0))
-    act(lambda: build_here(source, store, precache.Pipeline.image(resize=24, crop=24)))
+    act(lambda: build_here(source, store, precache.Recipe.image(resize=24, crop=24)))
     act(lambda: precache.use(f"{store}@{first.name}"))
     act(lambda: precache.gc(store, keep=2, older_than=0))
     assert kept().items() >= before.items()
@@ -170,7 +170,7 @@ def test_what_others_put_into_a_store_stops_no_build(source: Path, store: Path) 
     (store / "new").mkdir()
     (store / "new" / ROOT).write_text('{"attributes": {"precache": {"format": 99}}}')
     assert build_here(source, store, OTHER).failed == 0
-    build_here(source, store, precache.Pipeline.image(resize=20, crop=20))
+    build_here(source, store, precache.Recipe.image(resize=20, crop=20))
 
 
 def test_a_group_of_others_with_a_folder_called_like_ours_stays(store: Path) -> None:
@@ -249,7 +249,7 @@ def make():
     return Sleepy()
 
 if __name__ == "__main__":
-    recipe = precache.Pipeline.from_dict({"fields": {"image": {"codec": "zstd"}}})
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"codec": "zstd"}}})
     precache.build("python:sleepy:make", sys.argv[1], recipe, address="serial", sample_timeout=1)
 """
 

@@ -32,7 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     for name, classes in (("one", ("cat", "dog")), ("other", ("dog", "ant"))):
         source = write_jpegs(root / name, 11, (24, 24), classes=classes)
         write(source / classes[0] / "broken.jpg", b"none " + name.encode())
-        pipeline = precache.Pipeline.from_dict(
+        recipe = precache.Recipe.from_dict(
             {
                 "fields": {
                     "image": {"ops": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}]},
@@ -42,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
                 "seed": len(results),
             }
         )  # fmt: skip
-        results.append(build_here(source, root / "store", pipeline, {"shard_samples": 6}))
+        results.append(build_here(source, root / "store", recipe, {"shard_samples": 6}))
     one, other = (Path(each.path) for each in results)
     return Pair(one, other)
 

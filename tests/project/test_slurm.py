@@ -190,7 +190,7 @@ def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm, tmp_path: Path) -> No
     write_jpegs(tmp_path / "in", 12)
     (tmp_path / "held").mkdir()
     (tmp_path / "held.toml").write_text(HELD.format(folder=tmp_path))
-    options = ("--pipeline", tmp_path / "held.toml", "--shard-samples", "2")
+    options = ("--recipe", tmp_path / "held.toml", "--shard-samples", "2")
     with slurm.job(tmp_path, 1, *options, HOLD="1") as job:
         poll(
             lambda: any((tmp_path / "held").iterdir()) or slurm.state(job) == "FAILED",

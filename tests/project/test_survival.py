@@ -44,7 +44,7 @@ def sharded(
     """Codec -> store of 48 images in shards of 4, a chunk a row."""
     photos = image_folder(ROWS)
     return {
-        codec: make_store(photos, precache.Pipeline.image(codec=codec), shard_samples=SHARD)
+        codec: make_store(photos, precache.Recipe.image(codec=codec), shard_samples=SHARD)
         for codec in ("raw", "image")
     }
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import precache
 from precache.cli.main import main
 from precache.errors import BuildError, FetchError, PrecacheError, UsageError
-from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.recipe import Field, Recipe
 from precache.store.attributes import version_id
 from precache.store.row_table import RowTable, kept_contents
 from precache.store.small_arrays import file_array, string_array
@@ -35,7 +35,7 @@ from precache_workers.sources.base import DatasetSource, Sample, Source, open_so
 from tests.support.building import build_here, cut, encoded, environment, write, write_jpegs
 from tests.support.servers import web_server
 
-RECIPE = Pipeline.image(resize=24, random_resized_crop=16, variants=2)
+RECIPE = Recipe.image(resize=24, random_resized_crop=16, variants=2)
 
 CODE: dict[str, str | None] = {
     "numpy:full_like": "1",
@@ -186,8 +186,8 @@ NOWHERE: dict[str, Any] = {"address": "http://127.0.0.1:1"}
 """A job server that is not there: what is to be refused is refused before."""
 
 
-def recipe_of(store: Path) -> Pipeline:
-    return precache.open(store).pipeline
+def recipe_of(store: Path) -> Recipe:
+    return precache.open(store).recipe
 
 
 REFUSED: dict[str, Callable[[Path, Path], object]] = {
@@ -209,12 +209,12 @@ REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "submit": lambda store, source: precache.submit(source, store, recipe_of(store), **NOWHERE),
     "doctor": lambda store, source: precache.doctor(source, recipe_of(store), samples=2),
     "a recipe of its fields": lambda store, source: precache.build(
-        source, store, Pipeline(fields=recipe_of(store).fields), **SERIAL
+        source, store, Recipe(fields=recipe_of(store).fields), **SERIAL
     ),
     "a recipe of its ops": lambda store, source: precache.build(
         source,
         store,
-        Pipeline(fields={"image": Field(ops=recipe_of(store).fields["image"].ops)}),
+        Recipe(fields={"image": Field(ops=recipe_of(store).fields["image"].ops)}),
         **SERIAL,
     ),
 }
@@ -318,14 +318,14 @@ def test_a_recipe_file_is_code_that_the_user_names(forged: Forged, tmp_path: Pat
         '[fields.image]\nops = [{ op = "decode" }, { op = "resize", size = [20, 20] },\n'
         '{ op = "function", function = "trap:hashed" }]\n'
     )
-    line = ["build", forged.source, forged.path, "--pipeline", recipe, "--address", "serial"]
+    line = ["build", forged.source, forged.path, "--recipe", recipe, "--address", "serial"]
     assert main(list(map(str, line))) == 0
     assert forged.marker.exists()
 
 
 def test_a_mark_of_its_store_changes_nothing_else_of_a_recipe(forged: Forged) -> None:
     own = recipe_of(forged.path)
-    same = Pipeline.from_dict(own.to_dict())
+    same = Recipe.from_dict(own.to_dict())
     assert {op.store for op in own.functions} == {precache.open(forged.path).path}
     assert {op.store for op in same.functions} == {""}
     assert own == same
@@ -334,7 +334,7 @@ def test_a_mark_of_its_store_changes_nothing_else_of_a_recipe(forged: Forged) ->
     assert own.fingerprint({}) == same.fingerprint({})
     kept = own.by_array(), own.with_fresh_variants(), own.model_copy(deep=True)
     assert all(op.store for each in kept for op in each.functions)
-    assert all(op.store for op in Pipeline.from_dict({"fields": own.fields}).functions)
+    assert all(op.store for op in Recipe.from_dict({"fields": own.fields}).functions)
 
 
 # --- what the log of commits names as the source ------------------------------------------------
@@ -522,7 +522,7 @@ def test_a_build_in_the_background_imports_none_of_them_either(
     script = tmp_path / "train.py"
     script.write_text(
         "import precache\n"
-        f"recipe = precache.Pipeline.image(crop=20)\n"
+        f"recipe = precache.Recipe.image(crop=20)\n"
         f"version = precache.ensure({str(copied / 'in')!r}, {str(tmp_path / 'new')!r}, recipe,\n"
         "                          wait=60, address='serial')\n"
         "print(version.rows)\n"

@@ -31,7 +31,7 @@ from precache.codecs import kernels
 from precache.codecs.chunk import encoder
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError, UsageError
 from precache.reading.array_reader import ArrayReader
-from precache.recipe.pipeline import RawCodec
+from precache.recipe.recipe import RawCodec
 from precache.storage import local_files
 from precache.storage.local_files import map_file
 from precache.store.layout import decode_index
@@ -145,7 +145,7 @@ def many_fields(tiles: Path, make_store: Callable[..., BuiltStore]) -> BuiltStor
         "narrow": field("uint16", "raw"),
         "grey": precache.Field(ops=(precache.Decode(mode="L"),), codec="zstd"),
     }
-    return make_store(tiles, precache.Pipeline(fields=fields), shard_samples=20)
+    return make_store(tiles, precache.Recipe(fields=fields), shard_samples=20)
 
 
 def _expected(store: BuiltStore, name: str) -> np.ndarray:
@@ -834,7 +834,7 @@ def test_what_foreign_arrays_lack_is_said(tmp_path: Path) -> None:
     assert version.foreign
     assert version.fields["image"].shape == (3, 8, 8)
     assert version.holes == {}
-    for ask in (lambda: version.keys[0], lambda: version.labels, lambda: version.pipeline):
+    for ask in (lambda: version.keys[0], lambda: version.labels, lambda: version.recipe):
         with pytest.raises(StoreError, match="was written by other software"):
             ask()
 

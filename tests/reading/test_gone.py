@@ -22,13 +22,13 @@ from tests.support.servers import S3Server
 Store = tuple[Path, str, str]
 
 
-def recipe(side: int) -> precache.Pipeline:
-    return precache.Pipeline.image(resize=side)
+def recipe_of(side: int) -> precache.Recipe:
+    return precache.Recipe.image(resize=side)
 
 
 def build_two(source: Path, store: Any, **options: Any) -> tuple[str, str]:
     """Ids of two versions; the second is current."""
-    built = [build_here(source, store, recipe(side), options) for side in (20, 24)]
+    built = [build_here(source, store, recipe_of(side), options) for side in (20, 24)]
     return built[0].version, built[1].version
 
 
@@ -226,5 +226,5 @@ def test_a_build_whose_version_goes_makes_it_again(
     removal = Removal(monkeypatch, LocalFolder, lambda: shutil.rmtree(path / other))
     for at in (12, 14, 16):
         removal.arm(at)
-        assert build_here(source, path, recipe(20), options).version == other
+        assert build_here(source, path, recipe_of(20), options).version == other
         assert precache.verify(path).ok

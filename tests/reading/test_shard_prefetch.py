@@ -54,7 +54,7 @@ Read = dict[int, np.ndarray]
 def large(image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore]) -> BuiltStore:
     """160 rows, one of them a hole, in 16 shards of 10."""
     source = image_folder(159, broken=1)
-    return make_store(source, precache.Pipeline.image(codec="zstd"), shard_samples=10)
+    return make_store(source, precache.Recipe.image(codec="zstd"), shard_samples=10)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 from precache.recipe.ops import CenterCrop, Decode, Resize
-from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.recipe import Field, Recipe
 from tests.support.building import build_here, pixels, write_jpegs
 
 
@@ -34,9 +34,9 @@ instance = Shift(3)
 alias = functools.partial(shift, by=2)
 
 
-def recipe(*ops: Any) -> Pipeline:
+def recipe_of(*ops: Any) -> Recipe:
     own = (Decode(), Resize(size=(8, 8)), CenterCrop(size=8), *ops)
-    return Pipeline(fields={"image": Field(ops=own)})
+    return Recipe(fields={"image": Field(ops=own)})
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def recipe(*ops: Any) -> Pipeline:
 def test_what_has_a_name_in_a_module_is_an_op(
     op: Any, name: str, params: dict[str, Any], by: int, tmp_path: Path
 ) -> None:
-    found = recipe(op)
+    found = recipe_of(op)
     assert found.functions[0].function == f"tests.recipe.test_callables:{name}"
     assert found.functions[0].params == params
-    assert Pipeline.from_dict(found.to_dict()) == found
+    assert Recipe.from_dict(found.to_dict()) == found
     photos = write_jpegs(tmp_path / "photos", 5)
-    build_here(photos, tmp_path / "plain", recipe())
+    build_here(photos, tmp_path / "plain", recipe_of())
     build_here(photos, tmp_path / "store", found)
     plain, shifted = pixels(tmp_path / "plain"), pixels(tmp_path / "store")
     assert all((shifted[key] - plain[key] == by).all() for key in plain)
@@ -85,8 +85,8 @@ def local() -> Any:
     ],
 )
 def test_what_workers_cannot_import_is_refused(op: Any, message: str) -> None:
-    with pytest.raises(PipelineError, match=message):
-        recipe(op)
+    with pytest.raises(RecipeError, match=message):
+        recipe_of(op)
 
 
 def test_functions_of_the_script_that_runs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,20 +96,20 @@ def test_functions_of_the_script_that_runs_are_refused(monkeypatch: pytest.Monke
     main = __import__("__main__")
     mine.__module__, mine.__qualname__ = "__main__", "mine"
     monkeypatch.setattr(main, "mine", mine, raising=False)
-    with pytest.raises(PipelineError, match=r"is in the script that runs.*put it into a module"):
-        recipe(mine)
+    with pytest.raises(RecipeError, match=r"is in the script that runs.*put it into a module"):
+        recipe_of(mine)
 
 
 def test_a_class_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     photos = write_jpegs(tmp_path / "photos", 2)
-    with pytest.raises(PipelineError, match=r"test_callables:Shift\(\*\*{'to': 3}\) failed: Type"):
-        build_here(photos, tmp_path / "store", recipe(functools.partial(Shift, to=3)))
+    with pytest.raises(RecipeError, match=r"test_callables:Shift\(\*\*{'to': 3}\) failed: Type"):
+        build_here(photos, tmp_path / "store", recipe_of(functools.partial(Shift, to=3)))
 
 
 def test_functions_of_packages_are_ops_as_well(tmp_path: Path) -> None:
     photos = write_jpegs(tmp_path / "photos", 2)
-    assert recipe(np.flipud).functions[0].function == "numpy:flipud"
-    build_here(photos, tmp_path / "store", recipe(np.flipud))
-    build_here(photos, tmp_path / "plain", recipe())
+    assert recipe_of(np.flipud).functions[0].function == "numpy:flipud"
+    build_here(photos, tmp_path / "store", recipe_of(np.flipud))
+    build_here(photos, tmp_path / "plain", recipe_of())
     plain, flipped = pixels(tmp_path / "plain"), pixels(tmp_path / "store")
     assert all(np.array_equal(flipped[key], plain[key][:, ::-1]) for key in plain)

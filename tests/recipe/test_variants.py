@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import precache
 from precache.cli.main import main
-from precache.errors import NewerFormatError, PipelineError, StoreError, UsageError
+from precache.errors import NewerFormatError, RecipeError, StoreError, UsageError
 from precache.recipe.variants import arrays_of, variant_at
 from precache_workers.ops.field_recipe import Common, FieldRecipe
 from precache_workers.sources.base import Sample
@@ -44,7 +44,7 @@ def brightness(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return np.array([random.random(), array.mean()], np.float32)
 
 
-def recipe(variants: int = 3, first: int = 0, **more: Any) -> precache.Pipeline:
+def recipe_of(variants: int = 3, first: int = 0, **more: Any) -> precache.Recipe:
     """Crops of 24 x 24 of resized photographs."""
     ops = [
         {"op": "decode"},
@@ -54,7 +54,7 @@ def recipe(variants: int = 3, first: int = 0, **more: Any) -> precache.Pipeline:
         {"op": "horizontal_flip"},
     ]
     image = {"ops": ops, "variants": variants, "first_variant": first}
-    return precache.Pipeline.from_dict({"fields": {"image": image, **more}})
+    return precache.Recipe.from_dict({"fields": {"image": image, **more}})
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +64,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(source: Path) -> Path:
-    build_here(source, source.parent / "store", recipe())
+    build_here(source, source.parent / "store", recipe_of())
     return source.parent / "store"
 
 
 @pytest.fixture(scope="module")
 def alone(source: Path) -> dict[int, np.ndarray]:
-    """Variant -> its rows, as a pipeline without others makes them."""
+    """Variant -> its rows, as a recipe without others makes them."""
     found = {}
     for number in range(5):
-        built = build_here(source, source.parent / f"alone{number}", recipe(1, number))
+        built = build_here(source, source.parent / f"alone{number}", recipe_of(1, number))
         found[number] = zarr.open_group(built.path, mode="r")["image"][:]
     return found
 
@@ -108,10 +108,10 @@ def test_the_statistics_are_of_all_variants(store: Path, alone: dict[int, np.nda
 
 def test_what_is_the_same_for_all_is_done_once(source: Path, tmp_path: Path) -> None:
     CALLS.clear()
-    build_here(source, tmp_path / "store", recipe(4), {"shard_samples": 12})
+    build_here(source, tmp_path / "store", recipe_of(4), {"shard_samples": 12})
     made = len(CALLS)
     CALLS.clear()
-    build_here(source, tmp_path / "one", recipe(1), {"shard_samples": 12})
+    build_here(source, tmp_path / "one", recipe_of(1), {"shard_samples": 12})
     assert made == len(CALLS) > 0
 
 
@@ -162,7 +162,7 @@ def test_from_a_bucket_only_the_variant_of_the_epoch_is_fetched(
     source: Path, tmp_path: Path, alone: dict[int, np.ndarray], cached: bool
 ) -> None:
     url = f"memory://variants{cached}/store"
-    precache.build(source, url, recipe(), address="serial")
+    precache.build(source, url, recipe_of(), address="serial")
     options = {"cache_dir": tmp_path / "cache", "cache_limit": 2_000_000} if cached else {}
     with precache.Loader(url, batch_size=4, **options) as loader:
         objects = 0
@@ -196,7 +196,7 @@ def test_small_fields_have_variants_too(source: Path, tmp_path: Path) -> None:
         "random": True, "dtype": "float32", "shape": [2],
     }  # fmt: skip
     drawn = {"ops": [{"op": "decode"}, function], "codec": "zstd", "variants": 2}
-    build_here(source, tmp_path / "store", recipe(3, drawn=drawn))
+    build_here(source, tmp_path / "store", recipe_of(3, drawn=drawn))
     version = precache.open(tmp_path / "store")
     group = zarr.open_group(version.path, mode="r")
     assert {name: each.variants for name, each in version.fields.items()} == {
@@ -223,12 +223,10 @@ def test_a_function_may_write_into_what_the_variants_share(source: Path, tmp_pat
     arrays = []
     for variants, first in ((2, 0), (1, 0), (1, 1)):
         image = {"ops": ops, "codec": "zstd", "variants": variants, "first_variant": first}
-        pipeline = precache.Pipeline.from_dict({"fields": {"image": image}})
-        built = build_here(source, tmp_path / f"{variants}{first}", pipeline)
+        recipe = precache.Recipe.from_dict({"fields": {"image": image}})
+        built = build_here(source, tmp_path / f"{variants}{first}", recipe)
         group = zarr.open_group(built.path, mode="r")
-        arrays.append(
-            {name: group[name][:] for name in arrays_of("image", pipeline.fields["image"])}
-        )
+        arrays.append({name: group[name][:] for name in arrays_of("image", recipe.fields["image"])})
     both, zero, one = arrays
     assert np.array_equal(both["image.0"], zero["image"])
     assert np.array_equal(both["image.1"], one["image"])
@@ -239,39 +237,39 @@ def test_a_function_may_write_into_what_the_variants_share(source: Path, tmp_pat
 
 def test_more_variants_take_over_those_that_are_there(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    build_here(source, store, recipe(1))
-    build_here(source, store, recipe(2))
+    build_here(source, store, recipe_of(1))
+    build_here(source, store, recipe_of(2))
     CALLS.clear()
-    grown = build_here(source, store, recipe(4))
+    grown = build_here(source, store, recipe_of(4))
     assert grown.rows_reused == 0  # of each row some variant is new
-    fresh = build_here(source, tmp_path / "other", recipe(4))
+    fresh = build_here(source, tmp_path / "other", recipe_of(4))
     assert contents(Path(grown.path)) == contents(Path(fresh.path))
     CALLS.clear()
-    fewer = build_here(source, store, recipe(2, 1))
+    fewer = build_here(source, store, recipe_of(2, 1))
     assert (CALLS, fewer.rows_reused) == ([], 12)
-    single = build_here(source, store, recipe(1, 3))
+    single = build_here(source, store, recipe_of(1, 3))
     assert (CALLS, single.rows_reused) == ([], 12)
 
 
 def test_variants_begin_at_a_cached_base(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    ops = recipe().to_dict()["fields"]["image"]["ops"][:3]
-    build_here(source, store, precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}}))
+    ops = recipe_of().to_dict()["fields"]["image"]["ops"][:3]
+    build_here(source, store, precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}}))
     shutil.copytree(store, tmp_path / "other")
     CALLS.clear()
-    built = build_here(source, store, recipe(3))
+    built = build_here(source, store, recipe_of(3))
     assert (len(CALLS), built.rows_reused) == (12, 12)  # 12 samples are probed
-    fresh = build_here(source, tmp_path / "other", recipe(3), {"recompute": True})
+    fresh = build_here(source, tmp_path / "other", recipe_of(3), {"recompute": True})
     assert contents(Path(built.path)) == contents(Path(fresh.path))
 
 
 def test_a_plan_does_once_what_variants_have_in_common(source: Path, tmp_path: Path) -> None:
-    base = precache.Pipeline.from_dict(
+    base = precache.Recipe.from_dict(
         {"fields": {"image": {"ops": [{"op": "decode"}, {"op": "resize", "size": [40, 48]}]}}}
     )
     build_here(source, tmp_path / "s", base)
     CALLS.clear()
-    found = precache.plan(source, tmp_path / "s", recipe(), address="serial")
+    found = precache.plan(source, tmp_path / "s", recipe_of(), address="serial")
     assert (found.rows_reused, found.rows_computed) == (12, 0)
     assert len(CALLS) == 12 + 8  # 12 samples are probed, and a shard of 8 rows is timed
 
@@ -279,7 +277,7 @@ def test_a_plan_does_once_what_variants_have_in_common(source: Path, tmp_path: P
 def test_holes_are_holes_in_all_variants(source: Path, tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", 6)
     write(tmp_path / "in/cat/broken.jpg", b"no photo")
-    built = build_here(tmp_path / "in", tmp_path / "store", recipe())
+    built = build_here(tmp_path / "in", tmp_path / "store", recipe_of())
     assert [key for key, _ in built.holes] == ["cat/broken.jpg"]
     [hole] = precache.open(tmp_path / "store").hole_rows
     group = zarr.open_group(built.path, mode="r")
@@ -307,10 +305,10 @@ def test_one_refresh_an_epoch_or_more_and_none_is_read_twice(
 
 
 def test_a_recipe_without_variants_says_nothing_of_them() -> None:
-    plain = precache.Pipeline.image(resize=40, random_resized_crop=24, flip=True)
+    plain = precache.Recipe.image(resize=40, random_resized_crop=24, flip=True)
     assert not {"variants", "first_variant"} & plain.to_dict()["fields"]["image"].keys()
-    several = precache.Pipeline.image(random_resized_crop=24, variants=4)
-    assert precache.Pipeline.from_dict(several.to_dict()) == several
+    several = precache.Recipe.image(random_resized_crop=24, variants=4)
+    assert precache.Recipe.from_dict(several.to_dict()) == several
     assert several.with_fresh_variants().to_dict()["fields"]["image"]["first_variant"] == 1
     assert plain.fingerprint({}) != several.fingerprint({})
 
@@ -326,8 +324,8 @@ def test_a_recipe_without_variants_says_nothing_of_them() -> None:
     ],
 )
 def test_variants_that_make_no_sense_are_refused(field: dict[str, Any], said: str) -> None:
-    with pytest.raises(PipelineError, match=said):
-        precache.Pipeline.from_dict({"fields": {"image": field}})
+    with pytest.raises(RecipeError, match=said):
+        precache.Recipe.from_dict({"fields": {"image": field}})
 
 
 def test_flags_and_a_file_mean_the_same(
@@ -341,7 +339,7 @@ def test_flags_and_a_file_mean_the_same(
     flags = ["--random-resized-crop", "24", "--flip", "--variants", "2"]
     build = ["build", str(source), str(tmp_path / "s"), "--address", "serial", "--json", "--quiet"]
     made = []
-    for given_as in (flags, ["--pipeline", str(file)]):
+    for given_as in (flags, ["--recipe", str(file)]):
         assert main([*build, *given_as]) == 0
         made.append(json.loads(capsys.readouterr().out))
     assert made[0]["version"] == made[1]["version"]
@@ -358,7 +356,7 @@ def test_flags_and_a_file_mean_the_same(
 def test_only_stores_with_variants_have_the_newer_format(
     store: Path, source: Path, tmp_path: Path
 ) -> None:
-    plain = build_here(source, tmp_path / "plain", recipe(1))
+    plain = build_here(source, tmp_path / "plain", recipe_of(1))
     for path, number in ((Path(plain.path), 1), (Path(precache.open(store).path), 2)):
         own = json.loads((path / "zarr.json").read_text())["attributes"]["precache"]
         assert own["format"] == number
@@ -380,7 +378,7 @@ def _forge(document: dict[str, Any], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gap", "shape", "both", "name", "format"])
 def test_forged_variants_are_refused(source: Path, tmp_path: Path, kind: str) -> None:
-    built = build_here(source, tmp_path / "store", recipe(3))
+    built = build_here(source, tmp_path / "store", recipe_of(3))
     root = Path(built.path, "zarr.json")
     document = json.loads(root.read_text())
     _forge(document["attributes"]["precache"], kind)
@@ -424,12 +422,12 @@ def test_an_object_is_linked_from_the_version_whose_it_is(tmp_path: Path) -> Non
         assert np.array_equal(found, expected)
 
 
-def flips(variants: int, seed: int) -> precache.Pipeline:
+def flips(variants: int, seed: int) -> precache.Recipe:
     """Resized, and flipped where there are variants."""
     ops = [{"op": "decode"}, {"op": "resize", "size": [16, 16]}]
     random = {"variants": variants} if variants else {}
     image = {"ops": [*ops, {"op": "horizontal_flip"}] if variants else ops, **random}
-    return precache.Pipeline.from_dict({"fields": {"image": image}, "seed": seed})
+    return precache.Recipe.from_dict({"fields": {"image": image}, "seed": seed})
 
 
 def is_flipped(seed: int, variant: int, key: str) -> bool:
@@ -441,8 +439,8 @@ def is_flipped(seed: int, variant: int, key: str) -> bool:
 def test_a_function_that_writes_into_its_argument_is_seen_by_no_other_variant() -> None:
     op = {"op": "function", "function": "tests.recipe.test_variants:noisy", "version": "1"}
     ops = [{**op, "params": {"amount": 200}, "random": True}]
-    pipeline = precache.Pipeline.from_dict({"fields": {"x": {"ops": ops, "variants": 3}}})
+    recipe = precache.Recipe.from_dict({"fields": {"x": {"ops": ops, "variants": 3}}})
     sample, common = Sample({"x": np.zeros((4, 4), np.uint8)}), Common()
-    for name, field in pipeline.by_array().fields.items():
+    for name, field in recipe.by_array().fields.items():
         alone = FieldRecipe(name, field, 0)(Sample({"x": np.zeros((4, 4), np.uint8)}), "key")
         assert np.array_equal(FieldRecipe(name, field, 0, {}, common)(sample, "key"), alone)

@@ -91,8 +91,8 @@ def test_a_dataset_a_version_and_a_recipe_take_any_integer(stores: dict[str, Bui
     rows = version.rows_of_classes(np.int64(0))  # type: ignore[arg-type]
     assert np.array_equal(rows, version.rows_of_classes(0))
     numbers: Any = {"crop": np.int64(64), "resize": np.int64(80), "seed": np.int64(2)}
-    plain = precache.Pipeline.image(crop=64, resize=80, seed=2)
-    assert precache.Pipeline.image(**numbers).fingerprint({}) == plain.fingerprint({})
+    plain = precache.Recipe.image(crop=64, resize=80, seed=2)
+    assert precache.Recipe.image(**numbers).fingerprint({}) == plain.fingerprint({})
     assert ensured._seconds(np.int64(5)) == ensured._seconds(np.float32(5)) == 5
     simulated = precache.simulate(100, 100, np.int64(2), seed=np.int64(3))  # type: ignore[arg-type]
     assert simulated.to_dict() == precache.simulate(100, 100, 2, seed=3).to_dict()

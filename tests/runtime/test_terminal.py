@@ -137,7 +137,7 @@ def test_no_error_obeys_what_a_user_is_made_to_type(run: Run, tmp_path: Path) ->
         ("build", f"python:{evil}:x", tmp_path / "store", *RECIPE),
         ("build", source, tmp_path / "store", *RECIPE, "--labels", tmp_path / "labels.csv"),
         ("build", source, tmp_path / "store", *RECIPE, "--classes", tmp_path / "classes"),
-        ("build", source, tmp_path / "s", "--pipeline", tmp_path / "recipe.toml"),
+        ("build", source, tmp_path / "s", "--recipe", tmp_path / "recipe.toml"),
         ("build", source, tmp_path / "s", "--crop", evil),
         ("build", source, tmp_path / "s", *RECIPE, "--address", evil),
         ("gc", tmp_path / evil, "--older-than", evil),

@@ -62,8 +62,8 @@ from tests.support.building import (
 )
 from tests.support.servers import POLL, PatientServer
 
-SLOW = precache.Pipeline.from_dict(tomllib.loads(marked_recipe("hang")))
-PLAIN = precache.Pipeline.image(resize=(48, 48))
+SLOW = precache.Recipe.from_dict(tomllib.loads(marked_recipe("hang")))
+PLAIN = precache.Recipe.image(resize=(48, 48))
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +260,7 @@ def test_a_serial_build_ends_with_an_error_that_names_the_sample(
     assert str(error).startswith(f"{MARKED[0]}: {DECODING} 0.5 s (--sample-timeout). Only the end")
     source = "python:tests.runtime.test_time_limit:Locked"
     with pytest.raises(HangError, match=rf"^23: {FETCHING} 0.5 s \(--sample-timeout\)\. Only"):
-        precache.build(source, tmp_path / "other", precache.Pipeline.image(), **options)
+        precache.build(source, tmp_path / "other", precache.Recipe.image(), **options)
     Locked.released.set()
 
 
@@ -326,7 +326,7 @@ def test_a_serial_build_in_which_the_lock_is_held_ends_and_names_the_sample(
     photos: Path, source: str
 ) -> None:
     recipe = write(photos.parent / "recipe.toml", marked_recipe("hold_the_lock").encode())
-    given: list[object] = [photos, "--pipeline", recipe] if source == "photos" else [source]
+    given: list[object] = [photos, "--recipe", recipe] if source == "photos" else [source]
     ran = cli("build", *given, photos.with_name("store"), "--address", "serial",
         "--sample-timeout", 1, cwd=REPOSITORY)  # fmt: skip
     assert ran.returncode == -signal.SIGKILL

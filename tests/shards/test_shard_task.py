@@ -32,7 +32,7 @@ from precache_workers.shards.shard_task import (
 from precache_workers.sources.base import Sample, open_source
 from tests.support.building import ask, contents, cut, encoded, poll, remains, write
 
-RAW = precache.Pipeline.image(codec="raw")
+RAW = precache.Recipe.image(codec="raw")
 WIDTH, HEIGHT = 160, 144
 ROW_NBYTES = 3 * HEIGHT * WIDTH
 SHAPES = {"image": RowShape((3, HEIGHT, WIDTH), "uint8")}
@@ -48,7 +48,7 @@ def photos(folder: Path, count: int) -> list[str]:
 def task_of(
     tmp_path: Path,
     keys: Sequence[str],
-    pipeline: precache.Pipeline = RAW,
+    recipe: precache.Recipe = RAW,
     *,
     shard: int = 0,
     rows_per_shard: int = 8,
@@ -62,7 +62,7 @@ def task_of(
     sizes = [path.stat().st_size if path.exists() else -1
              for path in (tmp_path / "in" / key for key in keys)]  # fmt: skip
     return ShardTask(
-        Job(source, pipeline), folder, shapes, objects, rows_per_shard, shard,
+        Job(source, recipe), folder, shapes, objects, rows_per_shard, shard,
         list(keys), sizes, accept_missing,
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_rows_come_in_the_order_of_the_keys(tmp_path: Path) -> None:
 def test_the_same_task_puts_the_same_bytes(tmp_path: Path, codec: str) -> None:
     keys = photos(tmp_path / "in", 6)
     write(tmp_path / "in/broken.png", b"none")
-    task = task_of(tmp_path, [*keys, "broken.png"], precache.Pipeline.image(codec=codec))
+    task = task_of(tmp_path, [*keys, "broken.png"], precache.Recipe.image(codec=codec))
     first = run_shard(task)
     before = contents(tmp_path / "version")
     second = run_shard(task)
@@ -112,7 +112,7 @@ def test_the_same_task_puts_the_same_bytes(tmp_path: Path, codec: str) -> None:
 
 
 def test_another_process_puts_the_same_bytes(tmp_path: Path) -> None:
-    task = task_of(tmp_path, photos(tmp_path / "in", 5), precache.Pipeline.image())
+    task = task_of(tmp_path, photos(tmp_path / "in", 5), precache.Recipe.image())
     run_shard(task)
     before = stored(task)
     receipt = ask(run_shard, task)
@@ -264,11 +264,11 @@ def test_a_hole_in_one_field_is_a_hole_in_all(tmp_path: Path) -> None:
         "small": {"ops": [{"op": "decode"}, {"op": "resize", "size": [160, 160]}], "codec": "raw"},
     }
     shapes = {"image": SHAPES["image"], "small": RowShape((3, 160, 160), "uint8")}
-    for pipeline_fields in (fields, dict(reversed(fields.items()))):
-        pipeline = precache.Pipeline.from_dict({"fields": pipeline_fields})
+    for recipe_fields in (fields, dict(reversed(fields.items()))):
+        recipe = precache.Recipe.from_dict({"fields": recipe_fields})
         task = task_of(
-            tmp_path, [keys[0], "large.png", keys[1]], pipeline,
-            shapes={name: shapes[name] for name in pipeline_fields},
+            tmp_path, [keys[0], "large.png", keys[1]], recipe,
+            shapes={name: shapes[name] for name in recipe_fields},
         )  # fmt: skip
         receipt = run_shard(task)
         assert list(receipt.holes) == [1]
@@ -383,10 +383,10 @@ def wait_for_the_next(array: np.ndarray) -> np.ndarray:
 def test_the_next_samples_are_fetched_during_work_but_not_all(tmp_path: Path) -> None:
     FETCHED.clear()
     op = {"op": "function", "function": f"{__name__}:wait_for_the_next", "version": "1"}
-    pipeline = precache.Pipeline.from_dict({"fields": {"x": {"ops": [op], "codec": "raw"}}})
+    recipe = precache.Recipe.from_dict({"fields": {"x": {"ops": [op], "codec": "raw"}}})
     keys = [str(number) for number in range(20)]
     task = ShardTask(
-        Job(Slides(), pipeline), open_folder(tmp_path), {"x": RowShape((16,), "uint8")},
+        Job(Slides(), recipe), open_folder(tmp_path), {"x": RowShape((16,), "uint8")},
         {"x": "x/c/0/0"}, 4096, 0, [*keys, *(str(n) for n in range(20, 300))], [-1] * 300,
     )  # fmt: skip
     receipt = run_shard(task)
@@ -398,8 +398,8 @@ def test_the_next_samples_are_fetched_during_work_but_not_all(tmp_path: Path) ->
 # --- the probe ----------------------------------------------------------------------------------
 
 
-def probe_of(tmp_path: Path, keys: Sequence[str], pipeline: precache.Pipeline = RAW) -> ProbeTask:
-    return ProbeTask(Job(open_source(str(tmp_path / "in")), pipeline), keys, [-1] * len(keys))
+def probe_of(tmp_path: Path, keys: Sequence[str], recipe: precache.Recipe = RAW) -> ProbeTask:
+    return ProbeTask(Job(open_source(str(tmp_path / "in")), recipe), keys, [-1] * len(keys))
 
 
 def test_the_probe_learns_the_first_shape(tmp_path: Path) -> None:
@@ -434,10 +434,10 @@ def test_the_estimate_of_bytes_is_near_what_is_stored(
     for number in range(64):
         write(tmp_path / f"in/{number}.png", encoded(cut(number, size), "PNG"))
         keys.append(f"{number}.png")
-    pipeline = precache.Pipeline.image(codec=codec)
-    probe = run_probe(probe_of(tmp_path, keys[::4], pipeline))
+    recipe = precache.Recipe.image(codec=codec)
+    probe = run_probe(probe_of(tmp_path, keys[::4], recipe))
     assert 64 % probe.shapes["image"].rows_per_chunk == 0
-    task = task_of(tmp_path, keys, pipeline, rows_per_shard=64, shapes=dict(probe.shapes))
+    task = task_of(tmp_path, keys, recipe, rows_per_shard=64, shapes=dict(probe.shapes))
     found = run_shard(task).objects["image"].size
     assert 0.8 < probe.stored_per_row * 64 / found < 2
 
@@ -446,10 +446,10 @@ def test_the_estimate_of_bytes_is_near_what_is_stored(
 def test_other_dtypes_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None:
     keys = photos(tmp_path / "in", 2)
     ops = [{"op": "decode"}, {"op": "to_dtype", "dtype": dtype, "scale": dtype.startswith("float")}]
-    pipeline = precache.Pipeline.from_dict({"fields": {"image": {"ops": ops, "codec": "raw"}}})
-    probe = run_probe(probe_of(tmp_path, keys, pipeline))
+    recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops, "codec": "raw"}}})
+    probe = run_probe(probe_of(tmp_path, keys, recipe))
     assert probe.shapes["image"] == RowShape((3, HEIGHT, WIDTH), dtype)
-    task = task_of(tmp_path, keys, pipeline, shapes=dict(probe.shapes))
+    task = task_of(tmp_path, keys, recipe, shapes=dict(probe.shapes))
     run_shard(task)
     nbytes = probe.shapes["image"].nbytes * probe.shapes["image"].rows_per_chunk
     chunks = 8 // probe.shapes["image"].rows_per_chunk

@@ -68,15 +68,15 @@ def crop(size: int) -> dict[str, Any]:
     return {"op": "center_crop", "size": [size, size]}
 
 
-def recipe(codec: str = "raw", size: int = 150, **fields: Any) -> precache.Pipeline:
+def recipe_of(codec: str = "raw", size: int = 150, **fields: Any) -> precache.Recipe:
     image = {"ops": [DECODE, COUNT, resize(size)], "codec": codec}
-    return precache.Pipeline.from_dict({"fields": {"image": image, **fields}})
+    return precache.Recipe.from_dict({"fields": {"image": image, **fields}})
 
 
-def build(source: Path, store: Any, pipeline: precache.Pipeline, **options: Any) -> Any:
+def build(source: Path, store: Any, recipe: precache.Recipe, **options: Any) -> Any:
     CALLS.clear()
     HELD.clear()
-    return build_here(source, store, pipeline, {"shard_samples": 8, **options})
+    return build_here(source, store, recipe, {"shard_samples": 8, **options})
 
 
 @pytest.fixture
@@ -84,14 +84,14 @@ def source(tmp_path: Path) -> Path:
     return write_jpegs(tmp_path / "in", 40, classes=("cat", "dog"))
 
 
-def assert_rebuilt(result: Any, source: Path, pipeline: precache.Pipeline, **options: Any) -> None:
+def assert_rebuilt(result: Any, source: Path, recipe: precache.Recipe, **options: Any) -> None:
     """The version is what a build makes of the same rows that takes nothing over."""
     store = Path(result.path).parent
     other = store.parent / f"recomputed-{result.version}"
     shutil.copytree(store, other)
     shutil.rmtree(other / result.version)
     max((other / "commits").iterdir()).unlink()
-    again = build(source, other, pipeline, recompute=True, **options)
+    again = build(source, other, recipe, recompute=True, **options)
     assert (again.version, again.rows_reused) == (result.version, 0)
     assert contents(Path(result.path)) == contents(Path(again.path))
 
@@ -104,12 +104,12 @@ def test_a_hole_that_another_field_made_is_none_without_that_field(
 ) -> None:
     write(source / "cat/small.jpg", encoded(cut(7, (30, 30))))
     crops = {"ops": [DECODE, crop(40)], "codec": "zstd"}
-    first = build(source, tmp_path / "store", recipe(crop=crops))
+    first = build(source, tmp_path / "store", recipe_of(crop=crops))
     assert [key for key, _ in first.holes] == ["cat/small.jpg"]
-    second = build(source, tmp_path / "store", recipe())
+    second = build(source, tmp_path / "store", recipe_of())
     assert (second.holes, len(CALLS)) == ([], 1)
     assert second.rows_reused == 40
-    assert_rebuilt(second, source, recipe())
+    assert_rebuilt(second, source, recipe_of())
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -118,15 +118,15 @@ def test_rows_keep_their_shape_when_another_field_changes(
 ) -> None:
     """The sample that gave the shape has another; the field that stays must not mix two shapes."""
 
-    def pipeline(size: int) -> precache.Pipeline:
+    def recipe(size: int) -> precache.Recipe:
         mean = {"ops": [DECODE, resize(size), MEAN], "codec": "zstd"}
         image = {"ops": [DECODE, COUNT], "codec": codec}
-        return precache.Pipeline.from_dict({"fields": {"image": image, "mean": mean}})
+        return precache.Recipe.from_dict({"fields": {"image": image, "mean": mean}})
 
-    build(source, tmp_path / "store", pipeline(9))
+    build(source, tmp_path / "store", recipe(9))
     before = pixels(tmp_path / "store")
     write(source / "cat/0000.jpg", encoded(cut(0, (48, 64))))
-    second = build(source, tmp_path / "store", pipeline(8))
+    second = build(source, tmp_path / "store", recipe(8))
     assert [key for key, _ in second.holes] == ["cat/0000.jpg"]
     assert precache.open(tmp_path / "store").fields["image"].shape == (3, 48, 64)
     after = pixels(tmp_path / "store")
@@ -137,18 +137,18 @@ def test_rows_keep_their_shape_when_another_field_changes(
 
 def test_a_field_that_names_its_input_is_another(source: Path, tmp_path: Path) -> None:
     """Files have bytes alone: a field that starts from anything else has no rows."""
-    build(source, tmp_path / "store", recipe())
-    pipeline = precache.Pipeline.from_dict(
-        {"fields": {"image": {**recipe().to_dict()["fields"]["image"], "input": "image"}}}
+    build(source, tmp_path / "store", recipe_of())
+    recipe = precache.Recipe.from_dict(
+        {"fields": {"image": {**recipe_of().to_dict()["fields"]["image"], "input": "image"}}}
     )
     with pytest.raises(precache.PrecacheError, match="starts from 'image'"):
-        build(source, tmp_path / "store", pipeline)
+        build(source, tmp_path / "store", recipe)
 
 
 def test_functions_behind_a_base_may_keep_what_they_are_given(source: Path, tmp_path: Path) -> None:
-    def field(*ops: dict[str, Any]) -> precache.Pipeline:
+    def field(*ops: dict[str, Any]) -> precache.Recipe:
         first = [{**DECODE, "mode": "L"}, resize(100)]
-        return precache.Pipeline.from_dict({"fields": {"image": {"ops": [*first, *ops]}}})
+        return precache.Recipe.from_dict({"fields": {"image": {"ops": [*first, *ops]}}})
 
     keeps = {
         "op": "function",
@@ -167,9 +167,9 @@ def test_functions_behind_a_base_may_keep_what_they_are_given(source: Path, tmp_
 def test_a_resize_behind_a_base_sees_what_it_would_without(
     first: list[dict[str, Any]], mode: str, source: Path, tmp_path: Path
 ) -> None:
-    def field(*ops: dict[str, Any]) -> precache.Pipeline:
+    def field(*ops: dict[str, Any]) -> precache.Recipe:
         every = [{**DECODE, "mode": mode}, *first, *ops]
-        return precache.Pipeline.from_dict({"fields": {"image": {"ops": every}}})
+        return precache.Recipe.from_dict({"fields": {"image": {"ops": every}}})
 
     build(source, tmp_path / "store", field())
     second = build(source, tmp_path / "store", field(resize(29)))
@@ -182,12 +182,12 @@ def test_recompute_takes_over_no_shard_of_a_build_that_was_killed(
 ) -> None:
     """What that build took over from an earlier version is not what was asked for."""
     store = tmp_path / "store"
-    build(source, store, recipe())
+    build(source, store, recipe_of())
     write(source / "cat/new.jpg", encoded(cut(99)))
-    killed = start(build_until, 60, source, store, recipe(), {"shard_samples": 8})
+    killed = start(build_until, 60, source, store, recipe_of(), {"shard_samples": 8})
     assert end(killed) < 0
     assert list(store.glob("*/_build/receipts/*.json"))
-    second = build(source, store, recipe(), recompute=True)
+    second = build(source, store, recipe_of(), recompute=True)
     assert (second.shards_skipped, second.rows_reused, len(CALLS)) == (0, 0, 41)
 
 
@@ -195,34 +195,34 @@ def test_recompute_takes_over_no_shard_of_a_build_that_was_killed(
 
 
 def test_samples_listed_after_all_others_keep_the_order(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "store", recipe(), keep_order=True, shard_samples=None)
+    build(source, tmp_path / "store", recipe_of(), keep_order=True, shard_samples=None)
     write(source / "eel/1.jpg", encoded(cut(98)))
     for number in range(8):
         write(source / f"eel/{number}.jpg", encoded(cut(80 + number)))
-    second = build(source, tmp_path / "store", recipe(), keep_order=True, shard_samples=None)
+    second = build(source, tmp_path / "store", recipe_of(), keep_order=True, shard_samples=None)
     assert second.rows_reused == 40
     assert list(precache.open(second.path).keys) == sorted(precache.open(second.path).keys)
-    assert_rebuilt(second, source, recipe(), keep_order=True, shard_samples=None)
+    assert_rebuilt(second, source, recipe_of(), keep_order=True, shard_samples=None)
 
 
 def test_shards_with_rows_that_were_removed_before_are_linked(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "store", recipe())
+    build(source, tmp_path / "store", recipe_of())
     (source / "cat/0004.jpg").unlink()
-    second = build(source, tmp_path / "store", recipe())
+    second = build(source, tmp_path / "store", recipe_of())
     write(source / "cat/new.jpg", encoded(cut(99)))
-    third = build(source, tmp_path / "store", recipe())
+    third = build(source, tmp_path / "store", recipe_of())
     assert (second.removed, third.removed, third.shards_reused) == (1, 1, 5)
     paths = [Path(second.path) / f"image/c/{shard}/0/0/0" for shard in range(5)]
     assert all(path.stat().st_nlink >= 2 for path in paths)
-    assert_rebuilt(third, source, recipe())
+    assert_rebuilt(third, source, recipe_of())
 
 
 @pytest.mark.parametrize("codec", ["image", "zstd"])
 def test_of_several_rows_a_chunk_only_chunks_with_a_change_are_encoded(
     codec: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = recipe(codec, 80)
-    build(source, tmp_path / "store", pipeline, shard_samples=16)
+    recipe = recipe_of(codec, 80)
+    build(source, tmp_path / "store", recipe, shard_samples=16)
     assert precache.open(tmp_path / "store").arrays["image"][1].chunk_shape[0] == 2
     write(source / "cat/0004.jpg", encoded(cut(70)))
     write(source / "cat/new.jpg", encoded(cut(71)))
@@ -235,16 +235,16 @@ def test_of_several_rows_a_chunk_only_chunks_with_a_change_are_encoded(
         flush(self)
 
     monkeypatch.setattr(ShardWriter, "_flush", flush_counted)
-    second = build(source, tmp_path / "store", pipeline, shard_samples=16)
+    second = build(source, tmp_path / "store", recipe, shard_samples=16)
     assert len(encoded_chunks) == 3
     assert second.rows_reused == 38
-    assert_rebuilt(second, source, pipeline, shard_samples=16)
+    assert_rebuilt(second, source, recipe, shard_samples=16)
 
 
 # --- versions that are going, or damaged --------------------------------------------------------
 
 
-def lose_on_link(source: Path, store: Path, pipeline: precache.Pipeline, version: Path) -> Any:
+def lose_on_link(source: Path, store: Path, recipe: precache.Recipe, version: Path) -> Any:
     """Build, while an earlier version is removed right before its first link."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -253,22 +253,22 @@ def lose_on_link(source: Path, store: Path, pipeline: precache.Pipeline, version
 
     sys.addaudithook(hook)
     reuse.MOST_TOUCHED = 0
-    return build_here(source, store, pipeline, {"shard_samples": 8})
+    return build_here(source, store, recipe, {"shard_samples": 8})
 
 
 @pytest.mark.parametrize("change", ["added", "etags alone"])
 def test_a_version_that_is_removed_while_it_is_linked_from_does_not_stop_a_build(
     change: str, source: Path, tmp_path: Path
 ) -> None:
-    first = build(source, tmp_path / "store", recipe())
+    first = build(source, tmp_path / "store", recipe_of())
     if change == "added":
         write(source / "cat/new.jpg", encoded(cut(99)))
     else:
         for path in source.rglob("*.jpg"):
             os.utime(path)
-    second = ask(lose_on_link, source, tmp_path / "store", recipe(), Path(first.path))
+    second = ask(lose_on_link, source, tmp_path / "store", recipe_of(), Path(first.path))
     assert not Path(first.path).exists()
-    other = build(source, tmp_path / "anew", recipe())
+    other = build(source, tmp_path / "anew", recipe_of())
     found, anew = pixels(tmp_path / "store"), pixels(tmp_path / "anew")
     assert found.keys() == anew.keys()
     assert all(np.array_equal(found[key], anew[key]) for key in anew)
@@ -277,12 +277,12 @@ def test_a_version_that_is_removed_while_it_is_linked_from_does_not_stop_a_build
 
 def test_holes_that_a_damaged_record_moved_are_not_believed(source: Path, tmp_path: Path) -> None:
     write(source / "dog/0039.jpg", b"no photo")
-    first = build(source, tmp_path / "store", recipe())
+    first = build(source, tmp_path / "store", recipe_of())
     path = Path(first.path) / "holes/c/0"
     [(row, hole)] = json.loads(path.read_bytes()).items()
     path.write_text(json.dumps({str(int(row) ^ 1): hole}))
     write(source / "cat/new.jpg", encoded(cut(99)))
-    second = build(source, tmp_path / "store", recipe())
+    second = build(source, tmp_path / "store", recipe_of())
     assert [key for key, _ in second.holes] == ["dog/0039.jpg"]
     assert second.rows_reused == 0
 
@@ -294,11 +294,11 @@ def test_a_version_in_a_bucket_whose_small_arrays_are_damaged_is_mended(
     """Its shards are its own: a service refuses to copy an object onto itself."""
     options = {"storage_options": s3.options()}
     store = "s3://bucket/mended-" + name.replace("/", "-")
-    first = build(source, store, recipe(), **options)
+    first = build(source, store, recipe_of(), **options)
     folder = open_folder(first.path, s3.options())
     data = folder.read(name)
     folder.put(name, [data[:-1]])
-    again = build(source, store, recipe(), **options)
+    again = build(source, store, recipe_of(), **options)
     assert again.version == first.version
     assert folder.read(name) == data
     assert precache.verify(store, storage_options=s3.options()).ok
@@ -314,16 +314,16 @@ def free(nbytes: int) -> Callable[[Any], int]:
 def test_another_codec_needs_room_for_all_rows(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build(source, tmp_path / "store", recipe("zstd"))
+    first = build(source, tmp_path / "store", recipe_of("zstd"))
     monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", free(first.stored_bytes))
     with pytest.raises(precache.StorageError, match="and its disk has"):
-        build(source, tmp_path / "store", recipe("raw"))
+        build(source, tmp_path / "store", recipe_of("raw"))
 
 
 def test_what_is_linked_needs_no_room(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build(source, tmp_path / "store", recipe())
+    first = build(source, tmp_path / "store", recipe_of())
     write(source / "cat/new.jpg", encoded(cut(99)))
     monkeypatch.setattr("precache.storage.local.LocalFolder.free_bytes", free(first.raw_bytes // 4))
-    assert build(source, tmp_path / "store", recipe()).shards_reused == 5
+    assert build(source, tmp_path / "store", recipe_of()).shards_reused == 5

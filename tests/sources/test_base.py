@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import precache
-from precache.errors import FetchError, PipelineError, SourceError, StorageError, UsageError
+from precache.errors import FetchError, RecipeError, SourceError, StorageError, UsageError
 from precache.storage.base import LINK_OUT, NO_FILE
 from precache.store.row_table import RowTable
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
@@ -42,7 +42,7 @@ from tests.support.building import (
     write_jpegs,
 )
 
-SMALL = precache.Pipeline.image(resize=16, crop=16)
+SMALL = precache.Recipe.image(resize=16, crop=16)
 
 
 def listed(source: object) -> Listing:
@@ -575,7 +575,7 @@ DATASET = """
 
 def test_a_dataset_of_tuples(module: Callable[[str], str], tmp_path: Path) -> None:
     source = f"python:{module(DATASET)}:Squares"
-    build_here(source, tmp_path / "store", precache.Pipeline.image())
+    build_here(source, tmp_path / "store", precache.Recipe.image())
     version = precache.open(tmp_path / "store")
     assert version.classes == ("even", "odd")
     assert labels(tmp_path / "store") == {str(i): i % 2 for i in range(9)}
@@ -589,8 +589,8 @@ def test_a_dataset_of_dicts_without_targets(module: Callable[[str], str], tmp_pa
         "vector": {"input": "vector"},
         "again": {"input": "image", "ops": [{"op": "decode", "mode": "L"}]},
     }
-    pipeline = precache.Pipeline.from_dict({"fields": fields})
-    build_here(f"python:{module(DATASET)}:Bare", tmp_path / "store", pipeline)
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    build_here(f"python:{module(DATASET)}:Bare", tmp_path / "store", recipe)
     assert labels(tmp_path / "store") == {str(i): i + 3 for i in range(5)}
     for key, row in pixels(tmp_path / "store").items():
         assert np.array_equal(row, np.full((3, 8, 8), int(key)))
@@ -601,7 +601,7 @@ def test_a_dataset_of_dicts_without_targets(module: Callable[[str], str], tmp_pa
 
 
 def test_a_dataset_of_images_alone(module: Callable[[str], str], tmp_path: Path) -> None:
-    build_here(f"python:{module(DATASET)}:Alone", tmp_path / "store", precache.Pipeline.image())
+    build_here(f"python:{module(DATASET)}:Alone", tmp_path / "store", precache.Recipe.image())
     assert set(labels(tmp_path / "store").values()) == {-1}
 
 
@@ -614,17 +614,17 @@ def test_inputs_of_a_tuple_go_by_position(module: Callable[[str], str], tmp_path
                                  for i in range(3))
     """
     fields = {"left": {"input": 0}, "right": {"input": 2}}
-    pipeline = precache.Pipeline.from_dict({"fields": fields})
-    build_here(f"python:{module(code)}:Pair", tmp_path / "store", pipeline)
+    recipe = precache.Recipe.from_dict({"fields": fields})
+    build_here(f"python:{module(code)}:Pair", tmp_path / "store", recipe)
     assert pixels(tmp_path / "store", "left")["2"].tolist() == [2, 2, 2, 2]
     assert pixels(tmp_path / "store", "right")["2"].tolist() == [-2, -2]
     assert labels(tmp_path / "store") == {"0": 0, "1": 1, "2": 2}
 
 
 def test_an_input_that_samples_lack_is_named(module: Callable[[str], str], tmp_path: Path) -> None:
-    pipeline = precache.Pipeline.from_dict({"fields": {"mask": {"input": "masks"}}})
+    recipe = precache.Recipe.from_dict({"fields": {"mask": {"input": "masks"}}})
     with pytest.raises(SourceError, match="field 'mask' starts from 'masks'; samples have 'image'"):
-        build_here(f"python:{module(DATASET)}:Bare", tmp_path / "store", pipeline)
+        build_here(f"python:{module(DATASET)}:Bare", tmp_path / "store", recipe)
 
 
 def test_hashes_tell_samples_apart(module: Callable[[str], str]) -> None:
@@ -648,9 +648,9 @@ def test_values_that_no_store_holds_are_named(
     module: Callable[[str], str], tmp_path: Path, value: str, name: str
 ) -> None:
     code = f"import numpy as np\ndef make():\n    return [{{'x': {value}}}] * 3\n"
-    pipeline = precache.Pipeline.from_dict({"fields": {"x": {"codec": "raw"}}})
+    recipe = precache.Recipe.from_dict({"fields": {"x": {"codec": "raw"}}})
     with pytest.raises(UsageError, match=name):
-        build_here(f"python:{module(code)}:make", tmp_path / "store", pipeline)
+        build_here(f"python:{module(code)}:make", tmp_path / "store", recipe)
     assert not (tmp_path / "store/commits").exists()
 
 
@@ -682,21 +682,21 @@ def test_labels_that_are_no_numbers_are_named(module: Callable[[str], str], tmp_
                                  for name in ("cat", "dog"))
     """
     with pytest.raises(precache.PrecacheError, match=r"label.*'(cat|dog)'"):
-        build_here(f"python:{module(code)}:D", tmp_path / "store", precache.Pipeline.image())
+        build_here(f"python:{module(code)}:D", tmp_path / "store", precache.Recipe.image())
 
 
 @pytest.mark.parametrize(
     "name", ["no_such_module:D", "json:NoSuchThing", "json", ":D", "json:", "..:x"]
 )
 def test_factories_that_cannot_be_loaded(name: str) -> None:
-    with pytest.raises(PipelineError, match=r"cannot load|cannot find the source"):
+    with pytest.raises(RecipeError, match=r"cannot load|cannot find the source"):
         listed(f"python:{name}")
 
 
 def test_a_module_that_fails_on_import_is_named(module: Callable[[str], str]) -> None:
     for code in ("1 / 0", "def f(:", "raise SystemError"):
         name = module(code)
-        with pytest.raises(PipelineError, match=name):
+        with pytest.raises(RecipeError, match=name):
             load_object(f"{name}:f")
 
 
@@ -738,7 +738,7 @@ def test_a_dataset_is_asked_by_one_thread_at_a_time(
     result = build_here(
         f"python:{module(code)}:D",
         tmp_path / "store",
-        precache.Pipeline.image(),
+        precache.Recipe.image(),
         {"shard_samples": 96, "accept_missing": True, "max_failures": 96},
     )
     assert result.failed == 0, result.holes[:2]
@@ -808,7 +808,7 @@ def test_a_torch_dataset_is_split_like_any_other(
         return torch.utils.data.Subset(Squares(), [1, 3, 5])
     """
     )
-    build_here(f"python:{module(code)}:half", tmp_path / "store", precache.Pipeline.image())
+    build_here(f"python:{module(code)}:half", tmp_path / "store", precache.Recipe.image())
     assert labels(tmp_path / "store") == {"0": 1, "1": 1, "2": 1}
     assert torch.equal(
         torch.from_numpy(pixels(tmp_path / "store")["2"]),
@@ -860,13 +860,13 @@ def test_hashing_does_not_run_the_module(module: Callable[[str], str]) -> None:
 
 @pytest.mark.parametrize("name", ["itertools:count", "nowhere_at_all:f", "a.b.c:f"])
 def test_modules_without_source_ask_for_a_version(name: str) -> None:
-    with pytest.raises(PipelineError, match="declare a version"):
+    with pytest.raises(RecipeError, match="declare a version"):
         code_digest(name)
 
 
 def test_a_module_that_does_not_parse_is_named(module: Callable[[str], str]) -> None:
     name = module("def f(:")
-    with pytest.raises(PipelineError, match=name):
+    with pytest.raises(RecipeError, match=name):
         code_digest(f"{name}:f")
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import precache
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 from precache_workers.driver import commit
 from precache_workers.ops import identity
 from precache_workers.ops.identity import libraries_of, named_ops, plain_version, with_code
@@ -798,7 +798,7 @@ def test_code_that_changed_since_a_build_began_makes_no_row(write: Write) -> Non
     before = code_digest("own:f")
     load_object("own:f", before)
     write({"near.py": "def g(x): return x + 1"})
-    with pytest.raises(PipelineError, match="not what it was when the build began"):
+    with pytest.raises(RecipeError, match="not what it was when the build began"):
         load_object("own:f", before)
 
 
@@ -816,7 +816,7 @@ OPS = [
     {"op": "resize", "size": [8, 8]},
     {"op": "function", "function": "own:shift"},
 ]
-PIPELINE = precache.Pipeline.from_dict({"fields": {"image": {"ops": OPS, "codec": "raw"}}})
+RECIPE = precache.Recipe.from_dict({"fields": {"image": {"ops": OPS, "codec": "raw"}}})
 
 
 @pytest.fixture
@@ -833,20 +833,20 @@ def test_an_edit_two_modules_away_makes_a_version_with_new_pixels(
 ) -> None:
     store = tmp_path / "store"
     write(GAIN)
-    first = build_here(photos, store, PIPELINE)
+    first = build_here(photos, store, RECIPE)
     before = values(store)
     write({"own/amounts.py": "# why\n" + GAIN["own/amounts.py"], **STRANGER})
-    assert precache.plan(photos, store, PIPELINE).state == "nothing"
-    assert build_here(photos, store, PIPELINE).version == first.version
+    assert precache.plan(photos, store, RECIPE).state == "nothing"
+    assert build_here(photos, store, RECIPE).version == first.version
     write(MORE)
-    planned = precache.plan(photos, store, PIPELINE, timing=False)
+    planned = precache.plan(photos, store, RECIPE, timing=False)
     assert planned.differences is not None
     assert planned.differences.functions == ("own:shift",)
-    second = build_here(photos, store, PIPELINE)
+    second = build_here(photos, store, RECIPE)
     assert (second.version != first.version, second.rows_reused) == (True, 0)
     assert (values(store) == (before + 1) % 256).all()
     write(GAIN)
-    assert build_here(photos, store, PIPELINE).version == first.version
+    assert build_here(photos, store, RECIPE).version == first.version
 
 
 FACTORIES = """
@@ -856,7 +856,7 @@ FACTORIES = """
     def train(): return data(1)
     def val(): return data(2)
 """
-IMAGES = precache.Pipeline.image()
+IMAGES = precache.Recipe.image()
 
 
 def test_two_factories_of_a_module_are_two_versions(write: Write, tmp_path: Path) -> None:
@@ -875,7 +875,7 @@ def test_two_factories_of_a_module_are_two_versions(write: Write, tmp_path: Path
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., precache.BuildResult]:
     """Builds as releases did that identified code by its module, and kept no log of it."""
 
-    def build(source: Path | str, store: Path, pipeline: precache.Pipeline) -> precache.BuildResult:
+    def build(source: Path | str, store: Path, recipe: precache.Recipe) -> precache.BuildResult:
         with monkeypatch.context() as patched:
             patched.setattr(listed, "identified", lambda _, each: (with_code(each, codes), {}))
             for name in ("decides", "behaviours"):
@@ -888,9 +888,9 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., precache.BuildRe
                 name: tree_hash("own")
                 if step is None
                 else json.dumps({each: plain_version(each) for each in libraries_of(op)})
-                for name, op, step in named_ops(pipeline)
+                for name, op, step in named_ops(recipe)
             }
-            result: precache.BuildResult = build_here(source, store, pipeline)
+            result: precache.BuildResult = build_here(source, store, recipe)
             return result
 
     return build
@@ -901,22 +901,22 @@ def test_a_version_of_an_older_release_is_adopted(
 ) -> None:
     store = tmp_path / "store"
     write(GAIN)
-    old = as_before(photos, store, PIPELINE)
-    assert precache.plan(photos, store, PIPELINE).state == "nothing"
-    adopted = build_here(photos, store, PIPELINE)
+    old = as_before(photos, store, RECIPE)
+    assert precache.plan(photos, store, RECIPE).state == "nothing"
+    adopted = build_here(photos, store, RECIPE)
     assert (adopted.version, adopted.cpu_seconds) == (old.version, 0)
     write({"own/__init__.py": GAIN["own/__init__.py"] + "\nother = 3\n"})
-    assert build_here(photos, store, PIPELINE).version == old.version
+    assert build_here(photos, store, RECIPE).version == old.version
     write_jpegs(photos, 8)
-    grown = build_here(photos, store, PIPELINE)
+    grown = build_here(photos, store, RECIPE)
     assert grown.rows_reused == 6
     write(MORE)  # which is noticed, though the older release's hash of the module is what it was
-    assert build_here(photos, store, PIPELINE).rows_reused == 0
+    assert build_here(photos, store, RECIPE).rows_reused == 0
     write(GAIN)
-    assert build_here(photos, store, PIPELINE).version == grown.version
+    assert build_here(photos, store, RECIPE).version == grown.version
 
 
-PLAIN = precache.Pipeline.image(resize=40, crop=32)
+PLAIN = precache.Recipe.image(resize=40, crop=32)
 
 
 def test_libraries_that_made_a_version_of_an_older_release_stand_for_their_pixels(
@@ -937,7 +937,7 @@ def test_libraries_that_made_a_version_of_an_older_release_stand_for_their_pixel
     found = precache.verify(store)
     assert found.ok
     assert not [each for each in found.unchecked if "recipe" in each]
-    wider = build_here(photos, store, precache.Pipeline.image(resize=40))
+    wider = build_here(photos, store, precache.Recipe.image(resize=40))
     assert build_here(photos, store, PLAIN).version == grown.version
     assert wider.rows_reused == 0  # resized alone, nothing was stored
 
@@ -958,7 +958,7 @@ def test_other_libraries_do_not_adopt_a_version_of_an_older_release(
 def test_a_crop_that_became_narrower_goes_on_from_rows_of_an_older_release(
     photos: Path, tmp_path: Path, as_before: Callable[..., precache.BuildResult]
 ) -> None:
-    as_before(photos, tmp_path / "store", precache.Pipeline.image(resize=40))
+    as_before(photos, tmp_path / "store", precache.Recipe.image(resize=40))
     cropped = build_here(photos, tmp_path / "store", PLAIN)
     assert cropped.rows_reused == 6
 
@@ -968,18 +968,18 @@ def test_ensure_adopts_a_version_of_an_older_release_once(
 ) -> None:
     store = tmp_path / "store"
     write(GAIN)
-    old = as_before(photos, store, PIPELINE)
-    assert precache.ensure(photos, store, PIPELINE, address="serial").id == old.version
+    old = as_before(photos, store, RECIPE)
+    assert precache.ensure(photos, store, RECIPE, address="serial").id == old.version
     write(MORE)
-    assert precache.ensure(photos, store, PIPELINE, address="serial").id != old.version
+    assert precache.ensure(photos, store, RECIPE, address="serial").id != old.version
 
 
 def test_what_cannot_be_followed_is_said_by_plan_and_build(
     write: Write, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write({"own/__init__.py": "def shift(x): return x + eval('1')"})
-    precache.plan(photos, tmp_path / "store", PIPELINE, progress=True)
-    build_here(photos, tmp_path / "store", PIPELINE, {"progress": True})
+    precache.plan(photos, tmp_path / "store", RECIPE, progress=True)
+    build_here(photos, tmp_path / "store", RECIPE, {"progress": True})
     shown = capfd.readouterr().err
     assert shown.count("own:shift: edits of what these reach are not noticed: eval('1')") == 2
 
@@ -988,9 +988,9 @@ def test_a_version_of_other_code_is_not_adopted(
     write: Write, photos: Path, tmp_path: Path, as_before: Callable[..., precache.BuildResult]
 ) -> None:
     write({"own/__init__.py": "def shift(x): return x"})
-    old = as_before(photos, tmp_path / "store", PIPELINE)
+    old = as_before(photos, tmp_path / "store", RECIPE)
     write({"own/__init__.py": "def shift(x): return x + 1"})
-    made = build_here(photos, tmp_path / "store", PIPELINE)
+    made = build_here(photos, tmp_path / "store", RECIPE)
     assert (made.version != old.version, made.rows_reused) == (True, 0)
 
 

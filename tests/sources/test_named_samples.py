@@ -35,7 +35,7 @@ def make():
     return Data()
 """
 NAMES, VALUES = "self.items[number][0]", "str(self.items[number][1])"
-PIPELINE = precache.Pipeline.image()
+RECIPE = precache.Recipe.image()
 Say = Callable[..., None]
 
 
@@ -53,7 +53,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
 
 
 def build(tmp_path: Path) -> precache.BuildResult:
-    result: precache.BuildResult = build_here("python:named:make", tmp_path / "store", PIPELINE)
+    result: precache.BuildResult = build_here("python:named:make", tmp_path / "store", RECIPE)
     return result
 
 

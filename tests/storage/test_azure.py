@@ -33,7 +33,7 @@ from tests.support.servers import Azurite, Fault, FaultProxy, reset, status, tru
 
 adlfs = pytest.importorskip("adlfs", reason="az:// needs adlfs")
 
-RECIPE = precache.Pipeline.image(resize=64, crop=56)
+RECIPE = precache.Recipe.image(resize=64, crop=56)
 NAMES = st.sets(
     st.lists(st.text("ab0é +%&<", min_size=1, max_size=3), min_size=1, max_size=3).map("/".join),
     max_size=40,

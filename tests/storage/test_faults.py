@@ -189,7 +189,7 @@ def test_whatever_is_asked_for_is_asked_for_again(fault: Fault, service: Service
 
 # --- whole builds, versions and epochs ----------------------------------------------------------
 
-RECIPE = precache.Pipeline.image(resize=64, crop=56)
+RECIPE = precache.Recipe.image(resize=64, crop=56)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from tests.support.servers import Fault, FaultProxy, passes, reset, status, trun
 gcsfs = pytest.importorskip("gcsfs", reason="gs:// needs gcsfs")
 aiohttp = pytest.importorskip("aiohttp", reason="what gcsfs asks by")
 
-RECIPE = precache.Pipeline.image(resize=64, crop=56)
+RECIPE = precache.Recipe.image(resize=64, crop=56)
 UPLOAD = "/upload/storage/v1/b/bucket/o"
 
 

@@ -29,7 +29,7 @@ from precache.storage.open import open_folder
 from tests.support.building import contents, cut, encoded, pixels, write
 from tests.support.servers import POLL, Certificate, FaultProxy, PatientServer, status, web_server
 
-RECIPE = precache.Pipeline.image(resize=64, crop=56)
+RECIPE = precache.Recipe.image(resize=64, crop=56)
 
 
 @pytest.fixture(scope="module")

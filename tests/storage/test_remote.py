@@ -60,7 +60,7 @@ from tests.support.servers import (
 )
 
 SECRET = "a-secret-that-nobody-may-see"
-RECIPE = precache.Pipeline.image(resize=64, crop=56)
+RECIPE = precache.Recipe.image(resize=64, crop=56)
 
 
 _numbers = iter(range(10**6))

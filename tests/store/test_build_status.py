@@ -18,7 +18,7 @@ from tests.conftest import BuiltStore
 from tests.support.building import cli, write, write_jpegs
 from tests.support.servers import S3Server
 
-RECIPE = precache.Pipeline.image(resize=160, crop=150)
+RECIPE = precache.Recipe.image(resize=160, crop=150)
 
 
 def test_a_committed_store(store: BuiltStore) -> None:

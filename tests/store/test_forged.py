@@ -26,7 +26,7 @@ from precache.store.row_table import RowTable
 from tests.support.building import build_here, write, write_jpegs
 from tests.support.mutations import places, small_names
 
-PIPELINE = precache.Pipeline.image(resize=8, crop=8)
+RECIPE = precache.Recipe.image(resize=8, crop=8)
 OPTIONS = {"shard_samples": 4}
 
 
@@ -36,8 +36,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("forged")
     source = write_jpegs(root / "in", 12, (24, 24))
     write(source / "cat/broken.jpg", b"none")
-    build_here(source, root / "store", precache.Pipeline.image(resize=9, crop=8), OPTIONS)
-    build_here(source, root / "store", PIPELINE, OPTIONS)
+    build_here(source, root / "store", precache.Recipe.image(resize=9, crop=8), OPTIONS)
+    build_here(source, root / "store", RECIPE, OPTIONS)
     return root
 
 
@@ -71,7 +71,7 @@ def test_a_recipe_without_fields_or_ops(value: Any, store: Path) -> None:
     for use in (precache.open, read_all, command("info", "{store}")):
         with contextlib.suppress(PrecacheError):
             use(store)
-    plan = precache.plan(store.parent / "in", store, PIPELINE, timing=False)
+    plan = precache.plan(store.parent / "in", store, RECIPE, timing=False)
     assert plan.version == path.parent.name
 
 
@@ -248,11 +248,11 @@ def command(*arguments: str) -> Callable[[Path], object]:
 
 
 def build_again(store: Path) -> None:
-    build_here(store.parent / "in", store, PIPELINE, OPTIONS)
+    build_here(store.parent / "in", store, RECIPE, OPTIONS)
 
 
 def build_another(store: Path) -> None:
-    build_here(store.parent / "in", store, precache.Pipeline.image(resize=8, codec="raw"), OPTIONS)
+    build_here(store.parent / "in", store, precache.Recipe.image(resize=8, codec="raw"), OPTIONS)
 
 
 USES: list[Callable[[Path], object]] = [
@@ -261,7 +261,7 @@ USES: list[Callable[[Path], object]] = [
     precache.verify,
     precache.versions,
     lambda store: precache.gc(store, keep=2, older_than=0),
-    lambda store: precache.plan(store.parent / "in", store, PIPELINE, timing=False),
+    lambda store: precache.plan(store.parent / "in", store, RECIPE, timing=False),
     command("info", "{store}"),
     command("ls", "{store}"),
     command("status", "{store}"),
@@ -350,6 +350,6 @@ def test_a_shard_with_a_forged_receipt_is_made_again(
     version = tmp_path / "store" / made.id
     shutil.copytree(Path(made.path) / "image/c", version / "image/c")
     write(version / "_build/receipts/00000000.json", json.dumps(receipt).encode())
-    result = build_here(built / "in", tmp_path / "store", PIPELINE, OPTIONS)
+    result = build_here(built / "in", tmp_path / "store", RECIPE, OPTIONS)
     assert (result.version, result.shards_skipped) == (made.id, 0)
     assert precache.verify(tmp_path / "store").ok

@@ -34,8 +34,8 @@ def _id(*digits: str) -> str:
 @pytest.fixture(scope="module")
 def two_versions(photos: Path, make_store: Callable[..., BuiltStore]) -> BuiltStore:
     """A store whose first version is `raw`, and whose current one is `zstd`."""
-    store = make_store(photos, precache.Pipeline.image(codec="raw"))
-    precache.build(photos, store.path, precache.Pipeline.image(codec="zstd"), address="serial")
+    store = make_store(photos, precache.Recipe.image(codec="raw"))
+    precache.build(photos, store.path, precache.Recipe.image(codec="zstd"), address="serial")
     return store
 
 
@@ -283,4 +283,4 @@ def test_a_root_changed_anywhere_opens_or_is_refused(data: st.DataObject, forged
     with contextlib.suppress(PrecacheError):
         version = precache.open(forged)
         _ = (version.fields, version.classes, version.mean, version.std, repr(version))
-        _ = (version.pipeline, version.valid, version.labels, version.holes)
+        _ = (version.recipe, version.valid, version.labels, version.holes)

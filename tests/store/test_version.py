@@ -24,13 +24,13 @@ def test_a_version_tells_what_it_holds(store: BuiltStore) -> None:
     assert version.path == store.result.path
     assert version.rows == 23
     assert version.classes == ("cat", "dog", "eel")
-    assert version.pipeline == store.pipeline
+    assert version.recipe == store.recipe
     assert not version.foreign
     assert version.id[:8] in repr(version)
     field = version.fields["image"]
     assert (field.shape, field.dtype) == ((3, 112, 112), "uint8")
     # Validation fills in the codec.
-    assert field.codec == store.pipeline.fields["image"].codec.name  # type: ignore[union-attr]
+    assert field.codec == store.recipe.fields["image"].codec.name  # type: ignore[union-attr]
     assert field.raw_nbytes == 23 * 3 * 112 * 112
     assert field.stored_nbytes == sum(store.shard_path(n).stat().st_size for n in range(3))
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from precache.codecs.chunk import codec_metadata
 from precache.errors import StoreError
 from precache.recipe.ops import DTYPES
-from precache.recipe.pipeline import ImageCodec, RawCodec, ZstdCodec
+from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 from precache.store import zarr_metadata
 from precache.store.zarr_metadata import (
     Array,

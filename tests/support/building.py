@@ -159,7 +159,7 @@ def assert_whole_road(
 ) -> None:
     """Build from what `put_photos` put, build again, verify, pull, train in both ways; and build
     from a copy of the source."""
-    recipe = precache.Pipeline.image(resize=64, crop=56)
+    recipe = precache.Recipe.image(resize=64, crop=56)
     build: dict[str, Any] = {"address": address, "shard_samples": 4, "storage_options": options}
     result = precache.build(photos, store, recipe, **build)
     assert (result.samples, result.failed, result.ignored) == (13, 1, 1)
@@ -264,7 +264,7 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
-# --- functions for pipelines --------------------------------------------------------------------
+# --- functions for recipes --------------------------------------------------------------------
 
 
 HELD = """
@@ -334,7 +334,7 @@ def build_marked(
     """Result of ``precache build`` on a local Ray, by a recipe in TOML."""
     (photos.parent / "recipe.toml").write_text(recipe)
     line = command(
-        *("build", photos, photos.with_name("store"), "--pipeline", photos.parent / "recipe.toml"),
+        *("build", photos, photos.with_name("store"), "--recipe", photos.parent / "recipe.toml"),
         *("--cpus", "1", "--shard-samples", "20", "--json", *options),
     )
     ran = subprocess.run(
@@ -345,13 +345,13 @@ def build_marked(
     return json.loads(ran.stdout)
 
 
-def assert_all_but_the_marked(photos: Path, store: Path, recipe: str) -> None:
+def assert_all_but_the_marked(photos: Path, store: Path, toml: str) -> None:
     """Rows as they are where the function does not go wrong, but for the two holes."""
-    harmless, pipeline = (
+    harmless, recipe = (
         store.with_name("harmless"),
-        precache.Pipeline.from_dict(tomllib.loads(recipe)),
+        precache.Recipe.from_dict(tomllib.loads(toml)),
     )
-    ask(build_here, photos, harmless, pipeline, {"shard_samples": 20}, {"HARMLESS": "1"})
+    ask(build_here, photos, harmless, recipe, {"shard_samples": 20}, {"HARMLESS": "1"})
     assert sorted(key for key, _ in precache.open(store).holes.values()) == sorted(MARKED)
     assert precache.verify(store).ok
     assert remains(store) == []
@@ -455,18 +455,18 @@ def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...
 def build_here(
     source: Path,
     store: Path,
-    pipeline: precache.Pipeline,
+    recipe: precache.Recipe,
     options: dict[str, Any] | None = None,
     variables: dict[str, str] | None = None,
 ) -> Any:
     """A serial build, for processes that are told all by arguments."""
     os.environ.update(variables or {})
-    return precache.build(source, store, pipeline, **{"address": "serial", **(options or {})})
+    return precache.build(source, store, recipe, **{"address": "serial", **(options or {})})
 
 
-def changes(source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]) -> int:
+def changes(source: Path, store: Path, recipe: precache.Recipe, options: dict[str, Any]) -> int:
     """How often a build changes what lies below `store`."""
-    return _counted(store, lambda: build_here(source, store, pipeline, options))
+    return _counted(store, lambda: build_here(source, store, recipe, options))
 
 
 def refresh_changes(store: Path) -> int:
@@ -487,11 +487,11 @@ def _counted(store: Path, act: Callable[[], object]) -> int:
 
 
 def build_until(
-    change: int, source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]
+    change: int, source: Path, store: Path, recipe: precache.Recipe, options: dict[str, Any]
 ) -> None:
     """Build, and be killed right before change number `change` of what lies below `store`."""
     _kill_at(change, store)
-    build_here(source, store, pipeline, options)
+    build_here(source, store, recipe, options)
 
 
 def collect_until(change: int, store: Path) -> None:
@@ -553,20 +553,18 @@ def _on_change(store: Path, act: Callable[[], None]) -> None:
     sys.addaudithook(hook)
 
 
-def peak_memory(
-    source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]
-) -> int:
+def peak_memory(source: Path, store: Path, recipe: precache.Recipe, options: dict[str, Any]) -> int:
     """Bytes of memory that this process had at most when it had built."""
-    build_here(source, store, pipeline, options)
+    build_here(source, store, recipe, options)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def build_as_anyone(
-    source: Path, store: Path, pipeline: precache.Pipeline, options: dict[str, Any]
+    source: Path, store: Path, recipe: precache.Recipe, options: dict[str, Any]
 ) -> Any:
     """A build for which modes of files count, though root runs it."""
     drop_privileges()
-    return build_here(source, store, pipeline, options)
+    return build_here(source, store, recipe, options)
 
 
 def drop_privileges() -> None:

@@ -24,13 +24,13 @@ class Held:
         for name in ("held", "tmp"):
             (folder / name).mkdir()
 
-    def recipe(self, after: int = 0) -> precache.Pipeline:
+    def recipe_of(self, after: int = 0) -> precache.Recipe:
         """One whose builds hold from sample number `after` on."""
         params = {"folder": str(self.folder / "held"), "store": str(self.store), "after": after}
         hold = {"op": "function", "function": "tests.support.building:hold", "params": params}
         resize = {"op": "resize", "size": [150, 150]}
         ops = [{"op": "decode"}, resize, hold]
-        return precache.Pipeline.from_dict({"fields": {"image": {"ops": ops}}})
+        return precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
 
     def process(self, name: str, code: str, *arguments: object) -> Any:
         """A process that runs `code`, told where to answer behind `arguments`; a context."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from numcodecs import zstd
 
-from precache.errors import PipelineError
-from precache.recipe.pipeline import Pipeline
+from precache.errors import RecipeError
+from precache.recipe.recipe import Recipe
 from precache.store.attributes import Attributes
 from precache.store.object_names import Contents
 
@@ -114,6 +114,6 @@ def _told(document: Any) -> Any:
     if isinstance(own, dict):
         for name in UNOBSERVABLE | (own.keys() - Attributes.model_fields.keys()):
             own.pop(name, None)
-        with contextlib.suppress(PipelineError):
-            own["pipeline"] = Pipeline.from_dict(own["pipeline"]).to_dict()
+        with contextlib.suppress(RecipeError):
+            own["pipeline"] = Recipe.from_dict(own["pipeline"]).to_dict()
     return told

@@ -92,7 +92,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, make_store: Callable[..., Bu
     for number, key in enumerate(keys):
         write(root / key, encoded(cut(number, (52, 44)), "PNG"))
     write(root / BROKEN, b"no image at all")
-    return make_store(root, precache.Pipeline.from_dict(RECIPE), shard_samples=4)
+    return make_store(root, precache.Recipe.from_dict(RECIPE), shard_samples=4)
 
 
 @contextlib.contextmanager
@@ -272,7 +272,7 @@ def test_the_page_of_a_row_compares_it_with_its_original(
 
 def test_variants_of_a_sample_stand_side_by_side(tmp_path: Path) -> None:
     source, store = write_jpegs(tmp_path / "in", 3), tmp_path / "store"
-    recipe = precache.Pipeline.image(random_resized_crop=24, variants=3).with_fresh_variants()
+    recipe = precache.Recipe.image(random_resized_crop=24, variants=3).with_fresh_variants()
     version = precache.open(build_here(source, store, recipe).path)
     key = version.keys[1]
     with served(str(store), str(source)) as server:
@@ -387,7 +387,7 @@ def test_without_decoders_raw_files_are_shown_and_what_is_missing(
 def test_a_store_and_a_source_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
     photos = open_folder("s3://bucket/view/photos", s3.options())
     put_photos(photos)
-    store, recipe = "s3://bucket/view/store", precache.Pipeline.image(resize=64, crop=56)
+    store, recipe = "s3://bucket/view/store", precache.Recipe.image(resize=64, crop=56)
     options: dict[str, Any] = {"storage_options": s3.options()}
     precache.build(str(photos), store, recipe, address="serial", shard_samples=4, **options)
     right = pixels(store, **options)
@@ -465,7 +465,7 @@ def test_a_key_never_leads_out_of_the_source(
 
     write(tmp_path / "secret.png", encoded(cut(1), "PNG"))
     write(tmp_path / "source/cat/0.png", encoded(cut(2), "PNG"))
-    originals = Originals(str(tmp_path / "source"), built.pipeline)
+    originals = Originals(str(tmp_path / "source"), built.recipe)
     assert originals.trace("cat/0.png").raw is not None
     for key in ("../secret.png", "cat/../../secret.png", f"{tmp_path}/secret.png", "..", "a\0b"):
         trace = originals.trace(key)
@@ -538,7 +538,7 @@ def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
 def test_a_dataset_as_source_needs_no_files(tmp_path: Path) -> None:
     precache.build(
         "python:tests.viewer.test_view:squares", tmp_path / "s",
-        precache.Pipeline.from_dict({"fields": {"x": {"ops": []}}}), address="serial",
+        precache.Recipe.from_dict({"fields": {"x": {"ops": []}}}), address="serial",
     )  # fmt: skip
     with served(str(tmp_path / "s"), "python:tests.viewer.test_view:squares") as server:
         read = page(server)

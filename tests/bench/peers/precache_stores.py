@@ -44,8 +44,8 @@ class _Store:
         os.environ[ROWS_VARIABLE] = str(rows)
         field = precache.Field(ops=(precache.Decode(),), codec=self.codec)
         source = f"python:{__name__}:make_dataset"
-        pipeline = precache.Pipeline(fields={"image": field})
-        precache.build(source, store, pipeline, address="serial", on_error="raise")
+        recipe = precache.Recipe(fields={"image": field})
+        precache.build(source, store, recipe, address="serial", on_error="raise")
 
     def epochs(self, rows: Path, store: Path) -> Iterator[Iterable[Batch]]:
         loader = precache.Loader(store, BATCH, device="cpu", output="tuple")

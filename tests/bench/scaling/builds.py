@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import precache
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache_workers.cluster import executor as cluster
 from tests.bench.common import CROP, in_clean_process, log
 from tests.bench.scaling.watch import Watch
@@ -71,9 +71,9 @@ class Way:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def pipeline(codec: str = "image") -> Pipeline:
+def recipe(codec: str = "image") -> Recipe:
     """What every build of this benchmark does."""
-    return Pipeline.image(resize=RESIZE, crop=CROP, codec=codec)
+    return Recipe.image(resize=RESIZE, crop=CROP, codec=codec)
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def _build(source: Path, store: Path, way: Way, more: Mapping[str, Any]) -> Buil
     os.environ.update(way.variables)
     began = time.process_time()
     with measured_loop() as loops:
-        result = precache.build(source, store, pipeline(), **way.options, **more)
+        result = precache.build(source, store, recipe(), **way.options, **more)
     return Build(
         result.samples,
         result.shards,

@@ -117,7 +117,7 @@ def plan(samples: int, shard_samples: int) -> Plan:
         result = precache.build(
             "s3://bucket",
             Path(folder) / "store",
-            precache.Pipeline.image(resize=256, crop=CROP),
+            precache.Recipe.image(resize=256, crop=CROP),
             shard_samples=shard_samples,
             check_space=False,
             storage_options=options,

@@ -58,7 +58,7 @@ def from_bytes(batch: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Run the pipeline on a Ray of its own."""
+    """Run the recipe on a Ray of its own."""
     kind, source, target, cpus = sys.argv[1:]
     ray.init(
         address="local",

@@ -1,4 +1,4 @@
-"""Measurements before anything is cached: of a source, a pipeline and this machine."""
+"""Measurements before anything is cached: of a source, a recipe and this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 
 from precache.errors import HangError, SampleError, SourceError, UsageError
 from precache.messages import shown
-from precache.recipe.pipeline import ImageCodec, Pipeline, RawCodec, ZstdCodec
+from precache.recipe.recipe import ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
 from precache.store.layout import RowShape
@@ -45,7 +45,7 @@ class Question:
     """What the user asked; `precache.doctor` explains each."""
 
     source: str
-    pipeline: Pipeline
+    recipe: Recipe
     samples: int = 200
     seconds: float = 45.0
     rate: float = 1000.0
@@ -95,9 +95,9 @@ def _measure(
     keys, sizes = [table.keys[row] for row in order], table.sizes[order].tolist()
     job = Job(
         source,
-        question.pipeline,
+        question.recipe,
         question.import_path,
-        function_digests(question.pipeline),
+        function_digests(question.recipe),
         sample_seconds=question.seconds,
     )
     tick("reading files at several depths")
@@ -152,7 +152,7 @@ def _stages(
 
 
 def _check(question: Question) -> None:
-    require_permission(question.pipeline, question.run_functions)
+    require_permission(question.recipe, question.run_functions)
     for name in ("seconds", "rate"):
         value = getattr(question, name)
         if not 0 < value < math.inf:
@@ -179,7 +179,7 @@ def _trials(
         job, passed.shapes, list(size_of), list(size_of.values()), population, folder / "build",
         question.seconds * BUILD,
     )  # fmt: skip
-    own = own_codec(question.pipeline)
+    own = own_codec(question.recipe)
     rows = [each.rows for each in passed.usual]
     raw = sum(row.nbytes for row in passed.shapes.values())
     others: list[Codec] = [codec for codec in CODECS if codec.name != own]
@@ -189,7 +189,7 @@ def _trials(
     found = []
     for name, codec in ((own, None), *((codec.name, codec) for codec in able)):
         tick(f"training from {name}")
-        read = read_codec(codec, question.pipeline, rows, count, folder / name)
+        read = read_codec(codec, question.recipe, rows, count, folder / name)
         found.append(_codec_times(name, codec, passed, read, whole=count >= len(rows)))
         shutil.rmtree(folder / name)
     return burnt, found
@@ -215,9 +215,9 @@ def _codec_times(
     )
 
 
-def own_codec(pipeline: Pipeline) -> str:
-    """The codecs of a pipeline's fields, by name."""
-    return "+".join(dict.fromkeys(each.stored_as.name for each in pipeline.fields.values()))
+def own_codec(recipe: Recipe) -> str:
+    """The codecs of a recipe's fields, by name."""
+    return "+".join(dict.fromkeys(each.stored_as.name for each in recipe.fields.values()))
 
 
 def _holds(codec: Codec, row: RowShape) -> bool:

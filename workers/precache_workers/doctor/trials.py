@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from precache.diagnosis.bench import BenchResult, bench
-from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.recipe import Field, Recipe
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.driver.commit import commit
-from precache_workers.planning.target_version import Recipe, TargetVersion
+from precache_workers.planning.target_version import TargetVersion, VersionSpec
 from precache_workers.profiling.stage_times import Codec, codec_for
 from precache_workers.shards.shard_task import Job, ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Listing, Sample, Tick
@@ -112,7 +112,7 @@ def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: flo
 
 def read_codec(
     codec: Codec | None,
-    own: Pipeline,
+    own: Recipe,
     rows: Sequence[Mapping[str, np.ndarray]],
     count: int,
     folder: Path,
@@ -130,21 +130,19 @@ def read_codec(
         name: Field(codec=codec_for(codec or own.fields[name].stored_as, row))
         for name, row in shapes.items()
     }
-    stored = _write(Pipeline(fields=fields), shapes, HeldRows(rows, count), folder)
+    stored = _write(Recipe(fields=fields), shapes, HeldRows(rows, count), folder)
     raw = sum(row.nbytes for row in shapes.values())
     return Read(stored / count, raw, bench(folder, epochs=EPOCHS, tick=tick))
 
 
-def _write(
-    pipeline: Pipeline, shapes: Mapping[str, RowShape], source: HeldRows, folder: Path
-) -> int:
+def _write(recipe: Recipe, shapes: Mapping[str, RowShape], source: HeldRows, folder: Path) -> int:
     """A committed store of all rows of a source; returns the bytes of its shards."""
     table = source.list(lambda count: None).table
     per_shard = rows_per_shard(len(table), [row.nbytes for row in shapes.values()])
     store = LocalFolder(folder)
-    goal = TargetVersion.of(store, Recipe(pipeline, "", table, table.digest), per_shard, shapes)
+    goal = TargetVersion.of(store, VersionSpec(recipe, "", table, table.digest), per_shard, shapes)
     goal.begin()
-    job = Job(source, pipeline)
+    job = Job(source, recipe)
     receipts = {}
     for shard in range(goal.shards):
         rows = goal.rows_of(shard)

@@ -57,7 +57,12 @@ from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request
 from precache_workers.planning.reuse import BaseShard, BaseVersion
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.planning.target_version import SCRATCH, Recipe, TargetVersion, receipt_name
+from precache_workers.planning.target_version import (
+    SCRATCH,
+    TargetVersion,
+    VersionSpec,
+    receipt_name,
+)
 from precache_workers.planning.work import (
     MeasuredRows,
     Work,
@@ -149,8 +154,8 @@ class _Build:
 
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
-        recipe = listed.recipe
-        goal = goal_of(self.request, self.store, recipe)
+        spec = listed.spec
+        goal = goal_of(self.request, self.store, spec)
         if goal is not None and is_whole(goal) and not is_tried_again(self.request, goal):
             return self._nothing_to_do(goal)
         began = time.perf_counter()
@@ -161,7 +166,7 @@ class _Build:
             stack.callback(self.account.end)  # while Ray, if it is joined, can be told
             self.timings["start"] = time.perf_counter() - began
             if self.joined and isinstance(self.source, sources.FolderSource):
-                first = next(recipe.table.present_keys())
+                first = next(spec.table.present_keys())
                 require_shared(request.placement, self.source.folder, first)
             with contextlib.suppress(GoneError):  # then it is made
                 if goal is not None and is_committed(goal):
@@ -198,7 +203,7 @@ class _Build:
         listed = self.given or list_rows(
             self.request, self.store, self.source, self.progress.listed
         )
-        table = listed.recipe.table
+        table = listed.spec.table
         if listed.placed.changed:
             self.progress.say(listed.placed.changed)
         classes = f" in {len(table.classes)} classes" if table.classes else ""
@@ -211,7 +216,7 @@ class _Build:
         self.timings["list"] = listed.seconds
         return listed
 
-    def _measure(self, run: Run, recipe: Recipe) -> MeasuredRows:
+    def _measure(self, run: Run, spec: VersionSpec) -> MeasuredRows:
         """Row shapes and stored bytes, from a few samples."""
         if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
@@ -219,7 +224,7 @@ class _Build:
         from precache_workers.shards.probe import measured, probe_task, run_probe
 
         self.progress.phase("Measuring a few samples")
-        task = probe_task(self._job(), recipe.table)
+        task = probe_task(self._job(), spec.table)
         [(asked, probe)] = run(run_probe, [task])
         self.barred |= asked.barred
         if isinstance(probe, CrashError):
@@ -239,10 +244,10 @@ class _Build:
 
         request, listed = self.request, self.listed
         path = request.import_path
-        pipeline = listed.recipe.pipeline
+        recipe = listed.spec.recipe
         labels, pinned = listed.fetches_labels, listed.pinned
-        same = listed.digests, behaviours(pipeline)
-        return Job(self.source, pipeline, path, *same, labels, pinned, request.sample_timeout)
+        same = listed.digests, behaviours(recipe)
+        return Job(self.source, recipe, path, *same, labels, pinned, request.sample_timeout)
 
     def _check_space(self, needed: int) -> None:
         free = self.store.free_bytes()

@@ -35,7 +35,7 @@ from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request
 from precache_workers.planning.reuse import BaseVersion, committed
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
-from precache_workers.planning.target_version import Recipe
+from precache_workers.planning.target_version import VersionSpec
 from precache_workers.planning.work import MeasuredRows, Work, find_work, goal_of, remaining
 from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
 from precache_workers.sources.base import Source, open_source
@@ -141,7 +141,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
 
     Raises
     ------
-    UsageError, SourceError, PipelineError
+    UsageError, SourceError, RecipeError
         The build would end so.
     """
     check_request(request)
@@ -158,7 +158,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
             progress.say(line)
         progress.phase("Comparing")
         trials = _Trials(request, source, listed, progress, stack)
-        goal = goal_of(request, store, listed.recipe)
+        goal = goal_of(request, store, listed.spec)
         measure = trials.measure if timing else trials.measure_unless_declared
         work = find_work(request, store, listed, goal, measure)
         work = work if work.committed else remaining(work)
@@ -203,27 +203,27 @@ class _Trials:
         request, listed = self._request, self._listed
         return Job(
             self._source,
-            listed.recipe.pipeline,
+            listed.spec.recipe,
             request.import_path,
             listed.digests,
-            behaviours(listed.recipe.pipeline),
+            behaviours(listed.spec.recipe),
             listed.fetches_labels,
             sample_seconds=request.sample_timeout,
         )
 
-    def measure(self, recipe: Recipe) -> MeasuredRows:
+    def measure(self, spec: VersionSpec) -> MeasuredRows:
         """Row shapes and stored bytes, from a few samples."""
         from precache_workers.shards.probe import measured, probe_task, run_probe
 
-        [(_, found)] = self._run(run_probe, [probe_task(self._job, recipe.table)])
+        [(_, found)] = self._run(run_probe, [probe_task(self._job, spec.table)])
         return measured(found, self._request.source)
 
-    def measure_unless_declared(self, recipe: Recipe) -> MeasuredRows:
+    def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:
         """Row shapes as the ops tell them, where they do; nothing of stored bytes then."""
         shapes = {}
-        for name, each in recipe.pipeline.fields.items():
+        for name, each in spec.recipe.fields.items():
             if each.shape is None or each.dtype is None:
-                return self.measure(recipe)
+                return self.measure(spec)
             shapes[name] = RowShape(each.shape, each.dtype)
         return MeasuredRows(shapes, 0.0)
 
@@ -234,7 +234,7 @@ class _Trials:
         table, rows = work.goal.table, _some_fetched(work, shards)
         if not len(rows):
             return ()
-        job = replace(self._job, pipeline=self._listed.recipe.declared)
+        job = replace(self._job, recipe=self._listed.spec.declared)
         keys, sizes = [table.keys[row] for row in rows], [int(table.sizes[row]) for row in rows]
         [(_, found)] = self._run(time_ops, [OpsTask(job, keys, sizes)])
         if isinstance(found, PrecacheError):
@@ -358,19 +358,19 @@ def _differences(
         return None
     folder, attributes = current
     table = None
-    if attributes.rows_digest != listed.recipe.rows_digest:
+    if attributes.rows_digest != listed.spec.rows_digest:
         with contextlib.suppress(DamageError, StorageError, StoreError):
             data = unchecked(folder).read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
     of_base = base.version.attributes if base is not None else None
-    return compare(listed.recipe, attributes, table, (of_base or attributes).libraries)
+    return compare(listed.spec, attributes, table, (of_base or attributes).libraries)
 
 
 def _base_reason(
     request: Request, store: Folder, listed: ListedSource, work: Work, base: BaseVersion | None
 ) -> str:
     """Why rows of this version are taken over, or of none."""
-    pipeline = listed.recipe.pipeline
+    recipe = listed.spec.recipe
     if base is not None:
         if base.rivals == 1:
             return f"the only one {_BY_OPS}"
@@ -384,7 +384,7 @@ def _base_reason(
     versions = [attributes for _, attributes in committed(store)]
     if not versions:
         return "the store has no version yet"
-    if not any(made_of(pipeline, each) for each in versions):
+    if not any(made_of(recipe, each) for each in versions):
         return "no version has a field by these ops, code and libraries, or the first of them"
     if work.origin is not None and work.origin.rows_per_shard != work.goal.rows_per_shard:
         return (

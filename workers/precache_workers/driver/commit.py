@@ -171,7 +171,7 @@ def small_objects(goal: TargetVersion, facts: Facts) -> dict[str, bytes]:
     valid[list(reasons)] = False
     group = as_json(zarr_metadata.group_document({}))
     objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
-    fields = goal.recipe.pipeline.fields
+    fields = goal.spec.recipe.fields
     for name, row in goal.shapes.items():
         document = field_document(fields[name], row, len(table), goal.rows_per_shard)
         objects[f"{name}/zarr.json"] = as_json(document)
@@ -212,9 +212,9 @@ def _attributes(goal: TargetVersion, receipts: Sequence[Receipt]) -> dict[str, A
     mean, std = channel_statistics(receipts)
     own = goal.describe()
     for name, described in own["fields"].items():
-        field = goal.recipe.pipeline.fields[name]
+        field = goal.spec.recipe.fields[name]
         described["codec"] = field.stored_as.name
-        described["recipe"] = ops_digest(goal.recipe.pipeline, name, len(field.ops))
+        described["recipe"] = ops_digest(goal.spec.recipe, name, len(field.ops))
         described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
         described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
     return {
@@ -225,10 +225,10 @@ def _attributes(goal: TargetVersion, receipts: Sequence[Receipt]) -> dict[str, A
         "classes": list(goal.table.classes),
         "mean": mean,
         "std": std,
-        "pipeline": goal.recipe.declared.to_dict(),
+        "pipeline": goal.spec.declared.to_dict(),
         "libraries": _libraries(receipts),
-        "decides": decides(goal.recipe.declared),
-        "behaviours": behaviours(goal.recipe.declared),
+        "decides": decides(goal.spec.declared),
+        "behaviours": behaviours(goal.spec.declared),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from precache.errors import PipelineError, StoreError, UsageError
+from precache.errors import RecipeError, StoreError, UsageError
 from precache.maintenance.gc import ago
 from precache.messages import shown
 from precache.storage.open import open_folder
@@ -32,7 +32,7 @@ from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import BuildResult, Request, check_request
 from precache_workers.planning.reuse import Placed
 from precache_workers.planning.rows import default_max_failures
-from precache_workers.planning.target_version import Recipe
+from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import is_late
 from precache_workers.sources.base import FolderSource, open_source
 from precache_workers.sources.user_code import refuse_stored_code
@@ -44,7 +44,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
     Parameters
     ----------
     request
-        Of a build; its pipeline is not looked at, and an empty source stands for that of the
+        Of a build; its recipe is not looked at, and an empty source stands for that of the
         current version.
     shown
         Whether progress goes to standard error.
@@ -59,17 +59,15 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         It is incomplete, or a sample is not what it was.
     """
     version = open_version(request.store, None, request.storage_options)
-    request = replace(request, pipeline=version.pipeline)
+    request = replace(request, recipe=version.recipe)
     check_request(request)
     try:
-        fresh = version.pipeline.with_fresh_variants()
-    except PipelineError as error:
+        fresh = version.recipe.with_fresh_variants()
+    except RecipeError as error:
         raise StoreError(f"{version.path}: {error}") from None
     cut_off = _was_cut_off(version)
-    pipeline = version.pipeline if cut_off else fresh
-    request = replace(
-        request, pipeline=pipeline, source=request.source or _source(version, request)
-    )
+    recipe = version.recipe if cut_off else fresh
+    request = replace(request, recipe=recipe, source=request.source or _source(version, request))
     failed = {key: why for key, why in version.holes.values() if why != REMOVED}
     if request.max_failures is None:  # what failed before may fail again
         most = max(default_max_failures(version.rows), len(failed))
@@ -117,7 +115,7 @@ def _source(version: Version, request: Request) -> str:
 
 
 def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> ListedSource:
-    """The rows of a version as those to be made, by the request's pipeline.
+    """The rows of a version as those to be made, by the request's recipe.
 
     Parameters
     ----------
@@ -126,14 +124,14 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
         again.
     """
     folder, attributes = version.folder, version.attributes
-    assert attributes is not None  # it has a pipeline
+    assert attributes is not None  # it has a recipe
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     store = open_folder(request.store, request.storage_options)
-    pipeline, code = identified(store, request.pipeline)
-    fingerprint = pipeline.fingerprint(decides(pipeline))
+    recipe, code = identified(store, request.recipe)
+    fingerprint = recipe.fingerprint(decides(recipe))
     source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     return ListedSource(
-        Recipe(pipeline, fingerprint, table, attributes.rows_digest),
+        VersionSpec(recipe, fingerprint, table, attributes.rows_digest),
         Placed(table, attributes.rows_per_shard),
         ignored=0,
         code=code,

@@ -130,7 +130,7 @@ class _Facts:
     ) -> None:
         self.goal, self.version, self.job, self.run = goal, version, job, run
         self.flawed = flawed
-        self.fields = goal.recipe.pipeline.fields
+        self.fields = goal.spec.recipe.fields
 
     def _is_flawed(self, array: str) -> bool:
         return any(name.startswith(f"{array}/c/") for name in self.flawed)
@@ -281,7 +281,7 @@ def recorded_of(goal: TargetVersion, lost: Lost) -> dict[int, Recorded]:
     content = kept_contents(version.read_checked(ROW_TABLE), ROW_TABLE)
     encoded: dict[str, np.ndarray | None] = {}
     for name in {name for name, _ in lost}:
-        field = goal.recipe.pipeline.fields[name]
+        field = goal.spec.recipe.fields[name]
         if field.stored_as.name in _ENCODERS:
             with contextlib.suppress(DamageError, StorageError):  # else the bytes must be the same
                 summed = is_summed(field, goal.shapes[name])
@@ -302,7 +302,7 @@ def is_other_encoder(goal: TargetVersion, field: str) -> bool:
     """Whether another release than the one here encoded shards of a field of a version."""
     attributes = unchecked(goal.folder).attributes
     assert attributes is not None
-    library = _ENCODERS.get(goal.recipe.pipeline.fields[field].stored_as.name)
+    library = _ENCODERS.get(goal.spec.recipe.fields[field].stored_as.name)
     return (
         library is not None and attributes.libraries.get(library) != installed_versions()[library]
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from precache.errors import BuildError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
 from precache.storage.open import open_folder
 from precache.store.array_metadata import field_layout
@@ -35,7 +35,7 @@ from precache_workers.planning.adoption import note_code
 from precache_workers.planning.committed import is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request
-from precache_workers.planning.target_version import Recipe, TargetVersion, find_goal
+from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_goal
 from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class WantedVersion:
         self.store = open_folder(request.store, request.storage_options)
         self.told = told_by_rank_0(request)
         self.listed: ListedSource | None = None
-        self.recipe = self._find_out()
+        self.spec = self._find_out()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
         self.claims = Claims(self.store, self._digest())
         self._idle_since = time.monotonic()
@@ -94,15 +94,15 @@ class WantedVersion:
         self._looked, self._lives = -math.inf, False
         self.said = -math.inf
 
-    def _find_out(self) -> Recipe:
+    def _find_out(self) -> VersionSpec:
         """What the version is made of: rank 0 of a job lists the source, for all."""
         told = self.told
         if told is not None and not told.leads:
             found = told.hear()
             if found is not None:
-                pipeline = Pipeline.from_dict(found["pipeline"])
+                recipe = Recipe.from_dict(found["pipeline"])
                 table = _unread(found["rows"])
-                return Recipe(pipeline, found["fingerprint"], table, found["rows_digest"])
+                return VersionSpec(recipe, found["fingerprint"], table, found["rows_digest"])
         if told is not None and told.leads:
             told.begin()
         with self.failing_for_all():
@@ -111,17 +111,17 @@ class WantedVersion:
                 request.source, request.storage_options, follow_links=request.follow_links
             )
             self.listed = list_rows(request, self.store, source, lambda found: None)
-        recipe = self.listed.recipe
+        spec = self.listed.spec
         if told is not None and told.leads:
             told.tell(
                 {
-                    "pipeline": recipe.declared.to_dict(),
-                    "rows": len(recipe.table),
-                    "fingerprint": recipe.fingerprint,
-                    "rows_digest": recipe.rows_digest,
+                    "pipeline": spec.declared.to_dict(),
+                    "rows": len(spec.table),
+                    "fingerprint": spec.fingerprint,
+                    "rows_digest": spec.rows_digest,
                 }
             )
-        return recipe
+        return spec
 
     @contextlib.contextmanager
     def failing_for_all(self) -> Iterator[None]:
@@ -135,14 +135,14 @@ class WantedVersion:
 
     def _digest(self) -> str:
         """Of what makes a build the same, before its row shapes are known."""
-        recipe = self.recipe
-        parts = [recipe.fingerprint, recipe.rows_digest, self.request.shard_samples]
+        spec = self.spec
+        parts = [spec.fingerprint, spec.rows_digest, self.request.shard_samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def goal(self) -> TargetVersion | None:
         """The version, where somebody began it."""
         if self._goal is None:
-            self._goal = find_goal(self.store, self.recipe, self.request.shard_samples)
+            self._goal = find_goal(self.store, self.spec, self.request.shard_samples)
         return self._goal
 
     def version(self) -> Version | None:
@@ -232,13 +232,13 @@ def growing(goal: TargetVersion, wanted: WantedVersion) -> LiveVersion:
     """A version that was begun, to be read while it is made, or in the order in which it was."""
     if wanted.listed is None:
         frozen = goal.frozen_rows()
-        goal = replace(goal, recipe=replace(goal.recipe, table=frozen))
+        goal = replace(goal, spec=replace(goal.spec, table=frozen))
     own, table = goal.describe(), goal.table
     for name, described in own["fields"].items():
-        codec = goal.recipe.pipeline.fields[name].stored_as.name
+        codec = goal.spec.recipe.fields[name].stored_as.name
         described.update(codec=codec, raw=0, stored=0)
     more = {"rows": len(table), "holes": 0, "classes": list(table.classes)}
-    told = {"format": FORMAT, **own, **more, "pipeline": goal.recipe.declared.to_dict()}
+    told = {"format": FORMAT, **own, **more, "pipeline": goal.spec.declared.to_dict()}
     attributes = Attributes.read(json.dumps(told).encode(), str(goal.folder))
     layouts = {name: field_layout(attributes, name, str(goal.folder)) for name in goal.shapes}
     layouts["label"] = small_layout((len(table),), "int64", -1)

@@ -109,7 +109,7 @@ def _what(request: Request) -> str:
     parts = [
         request.source,
         request.store,
-        request.pipeline.to_dict(),
+        request.recipe.to_dict(),
         request.labels,
         request.classes,
         request.follow_links,

@@ -17,7 +17,7 @@ from typing import Any
 
 from precache.errors import UsageError
 from precache.messages import shown
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.units import size
 
 SENT = "precache_sent"
@@ -72,7 +72,7 @@ class JobPackage:
 def pack(
     source: str,
     store: str,
-    pipeline: Pipeline,
+    recipe: Recipe,
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> JobPackage:
@@ -91,16 +91,16 @@ def pack(
         Something cannot be sent, or would stand in the way of what the cluster has.
     """
     # In its own order, which is that of a batch's fields.
-    data = pipeline.to_dict()
-    for name, each in pipeline.fields.items():
+    data = recipe.to_dict()
+    for name, each in recipe.fields.items():
         if "first_variant" in each.model_fields_set:  # written, it counts, though it be the default
             data["fields"][name]["first_variant"] = each.first_variant
-    recipe = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    line = ["build", _as_there(source), there := _as_there(store), f"--pipeline={recipe}"]
-    parcel = _pack(there, line, _imports(source, pipeline), options, code)
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    line = ["build", _as_there(source), there := _as_there(store), f"--recipe={text}"]
+    parcel = _pack(there, line, _imports(source, recipe), options, code)
     if len(os.fsencode(" ".join(parcel.arguments))) > MOST_COMMAND_NBYTES:
         raise UsageError(
-            f"the recipe takes {size(len(recipe))} as text, too much for a command line; put what "
+            f"the recipe takes {size(len(text))} as text, too much for a command line; put what "
             "is large into a file that the cluster can read, and name it in the params"
         )
     return parcel
@@ -109,7 +109,7 @@ def pack(
 def pack_refresh(
     source: str | None,
     store: str,
-    pipeline: Pipeline | None,
+    recipe: Recipe | None,
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> JobPackage:
@@ -117,14 +117,14 @@ def pack_refresh(
 
     Parameters
     ----------
-    pipeline
+    recipe
         The store's; None where the store cannot be opened here.
     options
         Keyword arguments of `precache.refresh` that differ from its defaults.
     """
     line = ["refresh", there := _as_there(store)]
     line += [f"--source={_as_there(source)}"] if source else []
-    return _pack(there, line, _imports(source or "", pipeline), options, code)
+    return _pack(there, line, _imports(source or "", recipe), options, code)
 
 
 def _pack(
@@ -276,10 +276,10 @@ def _needed_modules() -> set[str]:
     return {"precache", "precache_workers", *found}
 
 
-def _imports(source: str, pipeline: Pipeline | None) -> list[str]:
+def _imports(source: str, recipe: Recipe | None) -> list[str]:
     """What a job imports by name."""
     factories = [source.removeprefix("python:")] if source.startswith("python:") else []
-    functions = [] if pipeline is None else [op.function for op in pipeline.functions]
+    functions = [] if recipe is None else [op.function for op in recipe.functions]
     return [*functions, *factories]
 
 

@@ -41,7 +41,7 @@ from precache.recipe.ops import (
     Resize,
     ToDType,
 )
-from precache.recipe.pipeline import Field, op_texts
+from precache.recipe.recipe import Field, op_texts
 
 PROBES = Path(__file__).parent / "probes"
 

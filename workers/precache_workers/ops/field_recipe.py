@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.errors import PipelineError, SampleError
+from precache.errors import RecipeError, SampleError
 from precache.recipe.ops import (
     CenterCrop,
     Decode,
@@ -20,7 +20,7 @@ from precache.recipe.ops import (
     Resize,
     ToDType,
 )
-from precache.recipe.pipeline import Field
+from precache.recipe.recipe import Field
 from precache.recipe.variants import field_of
 from precache_workers.ops.decoding import Scratch, decode
 from precache_workers.ops.functions import (
@@ -227,7 +227,7 @@ class FieldRecipe:
         return shape
 
     def _random(self, key: str, number: int) -> np.random.Generator:
-        """A generator that depends on (pipeline seed, key, variant) and the op alone."""
+        """A generator that depends on (recipe seed, key, variant) and the op alone."""
         variant = self._field.first_variant
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
@@ -241,7 +241,7 @@ def _loaded(op: Function, code: str) -> Callable[..., Any]:
     try:
         made: Callable[..., Any] = found(**op.params)
     except Exception as error:
-        raise PipelineError(f"{op.function}(**{op.params}) failed: {error!r}") from error
+        raise RecipeError(f"{op.function}(**{op.params}) failed: {error!r}") from error
     return made
 
 

@@ -29,7 +29,7 @@ from precache.recipe.ops import (
     Resize,
     is_random,
 )
-from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
 from precache.store.attributes import Attributes
 from precache_workers.ops.behaviour import (
@@ -46,26 +46,26 @@ from precache_workers.ops.behaviour import (
 )
 from precache_workers.sources.code_digest import code_digest
 
-Rule = Callable[[Pipeline], Mapping[str, str]]
-"""Pipeline -> name of whatever decides its pixels -> what stands for that."""
+Rule = Callable[[Recipe], Mapping[str, str]]
+"""Recipe -> name of whatever decides its pixels -> what stands for that."""
 
 
-def named_ops(pipeline: Pipeline) -> Iterator[tuple[str, Op, Step | None]]:
+def named_ops(recipe: Recipe) -> Iterator[tuple[str, Op, Step | None]]:
     """(name, op, step) of each op of each field; functions have no step."""
-    for field in pipeline.fields.values():
+    for field in recipe.fields.values():
         for op, step in zip(field.ops, steps_of(field), strict=True):
             yield _name(op, step), op, step
 
 
-def behaviours(pipeline: Pipeline) -> dict[str, Outputs]:
+def behaviours(recipe: Recipe) -> dict[str, Outputs]:
     """What the libraries of this machine make of each step's probes, by name."""
-    found = {name: outputs_of(step) for name, _, step in named_ops(pipeline) if step is not None}
-    if any(map(_draws, pipeline.functions)):
+    found = {name: outputs_of(step) for name, _, step in named_ops(recipe) if step is not None}
+    if any(map(_draws, recipe.functions)):
         found[RANDOM] = streams()
     return found
 
 
-def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
+def require_same(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
     """Check that this process makes of the probes what is expected.
 
     Raises
@@ -73,7 +73,7 @@ def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
     MismatchError
         It makes something else of one.
     """
-    for name, op, step in named_ops(pipeline) if expected else ():
+    for name, op, step in named_ops(recipe) if expected else ():
         known = RANDOM if _draws(op) else name
         found = computed(step) if step is not None else streams()
         if digest_of(expected.get(known, found)) != digest_of(found):
@@ -87,19 +87,19 @@ def require_same(pipeline: Pipeline, expected: Mapping[str, Outputs]) -> None:
             )
 
 
-def function_digests(pipeline: Pipeline) -> dict[str, str]:
+def function_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the code of custom functions that declare no version, by function."""
-    return {op.function: code_digest(op.function) for op in pipeline.functions if not op.version}
+    return {op.function: code_digest(op.function) for op in recipe.functions if not op.version}
 
 
-def digests(pipeline: Pipeline) -> dict[str, str]:
+def digests(recipe: Recipe) -> dict[str, str]:
     """Digest of whatever decides the pixels, by name, as found on this machine."""
-    found = {name: digest_of(outputs) for name, outputs in behaviours(pipeline).items()}
-    return found | function_digests(pipeline)
+    found = {name: digest_of(outputs) for name, outputs in behaviours(recipe).items()}
+    return found | function_digests(recipe)
 
 
-def with_code(pipeline: Pipeline, code: Mapping[str, str]) -> Pipeline:
-    """The same pipeline with `Operation.code` of each op that is named."""
+def with_code(recipe: Recipe, code: Mapping[str, str]) -> Recipe:
+    """The same recipe with `Operation.code` of each op that is named."""
 
     def known(op: Op, step: Step | None) -> Op:
         name = _name(op, step)
@@ -110,25 +110,25 @@ def with_code(pipeline: Pipeline, code: Mapping[str, str]) -> Pipeline:
 
     fields = {
         name: each.model_copy(update={"ops": tuple(map(known, each.ops, steps_of(each)))})
-        for name, each in pipeline.fields.items()
+        for name, each in recipe.fields.items()
     }
-    return pipeline.model_copy(update={"fields": fields})
+    return recipe.model_copy(update={"fields": fields})
 
 
-def decides(pipeline: Pipeline) -> dict[str, str]:
+def decides(recipe: Recipe) -> dict[str, str]:
     """What stands for whatever decides the pixels, by name."""
-    found: dict[str, str] = _versions(pipeline)
-    for name, op, step in named_ops(pipeline):
+    found: dict[str, str] = _versions(recipe)
+    for name, op, step in named_ops(recipe):
         if not (isinstance(op, Function) and op.version):
             code = op.code or _code(op, step)
             found |= libraries_in(code) or {name: code}
     return {name: code for name, code in found.items() if code != NOTHING}
 
 
-def _versions(pipeline: Pipeline) -> dict[str, str]:
+def _versions(recipe: Recipe) -> dict[str, str]:
     """Those that functions declare; where another op has the same function without one, its code
     comes in their place."""
-    return {op.function: op.version for op in pipeline.functions if op.version}
+    return {op.function: op.version for op in recipe.functions if op.version}
 
 
 def _code(op: Op, step: Step | None) -> str:
@@ -176,9 +176,9 @@ def by_libraries(known: Mapping[str, str]) -> Rule:
         Versions of libraries in place of those installed.
     """
 
-    def rule(pipeline: Pipeline) -> dict[str, str]:
+    def rule(recipe: Recipe) -> dict[str, str]:
         versions: dict[str, str] = {}
-        for name, op, _ in named_ops(pipeline):
+        for name, op, _ in named_ops(recipe):
             if isinstance(op, Function):
                 versions[name] = op.version or op.code or code_digest(name)
             else:
@@ -205,9 +205,9 @@ def as_recorded(attributes: Attributes) -> Rule:
     if not attributes.decides:
         return by_libraries(attributes.libraries)
 
-    def rule(pipeline: Pipeline) -> dict[str, str]:
-        found = _versions(pipeline)
-        for name, op, _ in named_ops(pipeline):
+    def rule(recipe: Recipe) -> dict[str, str]:
+        found = _versions(recipe)
+        for name, op, _ in named_ops(recipe):
             if isinstance(op, Function) and op.version:
                 continue
             names = (name,) if name in attributes.decides else libraries_of(op)
@@ -217,22 +217,22 @@ def as_recorded(attributes: Attributes) -> Rule:
     return rule
 
 
-def ops_digest(pipeline: Pipeline, name: str, count: int, rule: Rule = decides) -> str:
+def ops_digest(recipe: Recipe, name: str, count: int, rule: Rule = decides) -> str:
     """SHA-256 (hex) of all that decides what the first `count` ops of a field make of a sample.
 
     Parameters
     ----------
-    pipeline
+    recipe
         With a field for each stored array.
     """
-    field = pipeline.fields[name]
+    field = recipe.fields[name]
     ops = field.ops[:count]
-    part = pipeline.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
+    part = recipe.model_copy(update={"fields": {name: field.model_copy(update={"ops": ops})}})
     random = any(map(is_random, ops))
     meaning = {
         "ops": [op.model_dump(mode="json") for op in ops],
         "input": [field_of(name)] if field.input is None else field.input,
-        "seed": pipeline.seed if random else None,
+        "seed": recipe.seed if random else None,
         "shrunk": shrink_to(field) if count == 1 else None,
         "decodes": field.decodes,
         "revision": OPS_REVISION,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from precache.errors import DamageError, PipelineError, StorageError, StoreError
-from precache.recipe.pipeline import Pipeline
+from precache.errors import DamageError, RecipeError, StorageError, StoreError
+from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.attributes import Attributes
 from precache.store.commit_log import ROOT, Code, append_entry, read_commits
@@ -40,13 +40,13 @@ from precache_workers.sources.base import DatasetSource
 from precache_workers.sources.user_code import tree_hash
 
 
-def identified(store: Folder, pipeline: Pipeline) -> tuple[Pipeline, dict[str, tuple[str, str]]]:
-    """A pipeline with what stands for its ops and functions, and that as `CommitEntry` has it.
+def identified(store: Folder, recipe: Recipe) -> tuple[Recipe, dict[str, tuple[str, str]]]:
+    """A recipe with what stands for its ops and functions, and that as `CommitEntry` has it.
 
     Functions that declare a version are left as they are.
     """
-    found, named = digests(pipeline), _named(store)
-    old = _old_codes(store, pipeline, found.keys() - {name for name, _ in named})
+    found, named = digests(recipe), _named(store)
+    old = _old_codes(store, recipe, found.keys() - {name for name, _ in named})
     code = {
         name: (digest, old.get(name) or named.get((name, digest), digest))
         for name, digest in found.items()
@@ -56,7 +56,7 @@ def identified(store: Folder, pipeline: Pipeline) -> tuple[Pipeline, dict[str, t
             name: (digest, digest if libraries_in(known) else known)
             for name, (digest, known) in code.items()
         }
-    return with_code(pipeline, {name: known for name, (_, known) in code.items()}), code
+    return with_code(recipe, {name: known for name, (_, known) in code.items()}), code
 
 
 def _disagree(codes: Iterable[str]) -> bool:
@@ -103,9 +103,9 @@ def _module_hash(name: str) -> str:
     return tree_hash(name.partition(":")[0])
 
 
-def _old_codes(store: Folder, pipeline: Pipeline, wanted: AbstractSet[str]) -> dict[str, str]:
+def _old_codes(store: Folder, recipe: Recipe, wanted: AbstractSet[str]) -> dict[str, str]:
     """What stood for ops and functions in versions that older releases made of them, by name."""
-    hashes = {name: _module_hash(name) for name in wanted & function_digests(pipeline).keys()}
+    hashes = {name: _module_hash(name) for name in wanted & function_digests(recipe).keys()}
     found: dict[str, str] = {}
     for _, attributes in committed(store) if wanted else ():
         if found.keys() == wanted:
@@ -120,8 +120,8 @@ def _made_by(attributes: Attributes, hashes: Mapping[str, str]) -> dict[str, str
     """What stood for ops and functions that made a version: modules' hashes as they are now, and
     versions of libraries if these are those installed."""
     try:
-        before = with_code(Pipeline.from_dict(attributes.pipeline).by_array(), hashes)
-    except PipelineError:  # of another release
+        before = with_code(Recipe.from_dict(attributes.pipeline).by_array(), hashes)
+    except RecipeError:  # of another release
         return {}
     found: dict[str, str] = {}
     for name, field in before.fields.items():

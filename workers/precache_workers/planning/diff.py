@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 from precache.recipe.ops import Function
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.store.attributes import Attributes
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, how_far
@@ -24,7 +24,7 @@ from precache_workers.ops.identity import (
     ops_digest,
     with_code,
 )
-from precache_workers.planning.target_version import Recipe
+from precache_workers.planning.target_version import VersionSpec
 
 EXAMPLES = 5
 """Keys named of each kind of change."""
@@ -145,7 +145,7 @@ class Differences:
 
 
 def compare(
-    recipe: Recipe, attributes: Attributes, rows: RowTable | None, libraries: Mapping[str, str]
+    spec: VersionSpec, attributes: Attributes, rows: RowTable | None, libraries: Mapping[str, str]
 ) -> Differences:
     """What differs from a committed version.
 
@@ -156,16 +156,16 @@ def compare(
     libraries
         Versions with which the rows that stay were made.
     """
-    pipeline, installed = recipe.pipeline, installed_versions()
+    recipe, installed = spec.recipe, installed_versions()
     changed = {each.name for each in _other_versions(libraries, installed)}
-    ops = op_changes(recipe.declared, attributes.behaviours, changed)
+    ops = op_changes(spec.declared, attributes.behaviours, changed)
     deciding = {library for each in ops for library in each.libraries}
     if not attributes.behaviours:  # of an older release
-        deciding |= by_libraries({})(pipeline).keys()
+        deciding |= by_libraries({})(recipe).keys()
     return Differences(
-        recipe_changes(attributes.pipeline, recipe.declared.to_dict()),
-        None if rows is None else source_changes(rows, recipe.table),
-        edited_functions(attributes, pipeline),
+        recipe_changes(attributes.pipeline, spec.declared.to_dict()),
+        None if rows is None else source_changes(rows, spec.table),
+        edited_functions(attributes, recipe),
         tuple(
             replace(each, decides=each.name in deciding)
             for each in _other_versions(libraries, installed)
@@ -175,7 +175,7 @@ def compare(
 
 
 def recipe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[RecipeChange, ...]:
-    """Between two pipelines as `Pipeline.to_dict` gives them, op by op and parameter by parameter.
+    """Between two recipes as `Recipe.to_dict` gives them, op by op and parameter by parameter.
 
     Ops are paired in their order by kind, so that one that is put between two others is the only
     change.
@@ -275,23 +275,23 @@ def _keys(keys: Iterable[str]) -> KeyChange:
     return KeyChange(len(found), tuple(found[:EXAMPLES]))
 
 
-def edited_functions(attributes: Attributes, pipeline: Pipeline) -> tuple[str, ...]:
+def edited_functions(attributes: Attributes, recipe: Recipe) -> tuple[str, ...]:
     """Custom functions without a declared version whose code is not that of a version any more.
 
     Parameters
     ----------
-    pipeline
+    recipe
         That is asked for, by array.
     """
-    used = {op.function: op for op in pipeline.functions if not op.version}
+    used = {op.function: op for op in recipe.functions if not op.version}
     if attributes.decides:
-        now, recorded = decides(pipeline), attributes.decides
+        now, recorded = decides(recipe), attributes.decides
         return tuple(each for each in used if recorded.get(each, now[each]) != now[each])
     try:
-        before = Pipeline.from_dict(attributes.pipeline).by_array()
-    except PipelineError:  # of another release
+        before = Recipe.from_dict(attributes.pipeline).by_array()
+    except RecipeError:  # of another release
         return ()
-    named = {op.function for op in pipeline.functions}
+    named = {op.function for op in recipe.functions}
     before = with_code(before, {name: op.code for name, op in used.items() if op.code})
     found: dict[str, None] = {}
     for name, field in before.fields.items():
@@ -300,7 +300,7 @@ def edited_functions(attributes: Attributes, pipeline: Pipeline) -> tuple[str, .
         if functions and named.issuperset(functions) and stored and stored.recipe:
             try:
                 digest = ops_digest(before, name, len(field.ops), as_recorded(attributes))
-            except PipelineError:  # no module of that name is left
+            except RecipeError:  # no module of that name is left
                 digest = ""
             if digest != stored.recipe:
                 found |= dict.fromkeys(each for each in functions if each in used)
@@ -308,7 +308,7 @@ def edited_functions(attributes: Attributes, pipeline: Pipeline) -> tuple[str, .
 
 
 def op_changes(
-    pipeline: Pipeline, before: Mapping[str, Outputs], changed: AbstractSet[str]
+    recipe: Recipe, before: Mapping[str, Outputs], changed: AbstractSet[str]
 ) -> tuple[OpChange, ...]:
     """Ops of which libraries make something else than recorded.
 
@@ -319,9 +319,9 @@ def op_changes(
     changed
         Libraries of other versions than recorded.
     """
-    libraries = {name: step.libraries for name, _, step in named_ops(pipeline) if step is not None}
+    libraries = {name: step.libraries for name, _, step in named_ops(recipe) if step is not None}
     found = []
-    for name, outputs in behaviours(pipeline).items() if before else ():
+    for name, outputs in behaviours(recipe).items() if before else ():
         if name in before and digest_of(before[name]) != digest_of(outputs):
             of = libraries.get(name, ("numpy",))
             named = tuple(each for each in of if each in changed) or of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 from precache.recipe.ops import CenterCrop, Op
-from precache.recipe.pipeline import Field, Pipeline
+from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
 from precache.store.attributes import Attributes, FieldAttributes
 from precache.store.layout import RowShape
@@ -39,34 +39,34 @@ class FieldMatch:
     shape: RowShape
 
 
-def made_of(pipeline: Pipeline, attributes: Attributes) -> dict[str, FieldMatch]:
-    """Fields of a pipeline of which an earlier version has rows, made all the way or part of it."""
+def made_of(recipe: Recipe, attributes: Attributes) -> dict[str, FieldMatch]:
+    """Fields of a recipe of which an earlier version has rows, made all the way or part of it."""
     try:
-        before = Pipeline.from_dict(attributes.pipeline).by_array().fields
-    except PipelineError:
+        before = Recipe.from_dict(attributes.pipeline).by_array().fields
+    except RecipeError:
         return {}
     found = {}
     there = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
-    for name, declared in pipeline.fields.items():
+    for name, declared in recipe.fields.items():
         old = {array: there[array] for array in _alike(name, declared) if array in there}
-        found[name] = _made(pipeline, name, old, before) if old else None
+        found[name] = _made(recipe, name, old, before) if old else None
     return {name: made for name, made in found.items() if made is not None}
 
 
 def _made(
-    pipeline: Pipeline,
+    recipe: Recipe,
     name: str,
     old: Mapping[str, FieldAttributes],
     before: Mapping[str, Field],
 ) -> FieldMatch | None:
     """The array that has most of a field's ops applied, and how many these are."""
-    declared = pipeline.fields[name]
+    declared = recipe.fields[name]
     every = len(declared.ops)
     # What a field without ops stores need not be what ops would have been given.
     for count in range(every, 0, -1) or [0]:
-        digest = ops_digest(pipeline, name, count)
+        digest = ops_digest(recipe, name, count)
         for array, each in old.items():
-            wider = _with_wider_crop(pipeline, name, count, before[array].ops)
+            wider = _with_wider_crop(recipe, name, count, before[array].ops)
             if each.recipe == digest:
                 applied = count
             elif wider is not None and each.recipe == ops_digest(wider, name, count):
@@ -79,15 +79,13 @@ def _made(
     return None
 
 
-def _with_wider_crop(
-    pipeline: Pipeline, name: str, count: int, before: Sequence[Op]
-) -> Pipeline | None:
-    """The pipeline whose op number `count` crops as that of an array's, which ends with it.
+def _with_wider_crop(recipe: Recipe, name: str, count: int, before: Sequence[Op]) -> Recipe | None:
+    """The recipe whose op number `count` crops as that of an array's, which ends with it.
 
-    None unless the same pixels come of both crops, one after the other, as of the pipeline's alone:
+    None unless the same pixels come of both crops, one after the other, as of the recipe's alone:
     where the sides differ by multiples of four, however the margins are rounded.
     """
-    field = pipeline.fields[name]
+    field = recipe.fields[name]
     if not 0 < count == len(before):
         return None
     own, wide = field.ops[count - 1], before[-1]
@@ -98,8 +96,8 @@ def _with_wider_crop(
     ):
         return None
     ops = (*field.ops[: count - 1], wide, *field.ops[count:])
-    fields = {**pipeline.fields, name: field.model_copy(update={"ops": ops})}
-    return pipeline.model_copy(update={"fields": fields})
+    fields = {**recipe.fields, name: field.model_copy(update={"ops": ops})}
+    return recipe.model_copy(update={"fields": fields})
 
 
 def _alike(name: str, field: Field) -> tuple[str, ...]:

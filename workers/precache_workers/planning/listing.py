@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from precache.errors import HangError, PipelineError, SourceError
+from precache.errors import HangError, RecipeError, SourceError
 from precache.messages import shown
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.commit_log import Code
 from precache.store.layout import RowShape, rows_per_shard
@@ -19,7 +19,7 @@ from precache_workers.planning.adoption import identified, identified_rows
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
 from precache_workers.planning.request import Request
 from precache_workers.planning.reuse import Placed, committed, place_rows
-from precache_workers.planning.target_version import Recipe
+from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import base as sources
 from precache_workers.sources.code_digest import code_of
@@ -51,7 +51,7 @@ class ListedSource:
         Id of the version of which a refresh is made.
     """
 
-    recipe: Recipe
+    spec: VersionSpec
     placed: Placed
     ignored: int
     code: Code
@@ -90,7 +90,7 @@ def list_rows(
     """
     began = time.perf_counter()
     listing = source.list(tick)
-    pipeline, code = identified(store, _numbered_on(request.pipeline, store))
+    recipe, code = identified(store, _numbered_on(request.recipe, store))
     table = listing.table
     if isinstance(source, sources.DatasetSource):
         table, made_by = identified_rows(store, source, table)
@@ -101,13 +101,13 @@ def list_rows(
     if source.content_decides:
         contents = functools.partial(_contents, source, request.sample_timeout)
     placed = place_rows(store, table, request.keep_order, request.compact, may_have, contents)
-    fingerprint = pipeline.fingerprint(decides(pipeline))
-    recipe = Recipe(pipeline, fingerprint, placed.table, placed.table.digest)
+    fingerprint = recipe.fingerprint(decides(recipe))
+    spec = VersionSpec(recipe, fingerprint, placed.table, placed.table.digest)
     relabelled = request.labels is not None or request.classes is not None
     fetches_labels = source.labels_with_samples and not relabelled
     seconds = time.perf_counter() - began
     return ListedSource(
-        recipe,
+        spec,
         placed,
         listing.ignored,
         code,
@@ -136,25 +136,25 @@ def _read(source: sources.Source, keys: Sequence[str], sizes: Sequence[int]) -> 
     return found
 
 
-def _numbered_on(pipeline: Pipeline, store: Folder) -> Pipeline:
-    """The pipeline with the variants that the current version has, where it does not say which.
+def _numbered_on(recipe: Recipe, store: Folder) -> Recipe:
+    """The recipe with the variants that the current version has, where it does not say which.
 
     Else the same build would bring back those that were refreshed away.
     """
-    open_ones = {n for n, each in pipeline.fields.items() if each.leaves_variants_open}
+    open_ones = {n for n, each in recipe.fields.items() if each.leaves_variants_open}
     current = next(committed(store), None) if open_ones else None
     if current is None:
-        return pipeline
+        return recipe
     try:
-        before = Pipeline.from_dict(current[1].pipeline).fields
-    except PipelineError:  # of another release
-        return pipeline
+        before = Recipe.from_dict(current[1].pipeline).fields
+    except RecipeError:  # of another release
+        return recipe
     numbers = {n: before[n].first_variant for n in open_ones & before.keys()}
     fields = {
         name: each.model_copy(update={"first_variant": numbers[name]}) if name in numbers else each
-        for name, each in pipeline.fields.items()
+        for name, each in recipe.fields.items()
     }
-    return pipeline.model_copy(update={"fields": fields})
+    return recipe.model_copy(update={"fields": fields})
 
 
 def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowTable:

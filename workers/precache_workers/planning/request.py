@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from precache.errors import UsageError
 from precache.messages import shown
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.retries import RETRY_SECONDS, SILENT_SECONDS
 from precache.store.commit_log import ROOT
@@ -28,7 +28,7 @@ class Request:
 
     source: str = field(repr=False)
     store: str = field(repr=False)
-    pipeline: Pipeline
+    recipe: Recipe
     address: str = "local"
     labels: str | None = None
     classes: str | None = None
@@ -120,7 +120,7 @@ class BuildResult:
 
 def check_request(request: Request) -> None:
     """Raise `UsageError` for what can be told to be wrong before the source is listed."""
-    require_permission(request.pipeline, request.run_functions)
+    require_permission(request.recipe, request.run_functions)
     check_address(request.address)
     request.placement.check()
     if not is_joined(request.address) and request.placement != Placement():

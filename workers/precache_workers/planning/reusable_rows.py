@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
 from precache_workers.planning.reuse import BaseShard
@@ -44,7 +44,7 @@ class ReusableRows:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        recipe: Recipe,
         rows: int,
         removed: Collection[int],
         offer: BaseShard | None,
@@ -60,7 +60,7 @@ class ReusableRows:
             self.same[: self.count] = offer.same
             self.content[: self.count] = offer.content
             self.holes = {row - first_row: why for row, why in offer.holes.items()}
-            self.complete = len(fields) == len(pipeline.fields)
+            self.complete = len(fields) == len(recipe.fields)
             self.finished = self.complete and all(
                 offer.fields[name].made.finished for name in fields
             )
@@ -74,7 +74,7 @@ class ReusableRows:
 
 
 def is_linked(
-    pipeline: Pipeline,
+    recipe: Recipe,
     shapes: Mapping[str, RowShape],
     rows: int,
     offer: BaseShard,
@@ -97,7 +97,7 @@ def is_linked(
         and all(known or place in removed for place, known in enumerate(offer.content))
         and all(each.made.encoded for each in fields.values())
         and all(
-            each.sums or not is_summed(pipeline.fields[name], shapes[name])
+            each.sums or not is_summed(recipe.fields[name], shapes[name])
             for name, each in fields.items()
         )
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from precache.errors import DamageError, StorageError, StoreError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
 from precache.store.attributes import Attributes
 from precache.store.commit_log import ROOT, read_commits
@@ -130,7 +130,7 @@ class BaseVersion:
         """Row shapes of the fields that have all their ops applied: they stay as they are."""
         return {name: made.shape for name, made in self.fields.items() if made.finished}
 
-    def nbytes_to_write(self, rows: int, pipeline: Pipeline) -> int:
+    def nbytes_to_write(self, rows: int, recipe: Recipe) -> int:
         """About how many bytes of a version of so many rows are no links to this one."""
         starts = np.arange(0, len(self.same), self.rows_per_shard)
         linked = np.logical_and.reduceat(self.same, starts)
@@ -138,7 +138,7 @@ class BaseVersion:
         for name in self.shapes():
             made = self.fields[name]
             sizes = self.objects[name][:, 0].astype(np.float64)
-            if pipeline.fields[name].stored_as.name == "raw":
+            if recipe.fields[name].stored_as.name == "raw":
                 sizes = np.full(len(starts), made.shape.nbytes * len(self.same) / len(starts))
             added = (rows / len(self.same) - 1) * sizes.sum()
             needed += added + sizes[~linked | (not made.encoded)].sum()
@@ -176,7 +176,7 @@ class BaseVersion:
 
 
 def find_origin(
-    store: Folder, pipeline: Pipeline, table: RowTable, with_bases: bool = True
+    store: Folder, recipe: Recipe, table: RowTable, with_bases: bool = True
 ) -> BaseVersion | None:
     """The committed version that spares most of the work, the latest of several; None for none.
 
@@ -188,24 +188,24 @@ def find_origin(
     candidates = [
         (folder, attributes, made)
         for folder, attributes in committed(store)
-        if (made := made_of(pipeline, attributes))
+        if (made := made_of(recipe, attributes))
     ]
-    for folder, attributes, made in sorted(candidates, key=lambda each: -_worth(each[2], pipeline)):
+    for folder, attributes, made in sorted(candidates, key=lambda each: -_worth(each[2], recipe)):
         try:
             found = _read(open_own(folder), attributes, made, table)
         except (DamageError, StorageError, StoreError):
             continue  # it offers nothing, and `verify` says why
         if found is not None:
             found = replace(found, rivals=len(candidates))
-            return _with_bases(found, pipeline, table, candidates) if with_bases else found
+            return _with_bases(found, recipe, table, candidates) if with_bases else found
     return None
 
 
 def _with_bases(
-    origin: BaseVersion, pipeline: Pipeline, table: RowTable, candidates: Sequence[Candidate]
+    origin: BaseVersion, recipe: Recipe, table: RowTable, candidates: Sequence[Candidate]
 ) -> BaseVersion:
     """For fields that the version has nothing of: rows of others, made part of the way."""
-    missing = pipeline.fields.keys() - origin.fields.keys()
+    missing = recipe.fields.keys() - origin.fields.keys()
     for folder, attributes, made in candidates:
         begun = {n: each for n, each in made.items() if n in missing and not each.finished}
         per_shard = attributes.rows_per_shard == origin.rows_per_shard
@@ -237,9 +237,9 @@ Candidate = tuple[Folder, Attributes, Mapping[str, FieldMatch]]
 """A committed version, and what it has made of which fields."""
 
 
-def _worth(made: Mapping[str, FieldMatch], pipeline: Pipeline) -> float:
+def _worth(made: Mapping[str, FieldMatch], recipe: Recipe) -> float:
     return sum(
-        each.encoded + (1 + each.applied) / (1 + len(pipeline.fields[name].ops))
+        each.encoded + (1 + each.applied) / (1 + len(recipe.fields[name].ops))
         for name, each in made.items()
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precache.recipe.pipeline import Field
+from precache.recipe.recipe import Field
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
 from precache_workers.planning.reusable_rows import ReusableRows, is_linked
@@ -104,7 +104,7 @@ def _sizes(origin: BaseVersion) -> dict[tuple[str, str], int]:
 def _plan_shard(
     goal: TargetVersion, shard: int, offer: BaseShard | None, there: Mapping[tuple[str, str], int]
 ) -> ShardPlan:
-    pipeline, rows = goal.recipe.pipeline, goal.rows_of(shard)
+    recipe, rows = goal.spec.recipe, goal.rows_of(shard)
     count = len(rows)
     gone = [row - rows.start for row in goal.table.removed if row in rows]
     whole = {
@@ -112,11 +112,11 @@ def _plan_shard(
         for name, each in (offer.fields.items() if offer else ())
         if offer and there.get(offer.place_of(each)) == each.size
     }
-    spared = ReusableRows(pipeline, count, gone, offer, whole, rows.start)
+    spared = ReusableRows(recipe, count, gone, offer, whole, rows.start)
     linked = (
         offer is not None
         and whole.keys() == offer.fields.keys()
-        and is_linked(pipeline, goal.shapes, count, offer, gone)
+        and is_linked(recipe, goal.shapes, count, offer, gone)
     )
     known = np.array([bool(each) for each in spared.content])
     needs = spared.needs_sample & (not linked)
@@ -136,7 +136,7 @@ def _plan_shard(
     stay = [
         name
         for name, each in whole.items()
-        if linked or (unmoved and _stays(pipeline.fields[name], goal.shapes[name], each))
+        if linked or (unmoved and _stays(recipe.fields[name], goal.shapes[name], each))
     ]
     linked_nbytes = sum(whole[name].size for name in stay)
     fields = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precache.errors import NewerFormatError, StorageError, StoreError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder, is_missing
 from precache.storage.rename import is_link
@@ -34,7 +34,7 @@ def receipt_name(shard: int) -> str:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class VersionSpec:
     """What a version's id is made of, rows per shard apart; `version_id` explains `retries`.
 
     Attributes
@@ -43,14 +43,14 @@ class Recipe:
         As the user wrote it.
     """
 
-    declared: Pipeline
+    declared: Recipe
     fingerprint: str
     table: RowTable
     rows_digest: str
     retries: int = 0
 
     @functools.cached_property
-    def pipeline(self) -> Pipeline:
+    def recipe(self) -> Recipe:
         """With a field for each stored array."""
         return self.declared.by_array()
 
@@ -67,21 +67,21 @@ class TargetVersion:
         Row shape of each field.
     """
 
-    recipe: Recipe
+    spec: VersionSpec
     folder: Folder
     rows_per_shard: int
     shapes: Mapping[str, RowShape]
 
     @classmethod
     def of(
-        cls, store: Folder, recipe: Recipe, rows_per_shard: int, shapes: Mapping[str, RowShape]
+        cls, store: Folder, spec: VersionSpec, rows_per_shard: int, shapes: Mapping[str, RowShape]
     ) -> TargetVersion:
-        version = version_id(recipe.fingerprint, recipe.rows_digest, rows_per_shard, recipe.retries)
-        return cls(recipe, store.folder(version), rows_per_shard, shapes)
+        version = version_id(spec.fingerprint, spec.rows_digest, rows_per_shard, spec.retries)
+        return cls(spec, store.folder(version), rows_per_shard, shapes)
 
     def anew(self, store: Folder) -> TargetVersion:
         """The version that makes the same rows once more."""
-        again = replace(self.recipe, retries=self.recipe.retries + 1)
+        again = replace(self.spec, retries=self.spec.retries + 1)
         return TargetVersion.of(store, again, self.rows_per_shard, self.shapes)
 
     @property
@@ -90,7 +90,7 @@ class TargetVersion:
 
     @property
     def table(self) -> RowTable:
-        return self.recipe.table
+        return self.spec.table
 
     @property
     def shards(self) -> int:
@@ -118,10 +118,10 @@ class TargetVersion:
         """What tells this version from others, as build.json and the metadata hold it."""
         return {
             "version": self.version,
-            "fingerprint": self.recipe.fingerprint,
-            "rows_digest": self.recipe.rows_digest,
+            "fingerprint": self.spec.fingerprint,
+            "rows_digest": self.spec.rows_digest,
             "rows_per_shard": self.rows_per_shard,
-            **({"retries": self.recipe.retries} if self.recipe.retries else {}),
+            **({"retries": self.spec.retries} if self.spec.retries else {}),
             "fields": {
                 name: {"shape": list(row.shape), "dtype": row.dtype}
                 for name, row in self.shapes.items()
@@ -160,7 +160,7 @@ class TargetVersion:
             self.folder.put(DESCRIPTION, [json.dumps(told).encode()], scratch=SCRATCH)
 
 
-def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> TargetVersion | None:
+def find_goal(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
     """The version of this recipe that the store has, committed or begun; None where it has none.
 
     Of several that are committed it is the one that was made anew most often.
@@ -170,14 +170,14 @@ def find_goal(store: Folder, recipe: Recipe, wanted: int | None) -> TargetVersio
     wanted
         Rows a shard, as the user gave them; any will do by default.
     """
-    committed, begun = _goals(store, recipe, wanted)
+    committed, begun = _goals(store, spec, wanted)
     begun = [
-        goal for goal in begun if goal.recipe.retries == recipe.retries and not is_recomputed(goal)
+        goal for goal in begun if goal.spec.retries == spec.retries and not is_recomputed(goal)
     ]
-    return max(committed or begun, key=lambda each: each.recipe.retries, default=None)
+    return max(committed or begun, key=lambda each: each.spec.retries, default=None)
 
 
-def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> TargetVersion | None:
+def next_goal(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
     """The version that makes this recipe anew; None where the store has none to be made anew.
 
     Parameters
@@ -185,8 +185,8 @@ def next_goal(store: Folder, recipe: Recipe, wanted: int | None) -> TargetVersio
     wanted
         As in `find_goal`.
     """
-    committed, begun = _goals(store, recipe, wanted)
-    last = max(committed + begun, key=lambda each: each.recipe.retries, default=None)
+    committed, begun = _goals(store, spec, wanted)
+    last = max(committed + begun, key=lambda each: each.spec.retries, default=None)
     return None if last is None else untaken(store, last.anew(store), removed=True)
 
 
@@ -213,7 +213,7 @@ def untaken(store: Folder, goal: TargetVersion, *, removed: bool = False) -> Tar
 
 
 def _goals(
-    store: Folder, recipe: Recipe, wanted: int | None
+    store: Folder, spec: VersionSpec, wanted: int | None
 ) -> tuple[list[TargetVersion], list[TargetVersion]]:
     """Versions of a recipe, committed and begun, made anew however often."""
     found: tuple[list[TargetVersion], list[TargetVersion]] = [], []
@@ -225,7 +225,7 @@ def _goals(
                 if is_missing(data):
                     continue
                 raise data
-            goal = _matching(store, read(data, path), recipe)
+            goal = _matching(store, read(data, path), spec)
             if goal is not None and has_shards_of(goal, wanted):
                 goals.append(goal)
     return found
@@ -256,18 +256,18 @@ def _begun(data: bytes, where: str) -> Identity | None:
 
 
 def _matching(
-    store: Folder, found: Attributes | Identity | None, recipe: Recipe
+    store: Folder, found: Attributes | Identity | None, spec: VersionSpec
 ) -> TargetVersion | None:
     if found is None or (found.fingerprint, found.rows_digest) != (
-        recipe.fingerprint,
-        recipe.rows_digest,
+        spec.fingerprint,
+        spec.rows_digest,
     ):
         return None
-    goal = goal_of(store, found, replace(recipe, retries=found.retries))
+    goal = goal_of(store, found, replace(spec, retries=found.retries))
     return goal if goal.version == found.version else None
 
 
-def goal_of(store: Folder, found: Attributes | Identity, recipe: Recipe) -> TargetVersion:
+def goal_of(store: Folder, found: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
     """The version of a recipe that has the rows of another version."""
     shapes = {name: RowShape(row.shape, row.dtype) for name, row in found.fields.items()}
-    return TargetVersion.of(store, recipe, found.rows_per_shard, shapes)
+    return TargetVersion.of(store, spec, found.rows_per_shard, shapes)

@@ -18,8 +18,8 @@ from precache_workers.planning.request import Request
 from precache_workers.planning.reuse import BaseVersion, find_origin
 from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import (
-    Recipe,
     TargetVersion,
+    VersionSpec,
     find_goal,
     next_goal,
     untaken,
@@ -81,7 +81,7 @@ def find_work(
     store: Folder,
     listed: ListedSource,
     goal: TargetVersion | None,
-    measure: Callable[[Recipe], MeasuredRows],
+    measure: Callable[[VersionSpec], MeasuredRows],
 ) -> Work:
     """Look into the store for what is there of a version, and what can be taken over for the rest.
 
@@ -97,21 +97,21 @@ def find_work(
         if not is_tried_again(request, goal):
             return _losses(goal)
         failed, goal = goal, untaken(store, goal.anew(store), removed=True)
-    recipe, origin, needed = listed.recipe, None, None
+    spec, origin, needed = listed.spec, None, None
     if not request.recompute:
         bases = not listed.fetches_labels
-        origin = find_origin(store, recipe.pipeline, recipe.table, bases)
+        origin = find_origin(store, spec.recipe, spec.table, bases)
     # Samples that bring labels must be fetched, as they are where a field is missing.
-    if origin and listed.fetches_labels and origin.fields.keys() >= recipe.pipeline.fields.keys():
+    if origin and listed.fetches_labels and origin.fields.keys() >= spec.recipe.fields.keys():
         origin = None
-    if origin and listed.pinned and origin.is_of(recipe.rows_digest):
+    if origin and listed.pinned and origin.is_of(spec.rows_digest):
         origin = replace(origin, same=np.ones_like(origin.same), retries=True)
     if origin and request.retry_failed:
         origin = origin.retried()
     if goal is None:
-        shapes, needed = _known(recipe, origin) or _measured(recipe, origin, measure)
+        shapes, needed = _known(spec, origin) or _measured(spec, origin, measure)
         shapes = {**shapes, **(origin.shapes() if origin else {})}
-        goal = TargetVersion.of(store, recipe, _per_shard(request, listed, shapes), shapes)
+        goal = TargetVersion.of(store, spec, _per_shard(request, listed, shapes), shapes)
         goal = untaken(store, goal, removed=request.recompute)
         while request.recompute and is_committed(goal):
             goal = untaken(store, goal.anew(store), removed=True)
@@ -120,10 +120,10 @@ def find_work(
     return Work(goal, origin, needed=needed, failed=failed)
 
 
-def goal_of(request: Request, store: Folder, recipe: Recipe) -> TargetVersion | None:
+def goal_of(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
     """The version that a request is for, where the store tells its shapes."""
     find = next_goal if request.recompute else find_goal
-    return find(store, recipe, request.shard_samples)
+    return find(store, spec, request.shard_samples)
 
 
 def is_tried_again(request: Request, goal: TargetVersion) -> bool:
@@ -149,22 +149,22 @@ def _losses(goal: TargetVersion) -> Work:
     return Work(goal, todo=sorted({shard for _, shard in lost}), lost=lost)
 
 
-def _known(recipe: Recipe, origin: BaseVersion | None) -> tuple[Shapes, int] | None:
+def _known(spec: VersionSpec, origin: BaseVersion | None) -> tuple[Shapes, int] | None:
     """Row shapes as an earlier version has them, and the bytes of what it has not."""
     shapes = origin.shapes() if origin else {}
-    if origin is None or shapes.keys() != recipe.pipeline.fields.keys():
+    if origin is None or shapes.keys() != spec.recipe.fields.keys():
         return None
-    return shapes, origin.nbytes_to_write(len(recipe.table), recipe.pipeline)
+    return shapes, origin.nbytes_to_write(len(spec.table), spec.recipe)
 
 
 def _measured(
-    recipe: Recipe, origin: BaseVersion | None, measure: Callable[[Recipe], MeasuredRows]
+    spec: VersionSpec, origin: BaseVersion | None, measure: Callable[[VersionSpec], MeasuredRows]
 ) -> tuple[Shapes, int]:
-    found, rows = measure(recipe), len(recipe.table)
+    found, rows = measure(spec), len(spec.table)
     nbytes = {name: row.nbytes for name, row in found.shapes.items()}
     missing = nbytes.keys() - (origin.shapes().keys() if origin else ())
     share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
-    taken = origin.nbytes_to_write(rows, recipe.pipeline) if origin else 0
+    taken = origin.nbytes_to_write(rows, spec.recipe) if origin else 0
     return found.shapes, int(found.stored_per_row * rows * share) + taken
 
 
@@ -174,4 +174,4 @@ def _per_shard(request: Request, listed: ListedSource, shapes: Shapes) -> int:
     inherited = listed.placed.rows_per_shard
     if inherited and inherited * max(nbytes) <= LARGEST_SHARD_BYTES:
         return inherited
-    return rows_per_shard(len(listed.recipe.table), nbytes, request.shard_samples)
+    return rows_per_shard(len(listed.spec.table), nbytes, request.shard_samples)

@@ -10,7 +10,7 @@ import numpy as np
 
 from precache.errors import SampleError
 from precache.recipe.ops import HorizontalFlip, Op, RandomResizedCrop, ToDType
-from precache.recipe.pipeline import Field
+from precache.recipe.recipe import Field
 from precache_workers.profiling.stage_times import Passed, take_through
 from precache_workers.shards.shard_task import BASE_MEMORY, Job, SampleTask
 
@@ -85,7 +85,7 @@ class FieldCosts:
 
 @dataclass(frozen=True)
 class OpsTask(SampleTask):
-    """Samples by which the ops of every field are to be timed; of a pipeline as it is declared."""
+    """Samples by which the ops of every field are to be timed; of a recipe as it is declared."""
 
     job: Job
     keys: Sequence[str]
@@ -99,10 +99,10 @@ def time_ops(task: OpsTask) -> tuple[FieldCosts, ...]:
 
 
 def _time_fields(task: OpsTask) -> Iterator[FieldCosts]:
-    for name, each in task.job.pipeline.fields.items():
+    for name, each in task.job.recipe.fields.items():
         if each.ops:
-            alone = task.job.pipeline.model_copy(update={"fields": {name: each}})
-            job = replace(task.job, pipeline=alone)
+            alone = task.job.recipe.model_copy(update={"fields": {name: each}})
+            job = replace(task.job, recipe=alone)
             try:
                 passed = take_through(
                     job, task.keys, task.sizes, (), SECONDS, lambda done: None, task.barred

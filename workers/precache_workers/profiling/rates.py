@@ -220,7 +220,7 @@ def _output(task: RatesTask, recipe: FieldRecipe, old: BaseShardRows | None) -> 
     chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
     rows = step * (chunks | 1)  # a power of two times an odd number
     counted = np.ones(task.rows_per_shard, np.bool_)
-    return field_output(task.job.pipeline, recipe, shape, rows, old, counted)
+    return field_output(task.job.recipe, recipe, shape, rows, old, counted)
 
 
 def _stored(output: FieldOutput, rows: int) -> float:

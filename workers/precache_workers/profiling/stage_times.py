@@ -1,4 +1,4 @@
-"""A sample of a source taken through a pipeline, every stage timed by itself."""
+"""A sample of a source taken through a recipe, every stage timed by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from precache.codecs.chunk import codec_metadata, decoder, encoder
 from precache.codecs.image import undo_image
 from precache.errors import FetchError, SampleError
 from precache.recipe.ops import Function, Op, is_random
-from precache.recipe.pipeline import Field, ImageCodec, Pipeline, RawCodec, ZstdCodec
+from precache.recipe.recipe import Field, ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.measured import CutTimes, StepTimes
@@ -39,7 +39,7 @@ TOGETHER_NBYTES = 512 << 10
 HELD_BYTES = 256 << 20
 """Of rows that are kept in memory for the trials that follow."""
 AS_IT_IS = "no op"
-"""What the only step of a pipeline without ops is called."""
+"""What the only step of a recipe without ops is called."""
 
 
 @dataclass
@@ -142,9 +142,9 @@ class Passed:
         ]
 
 
-def step_names(pipeline: Pipeline) -> tuple[str, ...]:
+def step_names(recipe: Recipe) -> tuple[str, ...]:
     """What the steps are called: their ops, those of several fields together, each name once."""
-    columns = itertools.zip_longest(*(each.ops for each in pipeline.fields.values()))
+    columns = itertools.zip_longest(*(each.ops for each in recipe.fields.values()))
     plain = ["+".join(dict.fromkeys(_name(op) for op in ops if op)) for ops in columns]
     seen: Counter[str] = Counter()
     names = []
@@ -158,11 +158,11 @@ def _name(op: Op) -> str:
     return op.function if isinstance(op, Function) else op.op
 
 
-def frozen_after(pipeline: Pipeline) -> list[bool]:
+def frozen_after(recipe: Recipe) -> list[bool]:
     """Whether a random op is among those up to each step."""
     return [
-        any(is_random(op) for each in pipeline.fields.values() for op in each.ops[: at + 1])
-        for at in range(len(step_names(pipeline)))
+        any(is_random(op) for each in recipe.fields.values() for op in each.ops[: at + 1])
+        for at in range(len(step_names(recipe)))
     ]
 
 
@@ -243,7 +243,7 @@ def _take_through(
         raise SampleError(
             f"none of {len(failures)} samples has a row: {failures[0][0]}: {failures[0][1]}"
         )
-    return Passed(bench.steps, taken, failures, frozen_after(job.pipeline))
+    return Passed(bench.steps, taken, failures, frozen_after(job.recipe))
 
 
 def _shown(shapes: Sequence[RowShape]) -> str:
@@ -254,9 +254,9 @@ class _Bench:
     """Recipes and codecs made ready; what the first sample would pay for them is paid before."""
 
     def __init__(self, job: Job, codecs: Sequence[str]) -> None:
-        self.steps = step_names(job.pipeline)
+        self.steps = step_names(job.recipe)
         self._source = job.source
-        self._fields = job.pipeline.fields
+        self._fields = job.recipe.fields
         self._recipes = recipes_of(job)
         self._codecs = codecs
         self._coders: dict[tuple[str, str, RowShape], _Coder] = {}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from precache.codecs.chunk import encoder
-from precache.errors import PipelineError, PrecacheError, SampleError, SourceError
+from precache.errors import PrecacheError, RecipeError, SampleError, SourceError
 from precache.messages import shown
 from precache.recipe.ops import DTYPES
-from precache.recipe.pipeline import ImageCodec, Pipeline
+from precache.recipe.recipe import ImageCodec, Recipe
 from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import sample_for_probe
@@ -91,7 +91,7 @@ def _probe(task: ProbeTask) -> MeasuredRows:
             if not shapes:
                 _check_dtypes(rows)
                 shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
-                _check_declared(task.job.pipeline, shapes)
+                _check_declared(task.job.recipe, shapes)
             stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
     if not shapes:
         why = reasons[0] if reasons else "each kills the worker that decodes it"
@@ -104,20 +104,20 @@ def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
     for name, row in rows.items():
         if row.dtype.name not in DTYPES:
             kind = "str" if row.dtype.kind == "U" else row.dtype.name
-            raise PipelineError(
+            raise RecipeError(
                 f"the ops of {name} make values of type {kind}; a store holds {', '.join(DTYPES)}"
             )
 
 
-def _check_declared(pipeline: Pipeline, shapes: Mapping[str, RowShape]) -> None:
-    """Refuse rows that are not what the pipeline declares, or that its codec cannot store."""
+def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
+    """Refuse rows that are not what the recipe declares, or that its codec cannot store."""
     for name, row in shapes.items():
-        field = pipeline.fields[name]
+        field = recipe.fields[name]
         declared = (field.dtype or row.dtype, field.shape or row.shape)
         image = row.dtype == "uint8" and len(row.shape) == 3
         storable = image or not isinstance(field.stored_as, ImageCodec)
         if declared != (row.dtype, row.shape) or not storable:
-            raise PipelineError(
+            raise RecipeError(
                 f"the ops of {name} make {row.dtype} {row.shape}, and it is declared as "
                 f"{declared[0]} {declared[1]} with codec {field.stored_as.name}; declare the "
                 "function's dtype and shape, and a codec that stores them: zstd or raw"
@@ -125,7 +125,7 @@ def _check_declared(pipeline: Pipeline, shapes: Mapping[str, RowShape]) -> None:
 
 
 def _stored_nbytes(job: Job, name: str, row: np.ndarray) -> float:
-    codec = job.pipeline.fields[name].stored_as
+    codec = job.recipe.fields[name].stored_as
     rows = rows_per_chunk(row.nbytes)
     chunk = np.repeat(np.ascontiguousarray(row)[None], rows, axis=0)
     if isinstance(codec, ImageCodec) or rows == 1:

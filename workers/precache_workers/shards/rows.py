@@ -10,7 +10,7 @@ import numpy as np
 
 from precache.codecs.chunk import encoder
 from precache.errors import DamageError, SampleError, StorageError, StoreError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.storage.base import Buffer, Folder
 from precache.store.array_metadata import is_summed
 from precache.store.layout import RowShape
@@ -54,7 +54,7 @@ class ShardRows:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        recipe: Recipe,
         recipes: Mapping[str, FieldRecipe],
         shapes: Mapping[str, RowShape],
         rows_per_shard: int,
@@ -70,14 +70,14 @@ class ShardRows:
         self._offer = offer
         self._removed = removed
         old = open_offered(offer)
-        self._spared = spared = ReusableRows(pipeline, rows, removed, offer, old, first_row)
+        self._spared = spared = ReusableRows(recipe, rows, removed, offer, old, first_row)
         counted = np.ones(spared.count, np.bool_)
         counted[list(spared.holes)] = False
         self.outputs = {
             name: field_output(
-                pipeline, recipe, shapes[name], rows_per_shard, old.get(name), counted
+                recipe, field_recipe, shapes[name], rows_per_shard, old.get(name), counted
             )
-            for name, recipe in recipes.items()
+            for name, field_recipe in recipes.items()
         }
         spared.plain[list(barred)] = False
         for each in self.outputs.values():
@@ -253,17 +253,17 @@ def open_offered(offer: BaseShard | None, check: bool = False) -> dict[str, Base
 
 
 def field_output(
-    pipeline: Pipeline,
-    recipe: FieldRecipe,
+    recipe: Recipe,
+    field_recipe: FieldRecipe,
     shape: RowShape,
     rows_per_shard: int,
     old: BaseShardRows | None,
     counted: np.ndarray,
 ) -> FieldOutput:
     """Where the rows of a field of a shard go; `FieldOutput` explains `old` and `counted`."""
-    field = pipeline.fields[recipe.name]
+    field = recipe.fields[field_recipe.name]
     chunk_rows = shape.chunk_rows(rows_per_shard)
     encode = encoder(field.stored_as, shape.dtype)
     chunks = rows_per_shard // chunk_rows
     writer = ShardWriter((chunk_rows, *shape.shape), shape.dtype, chunks, encode)
-    return FieldOutput(recipe, shape, writer, is_summed(field, shape), old, counted)
+    return FieldOutput(field_recipe, shape, writer, is_summed(field, shape), old, counted)

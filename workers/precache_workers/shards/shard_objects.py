@@ -203,7 +203,7 @@ class _Compared(NamedTuple):
 def _compared(task: ShardTask, field: str, data: Buffer, own: Object) -> _Compared:
     """Compare the rows of an object that is there with those of one that was made."""
     shape = task.shapes[field]
-    codecs = codec_metadata(task.job.pipeline.fields[field].stored_as, shape.dtype)
+    codecs = codec_metadata(task.job.recipe.fields[field].stored_as, shape.dtype)
     decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field).decode
     per_chunk = shape.chunk_rows(task.rows_per_shard)
     chunks = task.rows_per_shard // per_chunk
@@ -230,7 +230,7 @@ def _agrees_with_lost(task: ShardTask, field: str, own: Object) -> bool:
     """Whether an object has the rows that can still be read in the one it is to replace."""
     left = task.folder.get(task.objects[field])
     found = _Compared(0, 0, 0) if left is None else _compared(task, field, left, own)
-    ops = task.job.pipeline.fields[field].ops
+    ops = task.job.recipe.fields[field].ops
     return not found.other and bool(found.same or not any(isinstance(o, Function) for o in ops))
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Self
 
 from precache.errors import BuildError, FetchError, HangError, SampleError
-from precache.recipe.pipeline import Pipeline
+from precache.recipe.recipe import Recipe
 from precache.recipe.variants import field_of
 from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
@@ -59,14 +59,14 @@ _tasks_before = itertools.count()
 
 @dataclass(frozen=True)
 class Job:
-    """What all shards of a build share; the pipeline has a field for each stored array.
+    """What all shards of a build share; the recipe has a field for each stored array.
 
     Where it is `pinned`, samples must be what an offered version's rows were made of. `behaviours`
     is what its ops must make of their probes, and `code` the digests of its functions' code.
     """
 
     source: Source
-    pipeline: Pipeline
+    recipe: Recipe
     import_path: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
     behaviours: Mapping[str, Outputs] = field(default_factory=dict)
@@ -224,8 +224,8 @@ def recipes_of(job: Job) -> dict[str, FieldRecipe]:
     for path in job.import_path:
         if path not in sys.path:
             sys.path.append(path)
-    require_same(job.pipeline, job.behaviours)
-    fields, seed = job.pipeline.fields, job.pipeline.seed
+    require_same(job.recipe, job.behaviours)
+    fields, seed = job.recipe.fields, job.recipe.seed
     several = Counter(map(field_of, fields))
     common = {name: Common() for name, arrays in several.items() if arrays > 1}
     return {
@@ -278,7 +278,7 @@ def _run_shard(task: ShardTask) -> Receipt:
     recipes = recipes_of(task.job)
     timing = Timing()
     rows = ShardRows(
-        task.job.pipeline,
+        task.job.recipe,
         recipes,
         task.shapes,
         task.rows_per_shard,

@@ -29,8 +29,8 @@ def _link(task: ShardTask, offer: BaseShard) -> Receipt | None:
 
     The earlier version may be removed at any moment.
     """
-    fields, pipeline = offer.fields, task.job.pipeline
-    linked = is_linked(pipeline, task.shapes, len(task.keys), offer, task.removed)
+    fields, recipe = offer.fields, task.job.recipe
+    linked = is_linked(recipe, task.shapes, len(task.keys), offer, task.removed)
     if (
         task.barred
         or not linked

@@ -30,7 +30,7 @@ import xxhash
 
 import precache
 import precache_workers
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 from precache_workers.sources.code_names import Chain, Module, Statement, Target
 
 _DYNAMIC_CALLS = {"exec", "eval", "compile", "globals", "__import__"}
@@ -87,7 +87,7 @@ def code_of(name: str) -> Code | None:
         with _uncollected():
             code = tracer.trace(module, attribute)
     except RecursionError:
-        raise PipelineError(
+        raise RecipeError(
             f"the code of {name!r} is nested too deeply to be followed; declare a version"
         ) from None
     _known[name] = list(sys.path), tracer.stats, code
@@ -111,12 +111,12 @@ def code_digest(name: str) -> str:
 
     Raises
     ------
-    PipelineError
+    RecipeError
         The module has no file, or does not parse.
     """
     code = code_of(name)
     if code is None:
-        raise PipelineError(
+        raise RecipeError(
             f"cannot find the source of {name!r}, which is hashed to notice when it changes; "
             "make its module importable, or declare a version"
         )
@@ -175,7 +175,7 @@ class _Tracer:
         self._versions: dict[str, str] = {}
         self._modules: dict[str, Module | None] = {}
         self._hashes: dict[str, str] = {}
-        self._broken: dict[str, PipelineError] = {}
+        self._broken: dict[str, RecipeError] = {}
         self._resolved: dict[Target, tuple[list[str], set[str]]] = {}
         self._used: dict[Statement, dict[Chain, list[str]]] = {}
         self._unexamined: list[Module] = []
@@ -532,12 +532,12 @@ class _Tracer:
                 self._modules[name] = code
                 self._unexamined.append(code)
                 return code
-        except PipelineError as error:
+        except RecipeError as error:
             self._broken[name] = error
         try:
             self._hashes[name] = xxhash.xxh3_128_hexdigest(path.read_bytes())
         except OSError as error:
-            self._broken[name] = PipelineError(f"{path} cannot be read: {error}; declare a version")
+            self._broken[name] = RecipeError(f"{path} cannot be read: {error}; declare a version")
             self._hashes[name] = ""
         return None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 
 Chain = tuple[str, ...]
 """A dotted name, such as ``("np", "random", "choice")``."""
@@ -94,7 +94,7 @@ class Module:
 
     Raises
     ------
-    PipelineError
+    RecipeError
         It does not parse.
     """
 
@@ -103,7 +103,7 @@ class Module:
             source = path.read_bytes()
             tree = ast.parse(source)
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise PipelineError(f"{path} does not parse: {error}") from None
+            raise RecipeError(f"{path} does not parse: {error}") from None
         package = name if is_package else name.rpartition(".")[0]
         tree.body = [node for node in tree.body if not _is_main_guard(node)]
         _tidy(tree, False)

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 import xxhash
 
-from precache.errors import PipelineError, PrecacheError, UsageError
-from precache.recipe.pipeline import Pipeline
+from precache.errors import PrecacheError, RecipeError, UsageError
+from precache.recipe.recipe import Recipe
 from precache.runtime.process_id import process_of
 from precache_workers.sources.code_digest import (
     Code,
@@ -38,7 +38,7 @@ _loaded: dict[str, tuple[State, bytes]] = {}
 """Module -> state and source of its file, whose code this process runs."""
 
 
-def require_permission(pipeline: Pipeline, allowed: bool) -> None:
+def require_permission(recipe: Recipe, allowed: bool) -> None:
     """Raise `UsageError` where a recipe came out of a store and names functions.
 
     Parameters
@@ -46,7 +46,7 @@ def require_permission(pipeline: Pipeline, allowed: bool) -> None:
     allowed
         Whether the user lets them run.
     """
-    stored = [op for op in pipeline.functions if op.store]
+    stored = [op for op in recipe.functions if op.store]
     if stored and not allowed:
         refuse_stored_code([op.function for op in stored], stored[0].store)
 
@@ -72,7 +72,7 @@ def load_object(name: str, code: str = "") -> Any:
 
     Raises
     ------
-    PipelineError
+    RecipeError
         It cannot be loaded, or its code is another.
     """
     module, _, attribute = name.partition(":")
@@ -87,12 +87,12 @@ def load_object(name: str, code: str = "") -> Any:
     except PrecacheError:
         raise
     except Exception as error:  # whatever the user's module raises when it is imported
-        raise PipelineError(
+        raise RecipeError(
             f"cannot load {name!r}: {error}; give package.module:name, importable from "
             f"{sys.path[0] or 'the current folder'}"
         ) from None
     if found is not None and code not in ("", code_digest(name)):  # it may have changed since
-        raise PipelineError(
+        raise RecipeError(
             f"the code of {name!r}, or a package that it uses, is not what it was when the build "
             "began; run the same command again, with the same packages on all nodes"
         )
@@ -184,5 +184,5 @@ def _hash_of(path: Path, state: State) -> str:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise PipelineError(f"{path} does not parse: {error}") from None
+        raise RecipeError(f"{path} does not parse: {error}") from None
     return xxhash.xxh3_128_hexdigest(canonical(tree).encode())

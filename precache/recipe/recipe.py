@@ -1,6 +1,6 @@
 """The declared recipe of a cached dataset: fields, their ops and codecs, and its fingerprint.
 
-A pipeline is plain data. It comes from Python, from a TOML file or from flags, and has one
+A recipe is plain data. It comes from Python, from a TOML file or from flags, and has one
 canonical JSON, so that the same meaning has the same fingerprint wherever it was written down.
 """
 
@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic import Field as Attribute
 
-from precache.errors import PipelineError
+from precache.errors import RecipeError
 from precache.recipe.base import Declared, Grown, canonical_json, refuse
 from precache.recipe.ops import (
     OPS,
@@ -196,12 +196,12 @@ class Field(Grown):
         return shape
 
 
-class Pipeline(Declared):
+class Recipe(Declared):
     """The whole recipe: named fields, and the seed of their random ops.
 
     Examples
     --------
-    >>> Pipeline.image(resize=256, crop=224).fields["image"].shape
+    >>> Recipe.image(resize=256, crop=224).fields["image"].shape
     (3, 224, 224)
     """
 
@@ -235,7 +235,7 @@ class Pipeline(Declared):
         codec: str | None = None,
         seed: int = 0,
         variants: int = 1,
-    ) -> Pipeline:
+    ) -> Recipe:
         """One field `image`: decode, then where given resize, crops and flip, in this order.
 
         Parameters
@@ -259,7 +259,7 @@ class Pipeline(Declared):
         return cls.from_dict({"fields": {"image": image}, "seed": seed})
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], store: str = "") -> Pipeline:
+    def from_dict(cls, data: Mapping[str, Any], store: str = "") -> Recipe:
         """From plain data, as a TOML file or a version's metadata holds it.
 
         Parameters
@@ -269,26 +269,26 @@ class Pipeline(Declared):
 
         Raises
         ------
-        PipelineError
+        RecipeError
             Naming the place, the value and what is allowed there.
         """
         try:
-            pipeline = cls.model_validate(data)
+            recipe = cls.model_validate(data)
         except ValidationError as error:
             refuse(cls, error)
-        for op in pipeline.functions if store else ():
+        for op in recipe.functions if store else ():
             op._store = store
-        return pipeline
+        return recipe
 
     @classmethod
-    def from_toml(cls, path: str | Path) -> Pipeline:
+    def from_toml(cls, path: str | Path) -> Recipe:
         """From a TOML file; see README for its form."""
         try:
             data = tomllib.loads(Path(path).read_text("utf-8"))
         except OSError as error:
-            raise PipelineError(f"cannot read the pipeline {path}: {error.strerror}") from None
+            raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PipelineError(f"{path} is not TOML: {error}") from None
+            raise RecipeError(f"{path} is not TOML: {error}") from None
         return cls.from_dict(data)
 
     def to_dict(self) -> dict[str, Any]:
@@ -305,7 +305,7 @@ class Pipeline(Declared):
         ops = (op for field in self.fields.values() for op in field.ops)
         return [op for op in ops if isinstance(op, Function)]
 
-    def by_array(self) -> Pipeline:
+    def by_array(self) -> Recipe:
         """The same with a field for each stored array: ``image.4`` is variant 4 of `image`."""
         fields = {
             array: each.model_copy(update={"variants": 1, "first_variant": number})
@@ -314,17 +314,17 @@ class Pipeline(Declared):
         }
         return self.model_copy(update={"fields": fields})
 
-    def with_fresh_variants(self) -> Pipeline:
+    def with_fresh_variants(self) -> Recipe:
         """The same with the oldest variant dropped and a new one made.
 
         Raises
         ------
-        PipelineError
+        RecipeError
             No field has variants.
         """
         several = {name: each for name, each in self.fields.items() if each.variants > 1}
         if not several:
-            raise PipelineError(
+            raise RecipeError(
                 "no field has variants; build with --variants 4, or variants = 4 in a field with "
                 "random ops"
             )

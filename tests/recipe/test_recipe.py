@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import precache
 from precache.cli.main import main
-from precache.errors import PipelineError, PrecacheError
+from precache.errors import PrecacheError, RecipeError
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import (
     DTYPES,
@@ -28,7 +28,7 @@ from precache.recipe.ops import (
     Resize,
     ToDType,
 )
-from precache.recipe.pipeline import Field, ImageCodec, Pipeline, ZstdCodec
+from precache.recipe.recipe import Field, ImageCodec, Recipe, ZstdCodec
 from tests.conftest import BuiltStore
 
 VERSIONS = {"pillow": "12.0", "torch": "2.9"}
@@ -38,14 +38,14 @@ VERSIONS = {"pillow": "12.0", "torch": "2.9"}
 
 
 class _Stop(PrecacheError):
-    """Ends a command once it has made its pipeline."""
+    """Ends a command once it has made its recipe."""
 
 
-def _from_flags(flags: str, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    seen: list[Pipeline] = []
+def _from_flags(flags: str, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    seen: list[Recipe] = []
 
-    def build(source: str, store: str, pipeline: Pipeline, **_: Any) -> None:
-        seen.append(pipeline)
+    def build(source: str, store: str, recipe: Recipe, **_: Any) -> None:
+        seen.append(recipe)
         raise _Stop("enough")
 
     monkeypatch.setattr(precache, "build", build)
@@ -54,7 +54,7 @@ def _from_flags(flags: str, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 
 SAME = {
-    "plain": ("", "[fields.image]\nops = [{op = 'decode'}]\n", Pipeline.image()),
+    "plain": ("", "[fields.image]\nops = [{op = 'decode'}]\n", Recipe.image()),
     "resize and crop": (
         "--resize 256 --crop 224 --codec image",
         """
@@ -67,7 +67,7 @@ SAME = {
         op = "center_crop"
         size = [224, 224]
         """,
-        Pipeline(fields={"image": Field(ops=(Decode(), Resize(size=256), CenterCrop(size=224)))}),
+        Recipe(fields={"image": Field(ops=(Decode(), Resize(size=256), CenterCrop(size=224)))}),
     ),
     "exact size": (
         "--resize 64x96 --interpolation bicubic --mode L --codec zstd --seed 7",
@@ -80,7 +80,7 @@ SAME = {
             { op = "resize", size = [64, 96], interpolation = "bicubic" },
         ]
         """,
-        Pipeline(
+        Recipe(
             fields={
                 "image": Field(
                     ops=(Decode(mode="L"), Resize(size=(64, 96), interpolation="bicubic")),
@@ -100,22 +100,22 @@ def test_flags_toml_and_python_give_the_same_fingerprint(
     flags, toml, python = SAME[case]
     file = tmp_path / "recipe.toml"
     file.write_text(toml)
-    pipelines = [
+    recipes = [
         _from_flags(flags, monkeypatch),
-        _from_flags(f"--pipeline {file}", monkeypatch),
-        Pipeline.from_toml(file),
+        _from_flags(f"--recipe {file}", monkeypatch),
+        Recipe.from_toml(file),
         python,
     ]
-    assert len({p.fingerprint(VERSIONS) for p in pipelines}) == 1
-    assert all(p == python for p in pipelines)
+    assert len({p.fingerprint(VERSIONS) for p in recipes}) == 1
+    assert all(p == python for p in recipes)
 
 
 def test_the_fingerprint_is_the_sha256_of_the_canonical_json() -> None:
-    pipeline = Pipeline.image(resize=256, crop=224)
-    recipe = {"pipeline": pipeline.to_dict(), "ops": 1, "versions": VERSIONS}
-    expected = hashlib.sha256(canonical_json(recipe)).hexdigest()
-    assert pipeline.fingerprint(VERSIONS) == expected
-    assert pipeline.fingerprint(dict(reversed(VERSIONS.items()))) == expected
+    recipe = Recipe.image(resize=256, crop=224)
+    document = {"pipeline": recipe.to_dict(), "ops": 1, "versions": VERSIONS}
+    expected = hashlib.sha256(canonical_json(document)).hexdigest()
+    assert recipe.fingerprint(VERSIONS) == expected
+    assert recipe.fingerprint(dict(reversed(VERSIONS.items()))) == expected
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_the_fingerprint_is_the_sha256_of_the_canonical_json() -> None:
 )
 def test_another_meaning_has_another_fingerprint(change: dict[str, Any]) -> None:
     base: dict[str, Any] = {"resize": 256, "crop": 224}
-    one, other = Pipeline.image(**base), Pipeline.image(**{**base, **change})
+    one, other = Recipe.image(**base), Recipe.image(**{**base, **change})
     assert one.fingerprint(VERSIONS) != other.fingerprint(VERSIONS)
 
 
 def test_another_library_has_another_fingerprint() -> None:
-    pipeline = Pipeline.image()
-    assert pipeline.fingerprint({"pillow": "12.0"}) != pipeline.fingerprint({"pillow": "12.1"})
+    recipe = Recipe.image()
+    assert recipe.fingerprint({"pillow": "12.0"}) != recipe.fingerprint({"pillow": "12.1"})
 
 
 def test_canonical_json_has_one_form() -> None:
@@ -183,37 +183,37 @@ def fields(draw: st.DrawFn) -> Field:
             codec=draw(CODEC_CHOICES),
             input=draw(st.none() | st.text(max_size=3) | st.integers(0, 3)),
         )
-    except PipelineError:
+    except RecipeError:
         assume(False)
         raise
 
 
 PIPELINES = st.builds(
-    Pipeline,
+    Recipe,
     fields=st.dictionaries(st.sampled_from(["image", "mask", "depth"]), fields(), min_size=1),
     seed=st.integers(-(2**40), 2**40),
 )
 
 
 @given(PIPELINES)
-def test_plain_data_round_trips_and_keeps_the_fingerprint(pipeline: Pipeline) -> None:
-    data = json.loads(canonical_json(pipeline.to_dict()))
-    again = Pipeline.from_dict(data)
-    assert again == pipeline
-    assert again.to_dict() == pipeline.to_dict()
-    assert again.fingerprint(VERSIONS) == pipeline.fingerprint(VERSIONS)
+def test_plain_data_round_trips_and_keeps_the_fingerprint(recipe: Recipe) -> None:
+    data = json.loads(canonical_json(recipe.to_dict()))
+    again = Recipe.from_dict(data)
+    assert again == recipe
+    assert again.to_dict() == recipe.to_dict()
+    assert again.fingerprint(VERSIONS) == recipe.fingerprint(VERSIONS)
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=3) | JSON_VALUES)
-def test_any_other_data_is_refused_as_a_pipeline_error(data: Mapping[str, Any]) -> None:
-    with pytest.raises(PipelineError):
-        Pipeline.from_dict(data)
+def test_any_other_data_is_refused_as_a_recipe_error(data: Mapping[str, Any]) -> None:
+    with pytest.raises(RecipeError):
+        Recipe.from_dict(data)
 
 
-def test_a_pipeline_does_not_change() -> None:
-    pipeline = Pipeline.image()
+def test_a_recipe_does_not_change() -> None:
+    recipe = Recipe.image()
     with pytest.raises(Exception, match="frozen"):
-        pipeline.seed = 1  # type: ignore[misc]  # it is frozen
+        recipe.seed = 1  # type: ignore[misc]  # it is frozen
 
 
 # --- what is refused, and how it says so --------------------------------------------------------
@@ -296,10 +296,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_pipeline_names_the_place_the_value_and_the_choices(case: str) -> None:
+def test_a_wrong_recipe_names_the_place_the_value_and_the_choices(case: str) -> None:
     data, words = REFUSED[case]
-    with pytest.raises(PipelineError) as caught:
-        Pipeline.from_dict(data)
+    with pytest.raises(RecipeError) as caught:
+        Recipe.from_dict(data)
     text = str(caught.value)
     assert not [word for word in words if word not in text], text
     assert "\n" not in text
@@ -313,35 +313,35 @@ def test_a_wrong_pipeline_names_the_place_the_value_and_the_choices(case: str) -
         (lambda: Resize(size=8, sizes=9), ["sizes", "unknown parameter", "size, interpolation"]),
         (lambda: Field(ops=({"op": "resize", "size": 8, "k": 1},)), ["ops[0]", "k", "size, inter"]),
         (lambda: Field(ops=("decode",)), ["ops[0]", "'decode'"]),
-        (Pipeline, ["fields", "required"]),
-        (lambda: Pipeline.image(resize=100, crop=101), ["101 x 101", "100"]),
-        (lambda: Pipeline.image(codec="png"), ["'png'", "'image'"]),
+        (Recipe, ["fields", "required"]),
+        (lambda: Recipe.image(resize=100, crop=101), ["101 x 101", "100"]),
+        (lambda: Recipe.image(codec="png"), ["'png'", "'image'"]),
     ],
 )
 def test_python_gets_the_same_errors(make: Callable[[], Any], words: list[str]) -> None:
-    with pytest.raises(PipelineError) as caught:
+    with pytest.raises(RecipeError) as caught:
         make()
     assert not [word for word in words if word not in str(caught.value)], caught.value
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, object()])
 def test_function_parameters_that_json_cannot_hold_are_refused(value: Any) -> None:
-    with pytest.raises(PipelineError, match="params"):
-        Pipeline(
+    with pytest.raises(RecipeError, match="params"):
+        Recipe(
             fields={"x": Field(ops=(Function(function="m:f", params={"a": value}),))}
         ).fingerprint({})
 
 
 def test_a_toml_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"nowhere\.toml: No such file"):
-        Pipeline.from_toml(tmp_path / "nowhere.toml")
-    with pytest.raises(PipelineError, match="Is a directory"):
-        Pipeline.from_toml(tmp_path)
+    with pytest.raises(RecipeError, match=r"nowhere\.toml: No such file"):
+        Recipe.from_toml(tmp_path / "nowhere.toml")
+    with pytest.raises(RecipeError, match="Is a directory"):
+        Recipe.from_toml(tmp_path)
     broken = tmp_path / "broken.toml"
     for content in (b"fields = ", b"\xff\xfe"):
         broken.write_bytes(content)
-        with pytest.raises(PipelineError, match=r"broken.toml is not TOML"):
-            Pipeline.from_toml(broken)
+        with pytest.raises(RecipeError, match=r"broken.toml is not TOML"):
+            Recipe.from_toml(broken)
 
 
 # --- defaults -----------------------------------------------------------------------------------
@@ -404,10 +404,10 @@ def test_a_function_whose_result_is_no_image_is_stored_as_it_is_or_refused(
     name: str, image_folder: Callable[..., Path], make_store: Callable[..., BuiltStore]
 ) -> None:
     function = Function(function=f"own_functions:{name}")
-    pipeline = Pipeline(fields={"image": Field(ops=(Decode(), function))})
+    recipe = Recipe(fields={"image": Field(ops=(Decode(), function))})
     folder = image_folder(3, (16, 16))
     try:
-        store = make_store(folder, pipeline)
+        store = make_store(folder, recipe)
     except PrecacheError:
         return
     with precache.Loader(store.path, batch_size=3, shuffle=False) as loader:
