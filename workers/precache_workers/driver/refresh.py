@@ -27,10 +27,10 @@ from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.suspects import KILLS
 from precache_workers.ops.identity import decides
-from precache_workers.planning.adoption import identified
 from precache_workers.planning.listing import ListedSource
+from precache_workers.planning.recorded_code import identified
 from precache_workers.planning.request import BuildResult, Request, check_request
-from precache_workers.planning.reuse import Placed
+from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import is_late

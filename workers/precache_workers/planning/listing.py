@@ -15,10 +15,11 @@ from precache.store.commit_log import Code
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.ops.identity import decides
-from precache_workers.planning.adoption import identified, identified_rows
+from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
+from precache_workers.planning.recorded_code import identified, identified_rows
 from precache_workers.planning.request import Request
-from precache_workers.planning.reuse import Placed, committed, place_rows
+from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import base as sources
@@ -142,7 +143,7 @@ def _numbered_on(recipe: Recipe, store: Folder) -> Recipe:
     Else the same build would bring back those that were refreshed away.
     """
     open_ones = {n for n, each in recipe.fields.items() if each.leaves_variants_open}
-    current = next(committed(store), None) if open_ones else None
+    current = next(committed_versions(store), None) if open_ones else None
     if current is None:
         return recipe
     try:

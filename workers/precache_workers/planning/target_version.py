@@ -160,7 +160,7 @@ class TargetVersion:
             self.folder.put(DESCRIPTION, [json.dumps(told).encode()], scratch=SCRATCH)
 
 
-def find_goal(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
+def find_target(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
     """The version of this recipe that the store has, committed or begun; None where it has none.
 
     Of several that are committed it is the one that was made anew most often.
@@ -170,34 +170,36 @@ def find_goal(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVer
     wanted
         Rows a shard, as the user gave them; any will do by default.
     """
-    committed, begun = _goals(store, spec, wanted)
+    committed, begun = _targets(store, spec, wanted)
     begun = [
-        goal for goal in begun if goal.spec.retries == spec.retries and not is_recomputed(goal)
+        target
+        for target in begun
+        if target.spec.retries == spec.retries and not is_recomputed(target)
     ]
     return max(committed or begun, key=lambda each: each.spec.retries, default=None)
 
 
-def next_goal(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
+def next_target(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
     """The version that makes this recipe anew; None where the store has none to be made anew.
 
     Parameters
     ----------
     wanted
-        As in `find_goal`.
+        As in `find_target`.
     """
-    committed, begun = _goals(store, spec, wanted)
+    committed, begun = _targets(store, spec, wanted)
     last = max(committed + begun, key=lambda each: each.spec.retries, default=None)
-    return None if last is None else untaken(store, last.anew(store), removed=True)
+    return None if last is None else next_free(store, last.anew(store), removed=True)
 
 
-def is_recomputed(goal: TargetVersion) -> bool:
+def is_recomputed(target: TargetVersion) -> bool:
     """Whether a version that is not committed was begun to compute all of it again."""
-    data = goal.folder.get(DESCRIPTION)
-    begun = None if data is None else _begun(data, goal.folder.path(DESCRIPTION))
+    data = target.folder.get(DESCRIPTION)
+    begun = None if data is None else _begun(data, target.folder.path(DESCRIPTION))
     return begun is not None and begun.recompute
 
 
-def untaken(store: Folder, goal: TargetVersion, *, removed: bool = False) -> TargetVersion:
+def next_free(store: Folder, target: TargetVersion, *, removed: bool = False) -> TargetVersion:
     """The version that makes the same rows by an id under which nobody computes all of them again.
 
     Parameters
@@ -207,36 +209,36 @@ def untaken(store: Folder, goal: TargetVersion, *, removed: bool = False) -> Tar
         may be elsewhere.
     """
     named = {entry.version for entry in read_commits(store)} if removed else ()
-    while goal.folder.size(ROOT) is None and (goal.version in named or is_recomputed(goal)):
-        goal = goal.anew(store)
-    return goal
+    while target.folder.size(ROOT) is None and (target.version in named or is_recomputed(target)):
+        target = target.anew(store)
+    return target
 
 
-def _goals(
+def _targets(
     store: Folder, spec: VersionSpec, wanted: int | None
 ) -> tuple[list[TargetVersion], list[TargetVersion]]:
     """Versions of a recipe, committed and begun, made anew however often."""
     found: tuple[list[TargetVersion], list[TargetVersion]] = [], []
     names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
-    for leaf, read, goals in zip((ROOT, DESCRIPTION), (_committed, _begun), found, strict=True):
+    for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), found, strict=True):
         paths = [f"{name}/{leaf}" for name in names]
         for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
             if isinstance(data, StorageError):
                 if is_missing(data):
                     continue
                 raise data
-            goal = _matching(store, read(data, path), spec)
-            if goal is not None and has_shards_of(goal, wanted):
-                goals.append(goal)
+            target = _matching(store, read(data, path), spec)
+            if target is not None and has_shards_of(target, wanted):
+                targets.append(target)
     return found
 
 
-def has_shards_of(goal: TargetVersion, wanted: int | None) -> bool:
+def has_shards_of(target: TargetVersion, wanted: int | None) -> bool:
     """Whether a version has as many rows a shard as were asked for, any by default."""
-    nbytes = [row.nbytes for row in goal.shapes.values()]
-    if wanted in (None, goal.rows_per_shard):
+    nbytes = [row.nbytes for row in target.shapes.values()]
+    if wanted in (None, target.rows_per_shard):
         return True
-    return goal.rows_per_shard == rows_per_shard(len(goal.table), nbytes, wanted)
+    return target.rows_per_shard == rows_per_shard(len(target.table), nbytes, wanted)
 
 
 def _committed(data: bytes, where: str) -> Attributes | None:
@@ -263,11 +265,11 @@ def _matching(
         spec.rows_digest,
     ):
         return None
-    goal = goal_of(store, found, replace(spec, retries=found.retries))
-    return goal if goal.version == found.version else None
+    target = target_like(store, found, replace(spec, retries=found.retries))
+    return target if target.version == found.version else None
 
 
-def goal_of(store: Folder, found: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
+def target_like(store: Folder, found: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
     """The version of a recipe that has the rows of another version."""
     shapes = {name: RowShape(row.shape, row.dtype) for name, row in found.fields.items()}
     return TargetVersion.of(store, spec, found.rows_per_shard, shapes)

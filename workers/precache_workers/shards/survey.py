@@ -15,8 +15,8 @@ from precache.errors import DamageError, FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.layout import MISSING, decode_index
 from precache.store.zarr_metadata import Array
-from precache_workers.shards.outputs import Sums
-from precache_workers.shards.shard_task import BASE_MEMORY, Job, fetch_ahead
+from precache_workers.shards.field_writer import Sums
+from precache_workers.shards.samples import BASE_MEMORY, Job, fetch_ahead
 from precache_workers.sources.base import Sample
 
 

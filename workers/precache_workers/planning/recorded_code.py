@@ -35,7 +35,7 @@ from precache_workers.ops.identity import (
     plain_version,
     with_code,
 )
-from precache_workers.planning.reuse import committed
+from precache_workers.planning.committed import committed_versions
 from precache_workers.sources.base import DatasetSource
 from precache_workers.sources.user_code import tree_hash
 
@@ -107,7 +107,7 @@ def _old_codes(store: Folder, recipe: Recipe, wanted: AbstractSet[str]) -> dict[
     """What stood for ops and functions in versions that older releases made of them, by name."""
     hashes = {name: _module_hash(name) for name in wanted & function_digests(recipe).keys()}
     found: dict[str, str] = {}
-    for _, attributes in committed(store) if wanted else ():
+    for _, attributes in committed_versions(store) if wanted else ():
         if found.keys() == wanted:
             break
         if not attributes.decides:
