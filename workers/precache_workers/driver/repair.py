@@ -57,7 +57,7 @@ def mend_small(
     Parameters
     ----------
     flaws
-        As `standing.flaws_of` finds them.
+        As `flaws_of` finds them.
     job
         By which samples are fetched, where their hashes or labels are lost.
     run

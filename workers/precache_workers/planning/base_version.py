@@ -61,7 +61,7 @@ class BaseVersion:
         return replace(self, content=content, retries=True)
 
     def is_of(self, rows_digest: str) -> bool:
-        """Whether its rows are those of the table with this digest."""
+        """Return whether its rows are those of the table with this digest."""
         return self.version.attributes is not None and (
             self.version.attributes.rows_digest == rows_digest
         )
@@ -127,13 +127,13 @@ Candidate = tuple[Folder, Attributes, Mapping[str, FieldMatch]]
 
 
 def find_base(
-    store: Folder, recipe: Recipe, table: RowTable, several: bool = True
+    store: Folder, recipe: Recipe, table: RowTable, other_versions: bool = True
 ) -> BaseVersion | None:
     """Find the committed version whose reuse saves most work, the latest of several such.
 
     Parameters
     ----------
-    several
+    other_versions
         Whether fields that it lacks may resume rows of other versions.
     """
     candidates = [
@@ -146,7 +146,7 @@ def find_base(
         base = _read(folder, attributes, matches, table)
         if base is not None:
             base = replace(base, candidates=len(candidates))
-            return _with_other_versions(base, recipe, table, candidates) if several else base
+            return _with_other_versions(base, recipe, table, candidates) if other_versions else base
     return None
 
 
@@ -180,7 +180,7 @@ def _with_other_versions(
 
 
 def _has_samples_of(other: BaseVersion, base: BaseVersion) -> bool:
-    """Whether another version was made of the same samples, and has all rows of the base."""
+    """Return whether another version has all rows of the base, made of the same samples."""
     pairs = enumerate(zip(other.content, base.content, strict=True))
     holes = base.holes.keys()
     return other.holes.keys() <= holes and all(a == b for row, (a, b) in pairs if row not in holes)

@@ -30,7 +30,7 @@ def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
 
 
 def is_committed(target: TargetVersion) -> bool:
-    """Whether the version was committed, as far as its document can be read."""
+    """Return whether the version was committed, as far as its document can be read."""
     if target.folder.size(ROOT) is None:
         return False
     try:
@@ -51,7 +51,7 @@ def flaws_of(target: TargetVersion, listed: bool = True) -> list[Flaw]:
 
 
 def is_whole(target: TargetVersion, listed: bool = True) -> bool:
-    """Whether the version was committed and every object is there; `flaws_of` explains `listed`."""
+    """Return whether the version was committed and no object is missing; see `flaws_of`."""
     with contextlib.suppress(GoneError):
         return is_committed(target) and not flaws_of(target, listed) and not lost_objects(target)
     return False
@@ -79,7 +79,7 @@ def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
 
 
 def _fits(target: TargetVersion, receipt: Receipt) -> bool:
-    """Whether a receipt can belong to the version; otherwise its shard is built again."""
+    """Return whether a receipt can belong to the version; if not, its shard is built again."""
     if not 0 <= receipt.shard < target.shards:
         return False
     rows = target.rows_of(receipt.shard)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from precache.recipe.recipe import Recipe
@@ -93,18 +94,18 @@ class RowRun:
 
     @property
     def fetches(self) -> bool:
-        """Whether the samples are fetched: a field is computed of them."""
+        """Return whether the samples are fetched, as a field is computed of them."""
         return any(isinstance(action, Compute) for action in self.actions.values())
 
     @property
     def reuses(self) -> bool:
-        """Whether a field is made of rows of the base version."""
+        """Return whether a field reuses rows of the base version."""
         return any(not isinstance(action, Compute) for action in self.actions.values())
 
 
 @dataclass(frozen=True)
 class ShardActions:
-    """What is to be done for each row of a shard.
+    """The actions that make each row of a shard.
 
     Attributes
     ----------
@@ -136,7 +137,7 @@ class ShardActions:
         return [place for run in self.runs if run.reuses for place in run.rows]
 
     def is_unchanged(self, place: int, content: str) -> bool:
-        """Whether a sample of this content is the one that the base's row was made of."""
+        """Return whether a sample of this content is the one that the base's row was made of."""
         base = self.base
         if base is None or not content or content != base.content_at(place):
             return False
@@ -160,7 +161,7 @@ def decide_actions(
     rows: int,
     base: BaseShard | None,
     removed: Collection[int] = (),
-    barred: Mapping[int, str] | None = None,
+    barred: Mapping[int, str] = MappingProxyType({}),
 ) -> ShardActions:
     """Decide how each row of a shard comes about.
 
@@ -175,12 +176,12 @@ def decide_actions(
     barred
         Place -> reason, of rows whose samples must not be decoded.
     """
-    barred = barred or {}
     compute: dict[str, Action] = dict.fromkeys(recipe.fields, Compute())
+    ways: list[Mapping[str, Action] | str] = [compute] * rows
     if base is None or not base.fields:
-        gone = dict.fromkeys(removed, REMOVED)
-        runs = tuple(_runs([gone.get(place, compute) for place in range(rows)]))
-        return ShardActions(runs, None, False, False, compute, compute)
+        for place in removed:
+            ways[place] = REMOVED
+        return ShardActions(tuple(_runs(ways)), None, False, False, compute, compute)
     complete = base.fields.keys() == recipe.fields.keys()
     finished = complete and all(field.match.finished for field in base.fields.values())
     linkable = {
@@ -189,17 +190,21 @@ def decide_actions(
         if field.match.encoded and (field.sums or not is_summed(recipe.fields[name], shapes[name]))
     }
     all_same = len(base.same) == rows and all(base.same)
-    all_known = all(known or place in removed for place, known in enumerate(base.content))
-    linked = all_same and all_known and linkable == recipe.fields.keys() and not barred
-    holes_stay = all(known or place in base.holes for place, known in enumerate(base.content))
-    all_stay = linked or (all_same and holes_stay and not (base.holes and base.retries))
-    reuse: dict[str, Action] = dict(compute)
+    unknown = [place for place, content in enumerate(base.content) if not content]
+    linked = (
+        all_same
+        and all(place in removed for place in unknown)
+        and linkable == recipe.fields.keys()
+        and not barred
+    )
+    holes_stay = all(place in base.holes for place in unknown) and not (base.holes and base.retries)
+    all_stay = linked or (all_same and holes_stay)
+    reuse = dict(compute)
     for name, field in base.fields.items():
-        reuse[name] = Link() if name in linkable and all_stay else reuse_action(field.match)
-    ways: list[Mapping[str, Action] | str] = [compute] * rows
+        reuse[name] = Link() if all_stay and name in linkable else reuse_action(field.match)
     for place, (same, content) in enumerate(zip(base.same, base.content, strict=True)):
-        if same and content and (place not in base.holes or finished):
-            hole = base.holes.get(place, "")
+        hole = base.holes.get(place, "")
+        if same and content and (finished or not hole):
             ways[place] = (complete and barred.get(place)) or hole or reuse
     for place in removed:
         ways[place] = REMOVED

@@ -144,7 +144,7 @@ def _plan_shard(target: TargetVersion, shard: int, base: BaseShard | None) -> Sh
 
 
 def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
-    """Whether all objects will be those of the base, as far as can be known before."""
+    """Return whether all objects will be those of the base, as far as can be known before."""
     base = actions.base
     return actions.linked or (
         base is not None
@@ -173,5 +173,5 @@ def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
 
 
 def _is_encoded(name: str, actions: ShardActions) -> bool:
-    """Whether the base stores a field by the codec that it is to have."""
+    """Return whether the base stores a field by the codec that it is to have."""
     return actions.base is not None and actions.base.fields[name].match.encoded

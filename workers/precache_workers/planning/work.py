@@ -1,4 +1,4 @@
-"""What a build has to do, found before it does any of it: for the build, and for its plan."""
+"""Find the work of a build before it does any of it: for the build, and for the dry run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from precache_workers.planning.target_version import (
 )
 
 LARGEST_SHARD_BYTES = 512 << 20
-"""Raw, of one field: above, rows are laid into shards anew."""
-
+"""Most raw bytes of a shard of one field; above, rows are laid into shards anew."""
 
 Shapes = Mapping[str, RowShape]
 
@@ -42,19 +41,18 @@ class MeasuredRows:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done so that a version is whole.
+    """The work that completes a version.
 
     Attributes
     ----------
-    origin
-        A version whose rows are taken over where the samples are the same.
+    base
+        A version whose rows are reused where the samples are the same.
     receipts
-        Of the shards that are there, of a version that is not committed: none before `remaining`.
+        Receipts of finished shards of an uncommitted version; none before `remaining`.
     todo
-        Shards to be made; of a version that is not committed, none before `remaining`.
+        Shards to build; of an uncommitted version, none before `remaining`.
     lost
-        (field, shard) -> size and XXH3-64, where the version was committed: these objects are to
-        be made again, as they were.
+        (field, shard) -> size and XXH3-64 of objects to restore; None for an uncommitted version.
     needed
         Bytes to be stored, by estimate; None where the build was begun before.
     failed
@@ -72,7 +70,7 @@ class Work:
 
     @property
     def committed(self) -> bool:
-        """Whether the version was committed before: if so, it lacks only what was lost."""
+        """Return whether the version was committed before, and lacks only lost objects."""
         return self.lost is not None
 
 
@@ -83,14 +81,14 @@ def find_work(
     target: TargetVersion | None,
     measure: Callable[[VersionSpec], MeasuredRows],
 ) -> Work:
-    """Look into the store for what is there of a version, and what can be taken over for the rest.
+    """Find what the store lacks of a version, and a base version for it.
 
     Parameters
     ----------
-    goal
+    target
         The version, where the store has it, committed or begun.
     measure
-        Asked for row shapes where no earlier version tells them.
+        Measures row shapes, where no earlier version has them.
     """
     failed = None
     if target is not None and is_committed(target):
@@ -99,9 +97,8 @@ def find_work(
         failed, target = target, next_free(store, target.anew(store), removed=True)
     spec, base, needed = listed.spec, None, None
     if not request.recompute:
-        bases = not listed.fetches_labels
-        base = find_base(store, spec.recipe, spec.table, bases)
-    # Samples that bring labels must be fetched, as they are where a field is missing.
+        base = find_base(store, spec.recipe, spec.table, other_versions=not listed.fetches_labels)
+    # Samples that bring labels must be fetched, as they are if the base lacks a field.
     if base and listed.fetches_labels and base.fields.keys() >= spec.recipe.fields.keys():
         base = None
     if base and listed.pinned and base.is_of(spec.rows_digest):
@@ -121,27 +118,27 @@ def find_work(
 
 
 def requested_target(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
-    """The version that a request is for, where the store tells its shapes."""
+    """Return the version that a request is for, if the store has its shapes."""
     find = next_target if request.recompute else find_target
     return find(store, spec, request.shard_samples)
 
 
 def is_tried_again(request: Request, target: TargetVersion) -> bool:
-    """Whether a committed version has samples that failed, and the request is for these."""
+    """Return whether a committed version has failed samples that the request tries again."""
     return request.retry_failed and bool(failed_rows(target))
 
 
 def failed_rows(target: TargetVersion) -> set[int]:
-    """Rows of a committed version whose samples failed."""
+    """List the rows of a committed version whose samples failed."""
     return {row for row, (_, why) in open_own(target.folder).holes.items() if why != REMOVED}
 
 
 def remaining(work: Work) -> Work:
-    """The same work, less the shards that are there; of a version that is not committed."""
+    """Return the work on an uncommitted version without its finished shards."""
     target, receipts = work.target, read_receipts(work.target)
     todo = shards_to_do(target.shards, receipts, target.sizes())
-    there = {shard: receipts[shard] for shard in set(range(target.shards)) - set(todo)}
-    return replace(work, receipts=there, todo=todo)
+    finished = {shard: receipts[shard] for shard in set(range(target.shards)) - set(todo)}
+    return replace(work, receipts=finished, todo=todo)
 
 
 def _losses(target: TargetVersion) -> Work:
@@ -150,7 +147,7 @@ def _losses(target: TargetVersion) -> Work:
 
 
 def _known(spec: VersionSpec, base: BaseVersion | None) -> tuple[Shapes, int] | None:
-    """Row shapes as an earlier version has them, and the bytes of what it has not."""
+    """Return row shapes, and bytes to write, if the base version has all fields."""
     shapes = base.shapes() if base else {}
     if base is None or shapes.keys() != spec.recipe.fields.keys():
         return None
@@ -160,16 +157,16 @@ def _known(spec: VersionSpec, base: BaseVersion | None) -> tuple[Shapes, int] | 
 def _measured(
     spec: VersionSpec, base: BaseVersion | None, measure: Callable[[VersionSpec], MeasuredRows]
 ) -> tuple[Shapes, int]:
-    found, rows = measure(spec), len(spec.table)
-    nbytes = {name: row.nbytes for name, row in found.shapes.items()}
+    measured, rows = measure(spec), len(spec.table)
+    nbytes = {name: row.nbytes for name, row in measured.shapes.items()}
     missing = nbytes.keys() - (base.shapes().keys() if base else ())
     share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
-    taken = base.nbytes_to_write(rows, spec.recipe) if base else 0
-    return found.shapes, int(found.stored_per_row * rows * share) + taken
+    reused = base.nbytes_to_write(rows, spec.recipe) if base else 0
+    return measured.shapes, int(measured.stored_per_row * rows * share) + reused
 
 
 def _per_shard(request: Request, listed: ListedSource, shapes: Shapes) -> int:
-    """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
+    """Choose the rows of a shard: as many as before, unless shards would be too large."""
     nbytes = [row.nbytes for row in shapes.values()]
     inherited = listed.placed.rows_per_shard
     if inherited and inherited * max(nbytes) <= LARGEST_SHARD_BYTES:

@@ -83,7 +83,7 @@ class BaseRows:
         return -(-self.count // self.chunk_rows)
 
     def expect(self, rows: np.ndarray) -> None:
-        """Have the chunks that hold these rows decoded together, and any other alone."""
+        """Announce rows that will be decoded: their chunks are decoded several at a time."""
         self._wanted = rows
 
     @functools.cached_property

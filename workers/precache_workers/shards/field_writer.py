@@ -159,7 +159,7 @@ class FieldWriter:
 
     @property
     def copies_runs(self) -> bool:
-        """Whether `copy` may append rows of the base version: no op that could fail is left."""
+        """Return whether `copy` may append rows of the base version, as no op left could fail."""
         return self._finished or self._cut is not None
 
     def expect(self, copied: np.ndarray) -> None:
@@ -181,7 +181,7 @@ class FieldWriter:
         return self._base.row(place)
 
     def stage(self, row: np.ndarray) -> None:
-        """Have a computed row ready to be appended.
+        """Stage a computed row, for `keep` to append.
 
         Raises
         ------
@@ -199,7 +199,7 @@ class FieldWriter:
         self._is_copy = False
 
     def stage_copy(self) -> None:
-        """Have the row of the base version at the same place ready to be appended."""
+        """Stage the row of the base version at the same place."""
         self._is_copy = True
 
     def keep(self, place: int) -> None:

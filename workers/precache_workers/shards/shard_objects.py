@@ -59,7 +59,7 @@ class FinishedObject:
 
     @property
     def is_base(self) -> bool:
-        """Whether it is the base version's object, byte for byte."""
+        """Return whether it is the base version's object, byte for byte."""
         base = self.base
         return base is not None and (
             (self.stored.size, self.stored.xxh3) == (base.stored.size, base.stored.xxh3)
@@ -105,7 +105,7 @@ class FinishedObject:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a committed version records of a shard of which objects are lost.
+    """Records of a committed version about a shard of which objects are lost.
 
     Attributes
     ----------
@@ -297,7 +297,7 @@ def _compare_chunks(task: ShardTask, field: str, data: Buffer, own: FinishedObje
 
 
 def _agrees_with_lost(task: ShardTask, field: str, own: FinishedObject) -> bool:
-    """Whether an object has the rows that can still be read in the one that it replaces."""
+    """Return whether an object has the rows that can still be read in the one that it replaces."""
     left = task.folder.get(task.objects[field])
     chunks = _ChunkCounts(0, 0, 0) if left is None else _compare_chunks(task, field, left, own)
     ops = task.job.recipe.fields[field].ops
