@@ -102,6 +102,11 @@ class RowRun:
         """Return whether a field reuses rows of the base version."""
         return any(not isinstance(action, Compute) for action in self.actions.values())
 
+    @property
+    def from_base(self) -> bool:
+        """Return whether the rows are those of the base version, or holes as they were there."""
+        return self.reuses or self.hole != ""
+
 
 @dataclass(frozen=True)
 class ShardActions:

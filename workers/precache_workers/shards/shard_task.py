@@ -271,16 +271,16 @@ class _Rows:
         at = notes()
         at.begin(DECODING, key)
         if sample is None:
-            content = "" if place in task.removed else self._base_content(place)
             unchanged = place not in task.removed
+            content = self._base_content(place) if unchanged else ""
         else:
             content = sample.content
-            unchanged = self._actions.is_unchanged(place, content)
             run = self._actions.with_sample(place, content)
+            # A hole of the base that is computed again is not reused.
+            unchanged = self._actions.is_unchanged(place, content) if reason else run.from_base
         reason = reason or run.hole or stage_row(run, self._writers, place, key, sample)
-        all_reused = reason or not run.fetches
         self.content.append(content)
-        self.reused += bool(unchanged and all_reused)
+        self.reused += unchanged and (reason != "" or not run.fetches)
         if reason:
             self.holes[task.first_row + place] = reason
         spent = timing.charge("ops")
