@@ -29,7 +29,7 @@ from precache_workers.ops.functions import (
     resized_shape,
     to_dtype,
 )
-from precache_workers.planning.shard_actions import Compute, RowRun
+from precache_workers.planning.shard_actions import Compute
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.shard_task import stage_row
 from precache_workers.sources.base import Sample
@@ -465,7 +465,7 @@ def reason(sample: Sample) -> str:
     field = Recipe.image(resize=24, crop=20).fields["image"]
     ops, shape = FieldRecipe("image", field, 0), RowShape((3, 20, 20), "uint8")
     writers = {"image": FieldWriter("image", field, shape, 1, ops=ops)}
-    return stage_row(RowRun(range(1), {"image": Compute()}), writers, 0, "key", sample)
+    return stage_row({"image": Compute()}, writers, 0, "key", sample)
 
 
 SEED_JPEGS = [

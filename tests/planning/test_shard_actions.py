@@ -19,6 +19,7 @@ from precache_workers.planning.shard_actions import (
     Copy,
     Link,
     Resume,
+    ShardActions,
     decide_actions,
 )
 
@@ -43,52 +44,63 @@ def base_shard(rows: int = 4, **options: Any) -> BaseShard:
 
 
 def test_nothing_is_known_without_a_base() -> None:
-    [first, removed, last] = decide_actions(RECIPE, SHAPES, 4, None, [1]).runs
-    assert (first.rows, removed.rows, last.rows) == (range(1), range(1, 2), range(2, 4))
-    assert (first.fetches, removed.hole, removed.fetches) == (True, REMOVED, False)
+    first, removed, last = decide_actions(RECIPE, SHAPES, 4, None, [1]).runs
+    assert (first[0], removed[0], last[0]) == (range(1), range(1, 2), range(2, 4))
+    assert (first[1].fetches, removed[1].hole, removed[1].fetches) == (True, REMOVED, False)
+
+
+def holes_of(actions: ShardActions) -> list[tuple[range, str]]:
+    return [(rows, row.hole) for rows, row in actions.runs]
 
 
 def test_a_shard_is_linked_where_all_samples_are_the_same() -> None:
     actions = decide_actions(RECIPE, SHAPES, 4, base_shard(holes={2: "not an image"}))
     assert actions.linked
-    assert [(run.rows, run.hole) for run in actions.runs] == [
-        (range(2), ""), (range(2, 3), "not an image"), (range(3, 4), ""),
-    ]  # fmt: skip
-    assert set(actions.runs[0].actions.values()) == {Link()}
+    expected = [(range(2), ""), (range(2, 3), "not an image"), (range(3, 4), "")]
+    assert holes_of(actions) == expected
+    assert set(actions.reuse.fields.values()) == {Link()}
 
 
 def test_one_other_sample_is_computed_and_the_rest_copied() -> None:
     actions = decide_actions(RECIPE, SHAPES, 4, base_shard(same=[True, True, False, True]))
     assert not actions.linked
-    assert [run.actions["image"] for run in actions.runs] == [Copy(), Compute(), Copy()]
+    assert [row.fields["image"] for _, row in actions.runs] == [Copy(), Compute(), Copy()]
     assert actions.fetched == [2]
 
 
 def test_a_field_that_the_base_lacks_has_all_samples_fetched() -> None:
     base = base_shard(fields={"image": base_field("image", applied=1)})
-    [run] = decide_actions(RECIPE, SHAPES, 4, base).runs
-    assert run.actions == {"image": Resume(1), "mask": Compute()}
-    assert run.fetches
-    assert run.reuses
+    [(_, row)] = decide_actions(RECIPE, SHAPES, 4, base).runs
+    assert row.fields == {"image": Resume(1), "mask": Compute()}
+    assert row.fetches
+    assert row.reuses
 
 
 def test_a_sample_that_must_not_be_decoded_is_a_hole() -> None:
     fields = {name: base_field(name, applied=1) for name in SHAPES}
     actions = decide_actions(RECIPE, SHAPES, 4, base_shard(fields=fields), (), {1: "it hangs"})
-    assert [(run.rows, run.hole) for run in actions.runs] == [
-        (range(1), ""), (range(1, 2), "it hangs"), (range(2, 4), ""),
-    ]  # fmt: skip
+    expected = [(range(1), ""), (range(1, 2), "it hangs"), (range(2, 4), "")]
+    assert holes_of(actions) == expected
 
 
 def test_the_content_of_a_sample_settles_what_its_identity_did_not() -> None:
     base = base_shard(same=[False] * 4, holes={3: "not an image"})
     actions = decide_actions(RECIPE, SHAPES, 4, base)
     assert actions.fetched == [0, 1, 2, 3]
-    assert set(actions.with_sample(1, "1").actions.values()) == {Copy()}
-    assert set(actions.with_sample(1, "other").actions.values()) == {Compute()}
+    assert set(actions.with_sample(1, "1").fields.values()) == {Copy()}
+    assert set(actions.with_sample(1, "other").fields.values()) == {Compute()}
     assert actions.with_sample(3, "3").hole == "not an image"
     listed = decide_actions(RECIPE, SHAPES, 4, base_shard(same=[False] * 4, content_decides=False))
-    assert set(listed.with_sample(1, "1").actions.values()) == {Compute()}
+    assert set(listed.with_sample(1, "1").fields.values()) == {Compute()}
+
+
+def test_a_hole_that_is_computed_again_is_not_reused() -> None:
+    fields = {name: base_field(name, applied=1) for name in SHAPES}
+    actions = decide_actions(RECIPE, SHAPES, 4, base_shard(fields=fields, holes={3: "no image"}))
+    assert actions.fetched == [3]
+    assert actions.with_sample(3, "3") == actions.compute
+    assert not actions.compute.reuses
+    assert actions.with_sample(3, "3", "it hangs").reuses
 
 
 @st.composite
@@ -116,14 +128,14 @@ def test_every_row_has_one_way_and_none_is_reused_of_another_sample(
 ) -> None:
     rows, base, removed = drawn
     actions = decide_actions(RECIPE, SHAPES, rows, base, removed)
-    assert [place for run in actions.runs for place in run.rows] == list(range(rows))
-    for run in actions.runs:
-        for place in run.rows:
-            assert (run.hole == REMOVED) == (place in removed)
-            assert bool(run.hole) != bool(run.actions)
-            if run.reuses or (run.hole and place not in removed):
+    assert [place for places, _ in actions.runs for place in places] == list(range(rows))
+    for places, row in actions.runs:
+        for place in places:
+            assert (row.hole == REMOVED) == (place in removed)
+            assert bool(row.hole) != bool(row.fields)
+            if row.reuses:
                 assert base.same[place]
                 assert base.content[place]
-            if run.reuses:
-                assert place not in base.holes
-                assert run.fetches == (base.fields.keys() != SHAPES.keys())
+                assert bool(row.hole) == (place in base.holes)
+                if not row.hole:
+                    assert row.fetches == (base.fields.keys() != SHAPES.keys())

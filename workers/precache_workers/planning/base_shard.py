@@ -27,11 +27,6 @@ class BaseField:
     sums: ChannelSums | None
 
     @property
-    def size(self) -> int:
-        """Bytes of the object."""
-        return self.stored.size
-
-    @property
     def object_id(self) -> tuple[str, str]:
         """Version and name of the object; variants may resume rows of the same one."""
         return self.folder.name, self.object_name
@@ -63,10 +58,6 @@ class BaseShard:
     content_decides: bool
     retries: bool = False
 
-    def content_at(self, place: int) -> str:
-        """Content of the sample of a row; empty beyond the rows of the base version, too."""
-        return self.content[place] if place < len(self.content) else ""
-
     def only(self, names: Collection[str]) -> BaseShard:
         """Return the shard with these fields alone."""
         return replace(self, fields={n: f for n, f in self.fields.items() if n in names})
@@ -79,4 +70,4 @@ class BaseShard:
     def nbytes_of(self, names: Iterable[str]) -> int:
         """Bytes of the objects of some fields, each object counted once."""
         fields = [self.fields[name] for name in names]
-        return sum({field.object_id: field.size for field in fields}.values())
+        return sum({field.object_id: field.stored.size for field in fields}.values())

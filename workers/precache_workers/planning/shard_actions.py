@@ -7,7 +7,7 @@ missing or damaged, and settles by `with_sample` what depends on the content of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -57,6 +57,7 @@ class Resume:
     applied: int
 
     def make_row(self, writer: FieldWriter, place: int, key: str, sample: Sample | None) -> None:
+        assert writer.ops is not None  # else all rows are copied
         writer.stage(writer.ops.resume(writer.base_row(place), self.applied, key))
 
 
@@ -65,7 +66,8 @@ class Compute:
     """Apply all ops to the sample, which has to be fetched."""
 
     def make_row(self, writer: FieldWriter, place: int, key: str, sample: Sample | None) -> None:
-        assert sample is not None  # its run is fetched
+        assert sample is not None  # as the row is fetched
+        assert writer.ops is not None
         writer.stage(writer.ops(sample, key))
 
 
@@ -75,37 +77,25 @@ def reuse_action(match: FieldMatch) -> Action:
 
 
 @dataclass(frozen=True)
-class RowRun:
-    """Consecutive rows that come about in the same way.
+class RowActions:
+    """How a row comes about.
 
     Attributes
     ----------
-    rows
-        Places in the shard.
-    actions
-        Field -> action; empty for holes.
+    fields
+        Field -> action; empty for a hole.
     hole
-        Reason, where the rows are known to be holes.
+        Reason, where the row is known to be a hole.
+    reuses
+        Whether a field is made of the base version's row, or its hole stays.
+    fetches
+        Whether the sample is fetched, as a field is computed of it.
     """
 
-    rows: range
-    actions: Mapping[str, Action]
+    fields: Mapping[str, Action]
     hole: str = ""
-
-    @property
-    def fetches(self) -> bool:
-        """Return whether the samples are fetched, as a field is computed of them."""
-        return any(isinstance(action, Compute) for action in self.actions.values())
-
-    @property
-    def reuses(self) -> bool:
-        """Return whether a field reuses rows of the base version."""
-        return any(not isinstance(action, Compute) for action in self.actions.values())
-
-    @property
-    def from_base(self) -> bool:
-        """Return whether the rows are those of the base version, or holes as they were there."""
-        return self.reuses or self.hole != ""
+    reuses: bool = False
+    fetches: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,50 +104,50 @@ class ShardActions:
 
     Attributes
     ----------
-    base
-        The base shard, with the fields that it can give; None where nothing is reused.
+    runs
+        Runs of rows by their places, and the actions of each of these rows.
+    content
+        XXH3-128 (hex) of the sample that the base has for each row; empty where it is unknown.
     linked
         Whether all objects are links: nothing is read, decoded or encoded.
     finished
         Whether the base has all fields with all ops applied, so that its holes stay holes.
     reuse, compute
-        Field -> action, of a row whose sample is that of the base, and of any other row.
+        Actions of a row whose sample is that of the base, and of any other row.
     """
 
-    runs: tuple[RowRun, ...]
+    runs: tuple[tuple[range, RowActions], ...]
     base: BaseShard | None
+    content: Sequence[str]
     linked: bool
     finished: bool
-    reuse: Mapping[str, Action]
-    compute: Mapping[str, Action]
+    reuse: RowActions
+    compute: RowActions
 
     @property
     def fetched(self) -> list[int]:
         """Places of rows whose samples are fetched."""
-        return [place for run in self.runs if run.fetches for place in run.rows]
+        return [place for rows, row in self.runs if row.fetches for place in rows]
 
     @property
     def reused(self) -> list[int]:
         """Places of rows of which some field is made of the base version."""
-        return [place for run in self.runs if run.reuses for place in run.rows]
+        return [place for rows, row in self.runs if row.reuses and not row.hole for place in rows]
 
-    def is_unchanged(self, place: int, content: str) -> bool:
-        """Return whether a sample of this content is the one that the base's row was made of."""
-        base = self.base
-        if base is None or not content or content != base.content_at(place):
-            return False
-        return base.same[place] or base.content_decides
+    def with_sample(self, place: int, content: str, hole: str = "") -> RowActions:
+        """Settle how a row is made whose sample was fetched, by the sample's content.
 
-    def with_sample(self, place: int, content: str) -> RowRun:
-        """Settle how a row is made whose sample was fetched, by the sample's content."""
-        row = range(place, place + 1)
-        if self.base is None or not self.is_unchanged(place, content):
-            return RowRun(row, self.compute)
-        if place not in self.base.holes:
-            return RowRun(row, self.reuse)
-        if self.finished:
-            return RowRun(row, {}, self.base.holes[place])
-        return RowRun(row, self.compute)
+        Parameters
+        ----------
+        hole
+            Reason, where the sample must not be decoded, or could not be fetched.
+        """
+        base, unchanged = self.base, content != "" and content == self.content[place]
+        unchanged = unchanged and base is not None and (base.same[place] or base.content_decides)
+        base_hole = base.holes.get(place, "") if base and unchanged else ""
+        if hole or (base_hole and self.finished):
+            return RowActions({}, hole or base_hole, unchanged)
+        return self.reuse if unchanged and not base_hole else self.compute
 
 
 def decide_actions(
@@ -181,12 +171,12 @@ def decide_actions(
     barred
         Place -> reason, of rows whose samples must not be decoded.
     """
-    compute: dict[str, Action] = dict.fromkeys(recipe.fields, Compute())
-    ways: list[Mapping[str, Action] | str] = [compute] * rows
+    computed: dict[str, Action] = dict.fromkeys(recipe.fields, Compute())
+    compute = RowActions(computed, fetches=True)
+    hole = RowActions({}, REMOVED)
     if base is None or not base.fields:
-        for place in removed:
-            ways[place] = REMOVED
-        return ShardActions(tuple(_runs(ways)), None, False, False, compute, compute)
+        runs = _runs([hole if place in removed else compute for place in range(rows)])
+        return ShardActions(tuple(runs), None, [""] * rows, False, False, compute, compute)
     complete = base.fields.keys() == recipe.fields.keys()
     finished = complete and all(field.match.finished for field in base.fields.values())
     linkable = {
@@ -204,23 +194,26 @@ def decide_actions(
     )
     holes_stay = all(place in base.holes for place in unknown) and not (base.holes and base.retries)
     all_stay = linked or (all_same and holes_stay)
-    reuse = dict(compute)
+    reused = dict(computed)
     for name, field in base.fields.items():
-        reuse[name] = Link() if all_stay and name in linkable else reuse_action(field.match)
+        reused[name] = Link() if all_stay and name in linkable else reuse_action(field.match)
+    reuse = RowActions(reused, reuses=True, fetches=not complete)
+    ways = [compute] * rows
     for place, (same, content) in enumerate(zip(base.same, base.content, strict=True)):
-        hole = base.holes.get(place, "")
-        if same and content and (finished or not hole):
-            ways[place] = (complete and barred.get(place)) or hole or reuse
+        base_hole = base.holes.get(place, "")
+        if same and content and (finished or not base_hole):
+            reason = (complete and barred.get(place)) or base_hole
+            ways[place] = RowActions({}, reason, reuses=True) if reason else reuse
+    contents = [*base.content, *[""] * (rows - len(base.content))]
     for place in removed:
-        ways[place] = REMOVED
-    return ShardActions(tuple(_runs(ways)), base, linked, finished, reuse, compute)
+        ways[place], contents[place] = hole, ""
+    return ShardActions(tuple(_runs(ways)), base, contents, linked, finished, reuse, compute)
 
 
-def _runs(ways: list[Mapping[str, Action] | str]) -> Iterator[RowRun]:
-    """Join rows that come about in the same way; a text is the reason of a hole."""
+def _runs(ways: Sequence[RowActions]) -> Iterator[tuple[range, RowActions]]:
+    """Join consecutive rows that come about in the same way."""
     start = 0
     for place, way in enumerate(ways):
         if place + 1 == len(ways) or ways[place + 1] is not way:
-            run = range(start, place + 1)
-            yield RowRun(run, {}, way) if isinstance(way, str) else RowRun(run, way)
+            yield range(start, place + 1), way
             start = place + 1

@@ -93,7 +93,7 @@ def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
         part = None if base is None else base.shard(work.target, shard, content_decides)
         if part is not None:
             fields = part.fields.items()
-            part = part.only([n for n, f in fields if sizes.get(f.object_id) == f.size])
+            part = part.only([n for n, f in fields if sizes.get(f.object_id) == f.stored.size])
         yield _plan_shard(work.target, shard, part)
 
 
@@ -113,14 +113,15 @@ def _plan_shard(target: TargetVersion, shard: int, base: BaseShard | None) -> Sh
     actions = decide_actions(target.spec.recipe, target.shapes, len(rows), base, removed)
     fetched = actions.fetched
     chunk_rows = {n: s.chunk_rows(target.rows_per_shard) for n, s in target.shapes.items()}
-    linked = [name for name, action in actions.reuse.items() if isinstance(action, Link)]
+    reuse = actions.reuse.fields.items()
+    linked = [name for name, action in reuse if isinstance(action, Link)]
     linked_nbytes = base.nbytes_of(linked) if base else 0
     retried = compared = 0
     if base is not None and actions.base is not None:
         holes = base.holes.keys()
         retried = len(holes - removed) if base.retries else 0
         if base.content_decides:
-            known = (place for place in fetched if base.content_at(place))
+            known = (place for place in fetched if actions.content[place])
             compared = sum(not base.same[place] for place in known)
     return ShardPlan(
         shard=shard,
@@ -159,16 +160,16 @@ def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
 def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
     """Count the rows of a field whose object is not linked."""
     computed = copied = resumed = 0
-    for run in actions.runs:
-        match run.actions.get(name):
+    for rows, row in actions.runs:
+        match row.fields.get(name):
             case Compute():
-                computed += len(run.rows)
+                computed += len(rows)
             case Copy() if chunk_rows == 1 and _is_encoded(name, actions):
-                copied += len(run.rows)
+                copied += len(rows)
             case None:
                 pass  # holes
             case _:
-                resumed += len(run.rows)
+                resumed += len(rows)
     return FieldRows(copied=copied, resumed=resumed, computed=computed)
 
 

@@ -173,7 +173,6 @@ def _reuse(
     for arrays in [*finished, *begun.values()]:
         writers = [_writer(task, recipes[array], opened[array]) for array in arrays]
         for writer in writers:
-            writer.expect(np.isin(np.arange(len(base.same)), task.places))
             writer.start_writing()
         clock = _Clock()
         match = opened[arrays[0]].field.match
@@ -220,7 +219,8 @@ def _writer(task: RatesTask, ops: FieldRecipe, base: BaseRows | None) -> FieldWr
     step = shape.chunk_rows(task.rows_per_shard)
     chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
     rows = step * (chunks | 1)  # a power of two times an odd number
-    return FieldWriter(ops.name, task.job.recipe.fields[ops.name], shape, rows, ops=ops, base=base)
+    declared = task.job.recipe.fields[ops.name]
+    return FieldWriter(ops.name, declared, shape, rows, ops=ops, base=base, reused=task.places)
 
 
 def _stored(writer: FieldWriter, rows: int) -> float:

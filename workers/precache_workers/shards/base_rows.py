@@ -58,7 +58,7 @@ class BaseRows:
         self.field = field
         self.count = count
         self._name, self._folder = name, field.folder
-        if self._folder.size(field.object_name) != field.size:
+        if self._folder.size(field.object_name) != field.stored.size:
             raise StorageError(f"{self._folder.path(field.object_name)} is not what it was")
         self._held: Sequence[int] = ()
         self._wanted: np.ndarray | None = None
@@ -78,10 +78,6 @@ class BaseRows:
     def row_shape(self) -> tuple[int, ...]:
         return self._array.chunk_shape[1:]
 
-    @property
-    def _chunks(self) -> int:
-        return -(-self.count // self.chunk_rows)
-
     def expect(self, rows: np.ndarray) -> None:
         """Announce rows that will be decoded: their chunks are decoded several at a time."""
         self._wanted = rows
@@ -90,7 +86,7 @@ class BaseRows:
     def _together(self) -> np.ndarray:
         """Numbers of the chunks that are decoded several at a time."""
         if self._wanted is None:
-            return np.arange(self._chunks)
+            return np.arange(-(-self.count // self.chunk_rows))
         return np.unique(self._wanted // self.chunk_rows)
 
     @functools.cached_property
@@ -102,7 +98,8 @@ class BaseRows:
             if (len(data), xxhash.xxh3_64_intdigest(data)) != (stored.size, stored.xxh3):
                 raise DamageError(f"{self._folder.path(self.field.object_name)} is damaged")
             entries = math.prod(array.chunks_per_object)
-            index = decode_index(data[-entries * 16 - 4 :], entries)[: self._chunks]
+            chunks = -(-self.count // self.chunk_rows)
+            index = decode_index(data[-entries * 16 - 4 :], entries)[:chunks]
         except (DamageError, OSError, StorageError) as error:
             raise SpoiledBaseError(self._name, error) from None
         bounds = np.concatenate([[0], np.cumsum(index[:, 1], dtype=np.uint64)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import cv2
 import numpy as np
@@ -110,11 +110,18 @@ class FieldWriter:
     Parameters
     ----------
     ops
-        None where all rows are copied.
+        Ops of the field, ready to be applied; None where all rows are copied.
     base
         Rows of the base version; the shard may have more.
     holes
         Places of the holes among them: their rows are not in the base's sums.
+    reused
+        Places of those that will be reused, as far as is known.
+
+    Attributes
+    ----------
+    copies_runs
+        Whether `copy` may append rows of the base version, as no op is left that could fail.
     """
 
     def __init__(
@@ -127,10 +134,11 @@ class FieldWriter:
         ops: FieldRecipe | None = None,
         base: BaseRows | None = None,
         holes: Collection[int] = (),
+        reused: Sequence[int] = (),
     ) -> None:
+        self.ops = ops
         self._name = name
         self._field = field
-        self._ops = ops
         self._shape = shape
         self._rows_per_shard = rows_per_shard
         self._base = base
@@ -145,6 +153,9 @@ class FieldWriter:
         self._cut: tuple[slice, slice] | None = None
         if ops and base and match and not self._finished and (shape.dtype == "uint8" or not summed):
             self._cut = ops.cut_of(base.row_shape, match.applied)
+        self.copies_runs = self._finished or self._cut is not None
+        if base and self._copies_chunks:
+            base.expect(np.setdiff1d(np.arange(base.count), np.array(reused, np.int64)))
         self._is_copy = False
         self._untouched = 0 if self._copies_chunks else -1
         self._pending: list[int] = []
@@ -157,23 +168,7 @@ class FieldWriter:
         chunks = self._rows_per_shard // chunk_rows
         return ShardWriter(chunk_shape, self._shape.dtype, chunks, encode)
 
-    @property
-    def copies_runs(self) -> bool:
-        """Return whether `copy` may append rows of the base version, as no op left could fail."""
-        return self._finished or self._cut is not None
-
-    def expect(self, copied: np.ndarray) -> None:
-        """Announce which rows of the base version will be copied, (rows,) bool."""
-        if self._base is not None and self._copies_chunks:
-            self._base.expect(np.flatnonzero(~copied[: self._base.count]))
-
     # --- one row --------------------------------------------------------------------------------
-
-    @property
-    def ops(self) -> FieldRecipe:
-        """The ops of the field, ready to be applied."""
-        assert self._ops is not None  # else all rows are copied
-        return self._ops
 
     def base_row(self, place: int) -> np.ndarray:
         """Decode a row of the base version; valid until the next call."""

@@ -1,4 +1,4 @@
-"""Decode a few samples before a build begins, to learn row shapes and stored bytes."""
+"""A few samples decoded before a build begins: row shapes, and how much will be stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROBE_SAMPLES = 24
 
 @dataclass(frozen=True)
 class ProbeTask(SampleTask):
-    """Measure row shapes and stored bytes of a few samples."""
+    """A few samples to learn row shapes and compressed sizes from."""
 
     job: Job
     keys: Sequence[str]
@@ -41,13 +41,13 @@ class ProbeTask(SampleTask):
 
 
 def probe_task(job: Job, table: RowTable) -> ProbeTask:
-    """Create a task for samples that are spread over a table."""
+    """For samples from all over a table."""
     rows = sample_for_probe(table, PROBE_SAMPLES)
     return ProbeTask(job, [table.keys[row] for row in rows], table.sizes[rows].tolist())
 
 
 def run_probe(task: ProbeTask) -> MeasuredRows:
-    """Take row shapes of the first sample that decodes, and stored bytes of all samples.
+    """Learn row shapes from the first sample that decodes, and stored bytes from all given.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def run_probe(task: ProbeTask) -> MeasuredRows:
 
 
 def measured(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredRows:
-    """Return the outcome of `run_probe`, or raise it if it is an error."""
+    """What `run_probe` returned; raises the error that came in place of it."""
     if isinstance(outcome, SampleError):
         raise SourceError(f"{shown(source)}: {outcome}") from None
     if isinstance(outcome, PrecacheError):

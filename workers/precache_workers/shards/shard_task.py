@@ -8,8 +8,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
-
 from precache.errors import BuildError, FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
@@ -17,7 +15,12 @@ from precache.store.receipts import Receipt
 from precache.units import size
 from precache_workers.ops.identity import installed_versions
 from precache_workers.planning.base_shard import BaseShard
-from precache_workers.planning.shard_actions import RowRun, ShardActions, decide_actions
+from precache_workers.planning.shard_actions import (
+    Action,
+    RowActions,
+    ShardActions,
+    decide_actions,
+)
 from precache_workers.runtime.node import node_name
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
 from precache_workers.shards.base_rows import BaseRows, SpoiledBaseError, open_base
@@ -161,6 +164,7 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
     ops = {} if actions.linked else recipes_of(task.job)
     timing = Timing()
     holes = actions.base.holes if actions.base else ()
+    reused = actions.reused
     writers = {
         name: FieldWriter(
             name,
@@ -170,6 +174,7 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
             ops=ops.get(name),
             base=opened.get(name),
             holes=holes,
+            reused=reused,
         )
         for name, declared in task.job.recipe.fields.items()
     }
@@ -242,45 +247,33 @@ class _Rows:
 
     def make(self) -> None:
         """Make all rows, in order."""
-        task, actions, writers = self._task, self._actions, self._writers
-        copied = np.zeros(len(task.keys), np.bool_)
-        copied[actions.reused] = True
-        for writer in writers.values():
-            writer.expect(copied)
-        copies_runs = all(writer.copies_runs for writer in writers.values())
-        with contextlib.closing(_fetch(task, actions.fetched)) as samples:
-            for run in actions.runs:
-                if copies_runs and run.reuses and not run.fetches:
-                    self._copy(run)
+        actions, writers = self._actions, self._writers.values()
+        copies_runs = all(writer.copies_runs for writer in writers)
+        with contextlib.closing(_fetch(self._task, actions.fetched)) as samples:
+            for rows, row in actions.runs:
+                if copies_runs and row.fields and not row.fetches:
+                    for writer in writers:
+                        writer.copy(rows)
+                    self.content += actions.content[rows.start : rows.stop]
+                    self.reused += len(rows)
+                    self._timing.charge("encode")
                     continue
-                for place in run.rows:
-                    self._make_row(run, place, next(samples) if run.fetches else None)
+                for place in rows:
+                    self._make_row(row, place, next(samples) if row.fetches else None)
 
-    def _copy(self, run: RowRun) -> None:
-        """Append rows of the base version to all fields at once."""
-        for writer in self._writers.values():
-            writer.copy(run.rows)
-        self.content += map(self._base_content, run.rows)
-        self.reused += len(run.rows)
-        self._timing.charge("encode")
-
-    def _make_row(self, run: RowRun, place: int, fetched: Fetched | None) -> None:
+    def _make_row(self, row: RowActions, place: int, fetched: Fetched | None) -> None:
         task, timing, key = self._task, self._timing, self._task.keys[place]
         timing.charge("fetch")
-        sample, reason = self._sample_of(place, fetched) if fetched is not None else (None, "")
+        sample, content = None, self._actions.content[place]
+        if fetched is not None:
+            sample, reason = self._sample_of(place, fetched)
+            content = sample.content
+            row = self._actions.with_sample(place, content, reason)
         at = notes()
         at.begin(DECODING, key)
-        if sample is None:
-            unchanged = place not in task.removed
-            content = self._base_content(place) if unchanged else ""
-        else:
-            content = sample.content
-            run = self._actions.with_sample(place, content)
-            # A hole of the base that is computed again is not reused.
-            unchanged = self._actions.is_unchanged(place, content) if reason else run.from_base
-        reason = reason or run.hole or stage_row(run, self._writers, place, key, sample)
+        reason = row.hole or stage_row(row.fields, self._writers, place, key, sample)
         self.content.append(content)
-        self.reused += unchanged and (reason != "" or not run.fetches)
+        self.reused += row.reuses and (reason != "" or not row.fetches)
         if reason:
             self.holes[task.first_row + place] = reason
         spent = timing.charge("ops")
@@ -308,17 +301,17 @@ class _Rows:
             self.labels[place] = fetched.label
         return fetched, task.barred.get(key, "")
 
-    def _base_content(self, place: int) -> str:
-        base = self._actions.base
-        return base.content_at(place) if base else ""
-
 
 def stage_row(
-    run: RowRun, writers: Mapping[str, FieldWriter], place: int, key: str, sample: Sample | None
+    actions: Mapping[str, Action],
+    writers: Mapping[str, FieldWriter],
+    place: int,
+    key: str,
+    sample: Sample | None,
 ) -> str:
     """Stage a row of every field; returns the reason where it is a hole, else an empty text."""
     try:
-        for name, action in run.actions.items():
+        for name, action in actions.items():
             action.make_row(writers[name], place, key, sample)
     except SampleError as error:
         return str(error)
@@ -344,7 +337,7 @@ def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) ->
     """Raise if rows are pinned and a sample is not the one that the base version has."""
     if not task.job.pinned or task.base is None or not task.job.source.content_decides:
         return
-    known = task.base.content_at(place)
+    known = task.base.content[place] if place < len(task.base.content) else ""
     if known and sample.content and sample.content != known:
         raise BuildError(
             f"{key} is not what it was when this version was built; have the change built first, "
