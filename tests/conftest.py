@@ -45,7 +45,7 @@ TILE = 32
 @pytest.fixture
 def many_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of another time are left to the build, as where there are many."""
-    monkeypatch.setattr("precache_workers.planning.reuse.MOST_TOUCHED", 0)
+    monkeypatch.setattr("precache_workers.planning.row_placement.MOST_TOUCHED", 0)
 
 
 @dataclass(frozen=True)

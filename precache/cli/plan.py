@@ -25,8 +25,9 @@ from precache.storage.base import left_out_text
 from precache.units import size
 
 if TYPE_CHECKING:
+    from precache.maintenance.diff import KeyChange
     from precache_workers.driver.build_plan import BuildPlan
-    from precache_workers.planning.diff import Differences, KeyChange
+    from precache_workers.planning.diff import Differences
     from precache_workers.planning.shard_plan import FieldRows
     from precache_workers.profiling.estimate import Estimate
     from precache_workers.profiling.op_costs import Choice, FieldCosts

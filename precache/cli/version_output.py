@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from precache.maintenance.diff import Change, Difference, Some
+from precache.maintenance.diff import Change, Difference, KeyChange
 from precache.maintenance.gc import Collected, ago
 from precache.maintenance.versions import Inventory, Unfinished, Used
 from precache.runtime.terminal import say
@@ -142,8 +142,8 @@ def _value(value: Any) -> str:
     return str(tuple(value)) if isinstance(value, list) else str(value)
 
 
-def _samples(words: str, some: Some) -> Iterable[str]:
-    if some.count:
-        more = f" … and {some.count - len(some.examples):,} more"
-        rest = more if some.count > len(some.examples) else ""
-        yield f"{some.count:,} {words}: {', '.join(some.examples)}{rest}"
+def _samples(words: str, keys: KeyChange) -> Iterable[str]:
+    if keys.count:
+        more = f" … and {keys.count - len(keys.examples):,} more"
+        rest = more if keys.count > len(keys.examples) else ""
+        yield f"{keys.count:,} {words}: {', '.join(keys.examples)}{rest}"

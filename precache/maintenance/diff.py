@@ -1,4 +1,4 @@
-"""What differs between two versions: recipe, samples, classes, libraries."""
+"""Compare recipes and samples: of two versions, and of a version and a build to come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from precache.errors import StoreError, UsageError
-from precache.recipe.recipe import Field, Recipe, op_texts
+from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
 from precache.store.attributes import Attributes
@@ -18,15 +18,36 @@ from precache.store.row_table import REMOVED, RowTable, kept_contents
 from precache.store.version import ROW_TABLE, Version
 
 EXAMPLES = 5
-"""Keys that are named of each kind of change."""
+"""Most keys that are named of each kind of change."""
 
 
 # --- results ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
+class RecipeChange:
+    """A part of a recipe that differs; None on the side that has no such part.
+
+    Attributes
+    ----------
+    field
+        Name of the field; empty for the recipe's own settings.
+    path
+        Where in the field: empty for all of it, such as ``("codec", "name")``, or, for ops, such as
+        ``("ops", 1, "resize", "size")``.
+    before, after
+        Values as JSON has them.
+    """
+
+    field: str
+    path: tuple[str | int, ...]
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
 class Change:
-    """A value that differs; None where there is none on that side."""
+    """A value that differs; None on the side that has none."""
 
     what: str
     before: Any
@@ -34,46 +55,50 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Some:
-    """How many samples, and the first of them by name."""
+class KeyChange:
+    """Number of samples that changed in some way, and the first few of them by key."""
 
     count: int
     examples: tuple[str, ...]
 
+    @classmethod
+    def of(cls, keys: Sequence[str]) -> KeyChange:
+        return cls(len(keys), tuple(keys[:EXAMPLES]))
+
 
 @dataclass(frozen=True)
 class SampleChanges:
-    """What became of the samples, by key.
+    """Changes of samples, by key.
 
     Attributes
     ----------
     added, removed
-        Keys that only one version has.
+        Samples that only one version has.
     changed
-        Those whose bytes are others.
+        Samples of other bytes.
     touched
-        Those whose bytes are the same, and whose time or entity tag is another: copied files.
+        Samples of the same bytes at another time or entity tag: copied files.
     relabelled
-        Those of another class, by its name.
+        Samples of another class, by its name.
     failed, mended
-        Those that became holes, and those that are none any more.
+        Samples that became holes, and that are holes no more.
     moved
-        Those that lie in another row.
+        Samples in another row.
     """
 
-    added: Some
-    removed: Some
-    changed: Some
-    touched: Some
-    relabelled: Some
-    failed: Some
-    mended: Some
-    moved: Some
+    added: KeyChange
+    removed: KeyChange
+    changed: KeyChange
+    touched: KeyChange
+    relabelled: KeyChange
+    failed: KeyChange
+    mended: KeyChange
+    moved: KeyChange
 
 
 @dataclass(frozen=True)
 class Difference:
-    """All that differs from one version to another.
+    """All differences from one version to another.
 
     Attributes
     ----------
@@ -100,7 +125,7 @@ class Difference:
 
 
 class RawSample(NamedTuple):
-    """A raw sample: XXH3-128 (hex), empty where it was not fetched, and what its source said."""
+    """A raw sample: XXH3-128 (hex), empty where it was not fetched, and what its source lists."""
 
     content: str
     size: int
@@ -110,25 +135,25 @@ class RawSample(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A version's samples in row order, without those that the source had no more.
+    """Samples in row order, without removed ones.
 
     Attributes
     ----------
     rows
-        Where each lies.
+        Row of each sample.
     labels
         Class names; numbers where there are none, and empty for no label.
     valid
         False for holes.
-    origins
-        None where they are known to be those of the other version.
+    raw
+        None where the raw samples are known to be those of the other version.
     """
 
     keys: Sequence[str]
     rows: Sequence[int]
     labels: Sequence[str]
     valid: Sequence[bool]
-    origins: Sequence[RawSample] | None = None
+    raw: Sequence[RawSample] | None = None
 
 
 def diff(
@@ -136,7 +161,7 @@ def diff(
     after: str | os.PathLike[str],
     storage_options: StorageOptions = None,
 ) -> Difference:
-    """What differs between two versions, of one store or of two.
+    """Compare two versions, of one store or of two.
 
     Parameters
     ----------
@@ -150,8 +175,8 @@ def diff(
     """
     opened = [open_version(uri, None, storage_options) for uri in (before, after)]
     one, other = (_own(version) for version in opened)
-    alike = one.rows_digest == other.rows_digest
-    samples = [_samples(version, with_origins=not alike) for version in opened]
+    same_rows = one.rows_digest == other.rows_digest
+    samples = [_samples(version, with_raw=not same_rows) for version in opened]
     return compare(one, other, samples[0], samples[1])
 
 
@@ -161,22 +186,39 @@ def _own(version: Version) -> Attributes:
     return version.attributes
 
 
-def _samples(version: Version, *, with_origins: bool) -> Samples:
-    names = dict(enumerate(version.classes)) | {-1: ""}
-    gone = {row for row, (_, why) in version.holes.items() if why == REMOVED}
-    rows = [row for row in range(version.rows) if row not in gone]
+def _samples(version: Version, *, with_raw: bool) -> Samples:
+    removed = {row for row, (_, reason) in version.holes.items() if reason == REMOVED}
+    rows = [row for row in range(version.rows) if row not in removed]
     keys, labels, valid = list(version.keys), version.labels.tolist(), version.valid.tolist()
-    origins = _origins(version) if with_origins else None
+    raw = _raw_samples(version) if with_raw else None
     return Samples(
         [keys[row] for row in rows],
         rows,
-        [names.get(labels[row], str(labels[row])) for row in rows],
+        _class_names([labels[row] for row in rows], version.classes),
         [valid[row] for row in rows],
-        None if origins is None else [origins[row] for row in rows],
+        None if raw is None else [raw[row] for row in rows],
     )
 
 
-def _origins(version: Version) -> list[RawSample]:
+def listed_samples(table: RowTable) -> Samples:
+    """Samples of a row table as their source lists them, none of them fetched."""
+    rows = [row for row in range(len(table)) if row not in table.removed]
+    sizes, mtimes, labels = table.sizes.tolist(), table.mtimes.tolist(), table.labels.tolist()
+    return Samples(
+        [table.keys[row] for row in rows],
+        rows,
+        _class_names([labels[row] for row in rows], table.classes),
+        [True] * len(rows),
+        [RawSample("", sizes[row], mtimes[row], table.etags[row]) for row in rows],
+    )
+
+
+def _class_names(labels: Sequence[int], classes: Sequence[str]) -> list[str]:
+    names = dict(enumerate(classes)) | {-1: ""}
+    return [names.get(label, str(label)) for label in labels]
+
+
+def _raw_samples(version: Version) -> list[RawSample]:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     try:
         table, content = RowTable.from_parquet(data, where), kept_contents(data, where)
@@ -185,24 +227,26 @@ def _origins(version: Version) -> list[RawSample]:
             f"comparing samples needs {error.name}: pip install 'precache[workers]'"
         ) from None
     columns = content, table.sizes.tolist(), table.mtimes.tolist(), table.etags
-    return [RawSample(*each) for each in zip(*columns, strict=True)]
+    return [RawSample(*row) for row in zip(*columns, strict=True)]
 
 
 # --- comparing ----------------------------------------------------------------------------------
 
 
 def compare(one: Attributes, other: Attributes, before: Samples, after: Samples) -> Difference:
-    """What differs from one version to the other."""
-    recipe = list(_recipe(*(Recipe.from_dict(each.pipeline) for each in (one, other))))
+    """Compare two versions by their attributes and samples."""
+    recipes = [Recipe.from_dict(attributes.pipeline) for attributes in (one, other)]
+    parts = recipe_changes(*map(_spelled_out, recipes))
+    recipe = [_in_words(part, recipes[0], recipes[1]) for part in parts]
     if not recipe and one.fingerprint != other.fingerprint:
-        # The same recipe, made by other decoders or by other code of its own functions.
+        # The same recipe, with other decoders or other code of its functions.
         recipe.append(Change("fingerprint", one.fingerprint, other.fingerprint))
     common = set(one.classes) & set(other.classes)
     return Difference(
         one.version,
         other.version,
         tuple(recipe),
-        tuple(_values("", _layout(one), _layout(other))),
+        tuple(_values(_layout(one), _layout(other))),
         compare_samples(before, after),
         tuple(name for name in other.classes if name not in common),
         tuple(name for name in one.classes if name not in common),
@@ -211,97 +255,158 @@ def compare(one: Attributes, other: Attributes, before: Samples, after: Samples)
             for number, name in enumerate(one.classes)
             if name in common and other.classes.index(name) != number
         ),
-        tuple(_values("", one.libraries, other.libraries)),
+        tuple(_values(one.libraries, other.libraries)),
     )
 
 
 def _layout(attributes: Attributes) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    layout: dict[str, Any] = {
         "rows": attributes.rows,
         "holes": attributes.holes,
         "rows per shard": attributes.rows_per_shard,
     }
     for name, arrays in variants_of(attributes.fields).items():
         field = attributes.fields[arrays[0]]
-        found[f"{name} shape"] = list(field.shape)
-        found[f"{name} dtype"] = field.dtype
-        found[f"{name} bytes stored"] = sum(attributes.fields[array].stored for array in arrays)
-    return found
+        layout[f"{name} shape"] = list(field.shape)
+        layout[f"{name} dtype"] = field.dtype
+        layout[f"{name} bytes stored"] = sum(attributes.fields[array].stored for array in arrays)
+    return layout
 
 
-def _values(of: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Change]:
+def _values(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Change]:
     for name in dict.fromkeys([*one, *other]):
         if one.get(name) != other.get(name):
-            yield Change(f"{of}{name}", one.get(name), other.get(name))
+            yield Change(name, one.get(name), other.get(name))
 
 
-def _recipe(one: Recipe, other: Recipe) -> Iterator[Change]:
-    """Field by field, and op by op."""
-    for name in dict.fromkeys([*one.fields, *other.fields]):
-        mine, theirs = one.fields.get(name), other.fields.get(name)
-        if mine is None or theirs is None:
+# --- recipes ------------------------------------------------------------------------------------
+
+
+def recipe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[RecipeChange, ...]:
+    """Compare two recipes as `Recipe.to_dict` gives them, op by op and parameter by parameter.
+
+    Ops are paired in their order by kind, so that one that is put between two others is the only
+    change.
+    """
+    changes: list[RecipeChange] = []
+    old, new = before["fields"], after["fields"]
+    for name in dict.fromkeys([*old, *new]):
+        if name not in old or name not in new:
+            changes.append(RecipeChange(name, (), old.get(name), new.get(name)))
+            continue
+        changes += _op_changes(name, old[name].get("ops", ()), new[name].get("ops", ()))
+        rest = [{k: v for k, v in side[name].items() if k != "ops"} for side in (old, new)]
+        changes += _parameters(name, (), *rest)
+    changes += _parameters("", (), {"seed": before.get("seed")}, {"seed": after.get("seed")})
+    return tuple(changes)
+
+
+def _op_changes(
+    field: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> Iterator[RecipeChange]:
+    """Compare ops; the number of one is that in `after`, unless it was removed."""
+    old_kinds, new_kinds = (
+        [f"{op['op']} {op.get('function', '')}" for op in ops] for ops in (before, after)
+    )
+    matcher = difflib.SequenceMatcher(None, old_kinds, new_kinds, autojunk=False)
+    for tag, i, i_end, j, j_end in matcher.get_opcodes():
+        if tag == "equal":
+            pairs = zip(before[i:i_end], after[j:j_end], strict=True)
+            for number, (old, new) in enumerate(pairs, j):
+                yield from _parameters(field, ("ops", number, new["op"]), old, new)
+            continue
+        for number, op in enumerate(before[i:i_end], i):
+            yield RecipeChange(field, ("ops", number, op["op"]), _given(op), None)
+        for number, op in enumerate(after[j:j_end], j):
+            yield RecipeChange(field, ("ops", number, op["op"]), None, _given(op))
+
+
+def _given(op: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in op.items() if name != "op" and value is not None}
+
+
+def _parameters(
+    field: str, path: tuple[str | int, ...], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[RecipeChange]:
+    for name in dict.fromkeys([*before, *after]):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _parameters(field, (*path, name), old, new)
+        elif old != new:
+            yield RecipeChange(field, (*path, name), old, new)
+
+
+def _spelled_out(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as plain data, with the settings that `to_dict` leaves out by default."""
+    fields = {
+        name: {
+            **field.model_dump(mode="json"),
+            "variants": field.variants,
+            "first_variant": field.first_variant,
+        }
+        for name, field in recipe.fields.items()
+    }
+    return {"fields": fields, "seed": recipe.seed}
+
+
+def _in_words(change: RecipeChange, one: Recipe, other: Recipe) -> Change:
+    """Describe a change for people, ops as calls and numbered from 1."""
+    sides = (one, change.before), (other, change.after)
+    match change.path:
+        case ():
             texts = [
-                None if side is None else " → ".join(op_texts(side)) for side in (mine, theirs)
+                None if value is None else " → ".join(op_texts(recipe.fields[change.field]))
+                for recipe, value in sides
             ]
-            yield Change(f"field {name}", *texts)
-            continue
-        yield from _ops(name, mine, theirs)
-        codecs = [side.stored_as.model_dump(mode="json") for side in (mine, theirs)]
-        yield from _values(f"{name} codec ", *codecs)
-        others = [{other: getattr(side, other) for other in _OTHERS} for side in (mine, theirs)]
-        yield from _values(f"{name} ", *others)
-    yield from _values("", {"seed": one.seed}, {"seed": other.seed})
+            return Change(f"field {change.field}", *texts)
+        case ("ops", int(number), _):
+            texts = [
+                None if value is None else op_texts(recipe.fields[change.field])[number]
+                for recipe, value in sides
+            ]
+            return Change(f"{change.field} op {number + 1}", *texts)
+        case ("ops", int(number), *rest):
+            words = [change.field, "op", number + 1, *rest]
+        case path:
+            words = [change.field, *path]
+    return Change(" ".join(map(str, words)).strip(), change.before, change.after)
 
 
-_OTHERS = ("input", "variants", "first_variant")
-
-
-def _ops(field: str, one: Field, other: Field) -> Iterator[Change]:
-    """Ops that went, came or have other parameters, numbered from 1 in their own version."""
-    names = [[op.op for op in side.ops] for side in (one, other)]
-    plain = [[op.model_dump(mode="json") for op in side.ops] for side in (one, other)]
-    texts = op_texts(one), op_texts(other)
-    matcher = difflib.SequenceMatcher(None, names[0], names[1], autojunk=False)
-    for kind, start, stop, begin, end in matcher.get_opcodes():
-        if kind == "equal":
-            for mine, theirs in zip(range(start, stop), range(begin, end), strict=True):
-                what = f"{field} op {theirs + 1} {names[1][theirs]} "
-                yield from _values(what, plain[0][mine], plain[1][theirs])
-            continue
-        for number in range(start, stop):
-            yield Change(f"{field} op {number + 1}", texts[0][number], None)
-        for number in range(begin, end):
-            yield Change(f"{field} op {number + 1}", None, texts[1][number])
+# --- samples ------------------------------------------------------------------------------------
 
 
 def compare_samples(before: Samples, after: Samples) -> SampleChanges:
-    """What became of the samples; each kind in row order."""
+    """Compare samples; the keys of each kind of change are in row order."""
+    keys = changed_keys(before, after)
+    return SampleChanges(**{kind: KeyChange.of(changed) for kind, changed in keys.items()})
+
+
+def changed_keys(before: Samples, after: Samples) -> dict[str, list[str]]:
+    """Kind of change, as in `SampleChanges` -> keys of these samples, in row order."""
     places = {key: place for place, key in enumerate(before.keys)}
-    found: dict[str, list[str]] = {field.name: [] for field in fields(SampleChanges)}
+    changed: dict[str, list[str]] = {field.name: [] for field in fields(SampleChanges)}
     for new, key in enumerate(after.keys):
         old = places.pop(key, None)
         if old is None:
-            found["added"].append(key)
+            changed["added"].append(key)
             continue
-        if before.origins is not None and after.origins is not None:
-            kind = _origin_change(before.origins[old], after.origins[new])
+        if before.raw is not None and after.raw is not None:
+            kind = _raw_change(before.raw[old], after.raw[new])
             if kind:
-                found[kind].append(key)
+                changed[kind].append(key)
         if before.labels[old] != after.labels[new]:
-            found["relabelled"].append(
+            changed["relabelled"].append(
                 f"{key}: {before.labels[old] or 'none'} → {after.labels[new] or 'none'}"
             )
         if before.valid[old] != after.valid[new]:
-            found["mended" if after.valid[new] else "failed"].append(key)
+            changed["mended" if after.valid[new] else "failed"].append(key)
         if before.rows[old] != after.rows[new]:
-            found["moved"].append(key)
-    found["removed"] = list(places)
-    return SampleChanges(
-        **{kind: Some(len(keys), tuple(keys[:EXAMPLES])) for kind, keys in found.items()}
-    )
+            changed["moved"].append(key)
+    changed["removed"] = list(places)
+    return changed
 
 
-def _origin_change(old: RawSample, new: RawSample) -> str:
+def _raw_change(old: RawSample, new: RawSample) -> str:
     if old.content and new.content:
         if old.content != new.content:
             return "changed"

@@ -12,7 +12,7 @@ from precache.recipe.recipe import RawCodec
 from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.doctor.trials import HeldRows, build_cpu, read_codec, rows_to_read
-from precache_workers.shards.shard_task import Job
+from precache_workers.shards.samples import Job
 from precache_workers.sources.base import FolderSource
 from tests.support.building import build_here, write, write_jpegs
 

@@ -13,7 +13,7 @@ import pytest
 
 import precache
 from precache.cli.main import main
-from precache_workers.planning import reuse
+from precache_workers.planning import row_placement
 from precache_workers.sources.base import FolderSource
 from tests.driver.test_recache import (
     CHANGES,
@@ -201,7 +201,7 @@ def test_files_of_another_time_and_the_same_content_are_no_other_version(
     for path in source.rglob("*.jpg"):
         os.utime(path, ns=(0, 0))
     assert plan(source, tmp_path / "store", PIPELINES["image"]).state == "nothing"
-    monkeypatch.setattr(reuse, "MOST_TOUCHED", 39)
+    monkeypatch.setattr(row_placement, "MOST_TOUCHED", 39)
     planned = plan(source, tmp_path / "store", PIPELINES["image"])
     result = build(source, tmp_path / "store", PIPELINES["image"])
     assert planned.version == result.version

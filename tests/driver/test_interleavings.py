@@ -31,8 +31,8 @@ import precache_workers.driver.build
 import precache_workers.driver.commit
 import precache_workers.driver.heartbeat
 import precache_workers.driver.run_monitor
+import precache_workers.shards.field_writer
 import precache_workers.shards.probe
-import precache_workers.shards.rows
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
 from precache.errors import BuildError, FetchError, PrecacheError
@@ -55,7 +55,7 @@ from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
-from precache_workers.planning.reuse import Placed
+from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.target_version import TargetVersion, VersionSpec
 from precache_workers.planning.work import Work
 from precache_workers.sources.base import Fetched
@@ -186,7 +186,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # on the actor's own thread
         monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
     monkeypatch.setattr(precache_workers.driver.commit, "as_json", json_of_the_actor)
-    monkeypatch.setattr(precache_workers.shards.rows, "encoder", encoder_of_the_actor)
+    monkeypatch.setattr(precache_workers.shards.field_writer, "encoder", encoder_of_the_actor)
     monkeypatch.setattr(precache_workers.shards.shard_objects, "OWN_SECONDS", 0.0)
     monkeypatch.setattr(precache_workers.shards.shard_objects, "OTHER_SECONDS", 0.5)
     monkeypatch.setattr(time, "sleep", sleep)

@@ -78,16 +78,16 @@ def assert_alone(html: str) -> Reader:
 @pytest.fixture
 def receipts(monkeypatch: pytest.MonkeyPatch) -> list[Receipt]:
     """Those of the builds to come, as the workers returned them."""
-    from precache_workers.shards import takeover
+    from precache_workers.shards import shard_task
 
     made: list[Receipt] = []
-    make = takeover.make_shard
+    run = shard_task.run_shard
 
-    def make_shard(task: Any) -> Receipt:
-        made.append(make(task))
+    def run_shard(task: Any) -> Receipt:
+        made.append(run(task))
         return made[-1]
 
-    monkeypatch.setattr(takeover, "make_shard", make_shard)
+    monkeypatch.setattr(shard_task, "run_shard", run_shard)
     return made
 
 

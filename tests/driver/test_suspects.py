@@ -15,7 +15,8 @@ import precache
 from precache.storage.open import open_folder
 from precache.store.layout import RowShape
 from precache_workers.driver.suspects import Trial
-from precache_workers.shards.shard_task import BASE_MEMORY, LARGE_FILE, LARGE_MEMORY, Job, ShardTask
+from precache_workers.shards.samples import BASE_MEMORY, Job
+from precache_workers.shards.shard_task import LARGE_FILE, LARGE_MEMORY, ShardTask
 from precache_workers.sources.base import open_source
 from tests.support.building import (
     MARKED,

@@ -13,7 +13,7 @@ from numcodecs import zstd
 import precache
 from precache.storage.open import open_folder
 from precache.store.build_status import read_leases
-from precache_workers.shards import rows as shardrows
+from precache_workers.shards import field_writer
 from tests.support.building import (
     build_here,
     contents,
@@ -64,7 +64,7 @@ def source_of(folder: Path) -> Path:
 
 def build_otherwise(source: Path, store: Path, recipe: Any, options: Any, variables: Any) -> Any:
     """A build by another release of a codec: the same rows, other bytes."""
-    shardrows.encoder = lambda codec, dtype: (
+    field_writer.encoder = lambda codec, dtype: (
         lambda chunk: bytes(  # type: ignore[assignment]
             zstd.compress(np.ascontiguousarray(chunk), 19, True)
         )

@@ -1,4 +1,4 @@
-"""What differs between two versions, told completely and alone."""
+"""Differences between two versions: all of them, and nothing else."""
 
 from __future__ import annotations
 

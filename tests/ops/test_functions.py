@@ -29,7 +29,9 @@ from precache_workers.ops.functions import (
     resized_shape,
     to_dtype,
 )
-from precache_workers.shards.rows import ShardRows
+from precache_workers.planning.shard_actions import Compute
+from precache_workers.shards.field_writer import FieldWriter
+from precache_workers.shards.shard_task import stage_row
 from precache_workers.sources.base import Sample
 from tests.demo.photos import Photo, plan_photos, render
 from tests.support.building import encoded, environment, photograph
@@ -460,11 +462,10 @@ def test_a_strip_does_not_become_a_bomb_by_its_resize() -> None:
 
 def reason(sample: Sample) -> str:
     """Why a sample is a hole among rows of 20 x 20."""
-    recipe = Recipe.image(resize=24, crop=20)
-    recipes = {"image": FieldRecipe("image", recipe.fields["image"], 0)}
-    shapes = {"image": RowShape((3, 20, 20), "uint8")}
-    rows = ShardRows(recipe, recipes, shapes, 1, 1, frozenset(), None, 0)
-    return rows.make(0, "key", sample)
+    field = Recipe.image(resize=24, crop=20).fields["image"]
+    ops, shape = FieldRecipe("image", field, 0), RowShape((3, 20, 20), "uint8")
+    writers = {"image": FieldWriter("image", field, shape, 1, ops=ops)}
+    return stage_row({"image": Compute()}, writers, 0, "key", sample)
 
 
 SEED_JPEGS = [

@@ -1,4 +1,4 @@
-"""What differs, in recipes and in sources."""
+"""Differences of recipes and of sources."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from precache.maintenance.diff import EXAMPLES, recipe_changes
 from precache.recipe.recipe import Recipe
 from precache.store.row_table import RowTable
-from precache_workers.planning.diff import EXAMPLES, RecipeChange, recipe_changes, source_changes
+from precache_workers.planning.diff import RecipePart, source_changes
 
 DECODE: dict[str, Any] = {"op": "decode"}
 FLIP: dict[str, Any] = {"op": "horizontal_flip"}
@@ -30,6 +31,10 @@ def recipe(*ops: dict[str, Any], seed: int = 0, codec: Any = "image") -> dict[st
     return Recipe.from_dict({"fields": {"image": field}, "seed": seed}).to_dict()
 
 
+def changes_of(before: dict[str, Any], after: dict[str, Any]) -> tuple[RecipePart, ...]:
+    return tuple(map(RecipePart.of, recipe_changes(before, after)))
+
+
 BEFORE = recipe(DECODE, resize(64), crop(56))
 
 
@@ -45,7 +50,7 @@ BEFORE = recipe(DECODE, resize(64), crop(56))
                 ("image.ops[3].center_crop.size", [56, 56], [48, 48]),
             ],
         ),
-        (recipe(DECODE, crop(56)), [("image.ops[1].resize", RecipeChange, None)]),
+        (recipe(DECODE, crop(56)), [("image.ops[1].resize", RecipePart, None)]),
         (recipe(DECODE, resize(64), crop(56), seed=3), [("seed", 0, 3)]),
         (
             recipe(DECODE, resize(64), crop(56), codec={"name": "zstd", "level": 3}),
@@ -56,18 +61,18 @@ BEFORE = recipe(DECODE, resize(64), crop(56))
 def test_recipes_are_compared_op_by_op(
     after: dict[str, Any], changes: list[tuple[str, Any, Any]]
 ) -> None:
-    found = recipe_changes(BEFORE, after)
+    found = changes_of(BEFORE, after)
     assert [each.where for each in found] == [where for where, _, _ in changes]
     for each, (_, old, new) in zip(found, changes, strict=True):
         assert each.after == new
-        assert each.before == old or old is RecipeChange
+        assert each.before == old or old is RecipePart
 
 
 def test_fields_come_and_go_as_a_whole() -> None:
     two = {**BEFORE, "fields": {**BEFORE["fields"], "mask": BEFORE["fields"]["image"]}}
     field = BEFORE["fields"]["image"]
-    assert recipe_changes(BEFORE, two) == (RecipeChange("mask", None, field),)
-    assert recipe_changes(two, BEFORE) == (RecipeChange("mask", field, None),)
+    assert changes_of(BEFORE, two) == (RecipePart("mask", None, field),)
+    assert changes_of(two, BEFORE) == (RecipePart("mask", field, None),)
 
 
 Rows = dict[str, tuple[int, int]]

@@ -24,8 +24,20 @@ def test_the_last_wave_is_as_long_as_a_whole_one() -> None:
 
 
 def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = False) -> ShardPlan:
-    places, none = np.arange(fetched), np.arange(0)
-    return ShardPlan(0, None, linked, reused, places, none, 0, 0, 0, 100, 0, {"image": rows})
+    return ShardPlan(
+        shard=0,
+        base=None,
+        linked=linked,
+        reused=reused,
+        fetched=np.arange(fetched),
+        taken=np.arange(0),
+        compared=0,
+        rows_reused=0,
+        retried=0,
+        read_nbytes=100,
+        linked_nbytes=0,
+        fields={"image": rows},
+    )
 
 
 RATES = UnitTimes(

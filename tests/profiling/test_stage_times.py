@@ -21,7 +21,7 @@ from precache_workers.profiling.stage_times import (
     step_names,
     take_through,
 )
-from precache_workers.shards.shard_task import Job, recipes_of
+from precache_workers.shards.samples import Job, recipes_of
 from precache_workers.sources.base import FolderSource
 from tests.support.building import cut, encoded, write, write_jpegs
 

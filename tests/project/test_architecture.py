@@ -135,7 +135,7 @@ def test_what_a_driver_hands_out_needs_no_torch(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     assert "torch" not in _loaded(
-        run_python, "precache_workers.shards.takeover, precache_workers.driver.suspects"
+        run_python, "precache_workers.shards.shard_task, precache_workers.driver.suspects"
     )
 
 

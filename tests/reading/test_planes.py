@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from precache.store.receipts import ChannelSums
-from precache_workers.shards.outputs import Sums, _lay
+from precache_workers.shards.field_writer import Sums, copy_row
 
 SHAPES = [(3, 224, 224), (3, 223, 224), (3, 32, 32), (1, 60, 60), (3, 300, 7), (4, 5, 5), (3, 1, 1)]
 SHAPES += [(3, 1500, 2000), (3, 3, 2)]
@@ -67,7 +67,7 @@ def test_a_row_lies_in_its_place_whatever_its_layout(start: int, width: int, kin
     row = row.copy() if kind == "planes" else row
     memory = np.zeros(row.size + 128, np.uint8)
     begin = -memory.ctypes.data % 64 + start
-    _lay(row, memory[begin : begin + row.size].reshape(row.shape))
+    copy_row(row, memory[begin : begin + row.size].reshape(row.shape))
     assert np.array_equal(memory[begin : begin + row.size].reshape(row.shape), row)
     assert not memory[:begin].any()
     assert not memory[begin + row.size :].any()

@@ -31,7 +31,7 @@ from precache_workers.doctor.measure import Question, examine
 from precache_workers.runtime import time_limit
 from precache_workers.runtime.time_limit import DECODING, FETCHING, Notes, notes, run_in_time
 from precache_workers.runtime.watchdog import _is_stopped
-from precache_workers.shards.shard_task import SampleTask, fetch_ahead
+from precache_workers.shards.samples import SampleTask, fetch_ahead
 from precache_workers.sources.base import (
     MOST_SAMPLE_BYTES,
     Fetched,

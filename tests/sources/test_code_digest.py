@@ -877,10 +877,12 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., precache.BuildRe
 
     def build(source: Path | str, store: Path, recipe: precache.Recipe) -> precache.BuildResult:
         with monkeypatch.context() as patched:
-            patched.setattr(listed, "identified", lambda _, each: (with_code(each, codes), {}))
+            patched.setattr(
+                listed, "with_recorded_code", lambda _, each: (with_code(each, codes), {})
+            )
             for name in ("decides", "behaviours"):
                 patched.setattr(commit, name, lambda _: {})
-            patched.setattr(listed, "identified_rows", lambda *these: (these[2], {}))
+            patched.setattr(listed, "with_recorded_factory", lambda *these: (these[2], {}))
             patched.setattr(
                 DatasetSource, "etag", property(lambda it: tree_hash(it.factory.partition(":")[0]))
             )

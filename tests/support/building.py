@@ -413,7 +413,7 @@ _forks.set_forkserver_preload(
         "torch",
         "precache_workers.driver.build",
         "precache_workers.shards.probe",
-        "precache_workers.shards.takeover",
+        "precache_workers.shards.shard_task",
     ]
 )
 

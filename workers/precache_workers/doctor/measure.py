@@ -26,7 +26,7 @@ from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_
 from precache_workers.ops.identity import function_digests
 from precache_workers.profiling.measured import CodecTimes, Host, SourceMeasurements
 from precache_workers.profiling.stage_times import Codec, Passed, codec_for, take_through
-from precache_workers.shards.shard_task import Job
+from precache_workers.shards.samples import Job
 from precache_workers.sources.base import Listing, Source, open_source
 from precache_workers.sources.user_code import require_permission
 

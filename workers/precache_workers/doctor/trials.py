@@ -19,7 +19,8 @@ from precache.store.row_table import RowTable
 from precache_workers.driver.commit import commit
 from precache_workers.planning.target_version import TargetVersion, VersionSpec
 from precache_workers.profiling.stage_times import Codec, codec_for
-from precache_workers.shards.shard_task import Job, ShardTask, run_shard
+from precache_workers.shards.samples import Job
+from precache_workers.shards.shard_task import ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Listing, Sample, Tick
 
 MOST_BYTES = 256 << 20

@@ -52,10 +52,10 @@ from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import forgetting
 from precache_workers.ops.identity import behaviours
+from precache_workers.planning.base_version import BaseVersion
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request
-from precache_workers.planning.reuse import BaseShard, BaseVersion
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -68,16 +68,17 @@ from precache_workers.planning.work import (
     Work,
     failed_rows,
     find_work,
-    goal_of,
     is_tried_again,
     remaining,
+    requested_target,
 )
 from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
     from precache_workers.shards.probe import ProbeTask
+    from precache_workers.shards.samples import Job
     from precache_workers.shards.shard_objects import Recorded
-    from precache_workers.shards.shard_task import Job, ShardTask
+    from precache_workers.shards.shard_task import ShardTask
 
 LIBRARIES = ("PIL", "cv2", "simplejpeg")
 """Modules that tasks load and the driver does not."""
@@ -155,7 +156,7 @@ class _Build:
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
         spec = listed.spec
-        goal = goal_of(self.request, self.store, spec)
+        goal = requested_target(self.request, self.store, spec)
         if goal is not None and is_whole(goal) and not is_tried_again(self.request, goal):
             return self._nothing_to_do(goal)
         began = time.perf_counter()
@@ -175,7 +176,7 @@ class _Build:
             work = find_work(request, self.store, listed, goal, measure)
             if not work.committed:
                 return self._make(run, work)
-            return self._repair(run, work) if work.todo else self._nothing_to_do(work.goal)
+            return self._repair(run, work) if work.todo else self._nothing_to_do(work.target)
 
     def _mend(self, run: Run, goal: TargetVersion) -> None:
         """Have the small objects of a committed version as they were."""
@@ -240,7 +241,7 @@ class _Build:
         self.barred |= find_killers(run, trials)
 
     def _job(self) -> Job:
-        from precache_workers.shards.shard_task import Job
+        from precache_workers.shards.samples import Job
 
         request, listed = self.request, self.listed
         path = request.import_path
@@ -263,7 +264,7 @@ class _Build:
     def _make(self, run: Run, work: Work) -> BuildResult:
         if work.needed is not None:
             self._check_space(work.needed)
-        goal = work.goal
+        goal = work.target
         require_create_only(goal.folder, SCRATCH)
         tidy_current(self.store)
         with contextlib.ExitStack() as stack:
@@ -285,7 +286,7 @@ class _Build:
         A build that makes a version alone removes first what builds that were cut off left of the
         shards that it will make.
         """
-        goal = work.goal
+        goal = work.target
         document = goal.folder.get(ROOT)
         if document is not None:
             if version_of(document) == goal.version:
@@ -301,7 +302,7 @@ class _Build:
         return left
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
-        goal, origin = work.goal, work.origin
+        goal, base = work.target, work.base
         self.again = _tried_again(work)
         if self.again:
             self.progress.say(_retry_line(work, self.again))
@@ -311,13 +312,13 @@ class _Build:
         self.progress.begin(done, len(goal.table))
         if skipped:
             self.progress.say(f"{skipped} of {goal.shards} shards are there already")
-        made = self._run_shards(run, goal, lease, work.todo, receipts, origin=origin)
+        made = self._run_shards(run, goal, lease, work.todo, receipts, base=base)
         self.account.end()
         rows = sum(receipt.rows_reused for receipt in made)
-        if rows and origin is not None:
+        if rows and base is not None:
             self.progress.say(
                 f"{rows:,} rows and {sum(receipt.reused for receipt in made)} whole shards were "
-                f"taken over from version {origin.version.id[:8]}"
+                f"taken over from version {base.version.id[:8]}"
             )
         mended = len(self.again - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
@@ -356,7 +357,7 @@ class _Build:
 
         Their rows must be what they were.
         """
-        goal, lost = work.goal, dict(work.lost or {})
+        goal, lost = work.target, dict(work.lost or {})
         for each in take_from_twins(self.store, goal, lost):
             del lost[each]
         todo = sorted({shard for _, shard in lost})
@@ -396,7 +397,7 @@ class _Build:
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[int, Recorded] | None = None,
-        origin: BaseVersion | None = None,
+        base: BaseVersion | None = None,
     ) -> list[Receipt]:
         """Make shards until all are there; adds to `receipts` and returns the new ones.
 
@@ -407,7 +408,7 @@ class _Build:
         origin
             A version whose rows are taken over where the samples are the same.
         """
-        from precache_workers.shards.takeover import make_shard
+        from precache_workers.shards.shard_task import run_shard
 
         made: list[Receipt] = []
         self.account.begin(goal, todo, receipts, followed=lost is None)
@@ -415,13 +416,13 @@ class _Build:
         self._judge(failed, len(goal.table))
         if self.joined:
             require_shared(self.request.placement, goal.folder, lease.name)
-        task_of = functools.partial(self._task, self._job(), goal, lost, origin, lease.name)
+        task_of = functools.partial(self._task, self._job(), goal, lost, base, lease.name)
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             crashed: list[ShardTask] = []
             accept = self.request.accept_missing and attempt == ATTEMPTS
             tasks = (task_of(shard, accept) for shard in todo)
-            for task, outcome in run(make_shard, tasks, None, len(todo)):
+            for task, outcome in run(run_shard, tasks, None, len(todo)):
                 self.barred |= task.barred  # of what hung
                 if isinstance(outcome, FetchError | CrashError):
                     errors[task.shard] = outcome
@@ -451,7 +452,7 @@ class _Build:
         job: Job,
         goal: TargetVersion,
         lost: Mapping[int, Recorded] | None,
-        origin: BaseVersion | None,
+        base: BaseVersion | None,
         lease: str,
         shard: int,
         accept_missing: bool,
@@ -461,30 +462,25 @@ class _Build:
         names = goal.shapes if lost is None else lost[shard].objects
         rows = goal.rows_of(shard)
         part = slice(rows.start, rows.stop)
+        decides = self.source.content_decides
         return ShardTask(
-            job,
-            goal.folder,
-            goal.shapes,
-            {name: goal.object_name(name, shard) for name in names},
-            goal.rows_per_shard,
-            shard,
-            list(goal.table.keys[part]),
-            goal.table.sizes[part].tolist(),
-            accept_missing,
-            None if lost is None else lost[shard],
-            self._offer(goal, shard, origin),
-            frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
-            lease,
-            self.store,
+            job=job,
+            folder=goal.folder,
+            shapes=goal.shapes,
+            objects={name: goal.object_name(name, shard) for name in names},
+            rows_per_shard=goal.rows_per_shard,
+            shard=shard,
+            keys=list(goal.table.keys[part]),
+            sizes=goal.table.sizes[part].tolist(),
+            accept_missing=accept_missing,
+            lost=None if lost is None else lost[shard],
+            base=None if base is None else base.shard(goal, shard, decides),
+            removed=frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
+            lease=lease,
+            store=self.store,
             barred={key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
             may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
         )
-
-    def _offer(
-        self, goal: TargetVersion, shard: int, origin: BaseVersion | None
-    ) -> BaseShard | None:
-        decides = self.source.content_decides
-        return None if origin is None else origin.offer(goal, shard, decides)
 
     def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
         """Raise where more samples failed than allowed."""
@@ -513,15 +509,15 @@ def _tried_again(work: Work) -> set[int]:
     """Rows of samples that had failed, and are tried again."""
     if work.failed is not None:
         return failed_rows(work.failed)
-    origin = work.origin
-    if origin is None or not origin.retries:
+    base = work.base
+    if base is None or not base.retries:
         return set()
-    return {row for row, why in origin.holes.items() if why != REMOVED} - work.goal.table.removed
+    return {row for row, why in base.holes.items() if why != REMOVED} - work.target.table.removed
 
 
 def _retry_line(work: Work, again: Collection[int]) -> str:
     """How many samples that had failed are tried in this run, and how many are not."""
-    done = sum(row // work.goal.rows_per_shard in work.receipts for row in again)
+    done = sum(row // work.target.rows_per_shard in work.receipts for row in again)
     more = f"; {done:,} more are in shards that were done before this run" if done else ""
     return f"{len(again) - done:,} samples that failed before are tried again{more}"
 

@@ -29,20 +29,27 @@ from precache_workers.cluster.executor import Run, executor, is_joined, node_cpu
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import forgetting
 from precache_workers.ops.identity import behaviours
+from precache_workers.planning.base_version import BaseVersion
+from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.diff import Differences, compare
-from precache_workers.planning.field_match import made_of
+from precache_workers.planning.field_match import match_fields
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import Request, check_request
-from precache_workers.planning.reuse import BaseVersion, committed
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan, plan_shards
 from precache_workers.planning.target_version import VersionSpec
-from precache_workers.planning.work import MeasuredRows, Work, find_work, goal_of, remaining
+from precache_workers.planning.work import (
+    MeasuredRows,
+    Work,
+    find_work,
+    remaining,
+    requested_target,
+)
 from precache_workers.profiling.estimate import Estimate, UnitTimes, estimate
 from precache_workers.sources.base import Source, open_source
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use for
     from precache_workers.profiling.op_costs import FieldCosts
-    from precache_workers.shards.shard_task import Job
+    from precache_workers.shards.samples import Job
 
 TIMED = 32
 """Rows of each kind that are made to be timed."""
@@ -158,7 +165,7 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
             progress.say(line)
         progress.phase("Comparing")
         trials = _Trials(request, source, listed, progress, stack)
-        goal = goal_of(request, store, listed.spec)
+        goal = requested_target(request, store, listed.spec)
         measure = trials.measure if timing else trials.measure_unless_declared
         work = find_work(request, store, listed, goal, measure)
         work = work if work.committed else remaining(work)
@@ -198,7 +205,7 @@ class _Trials:
 
     @functools.cached_property
     def _job(self) -> Job:
-        from precache_workers.shards.shard_task import Job
+        from precache_workers.shards.samples import Job
 
         request, listed = self._request, self._listed
         return Job(
@@ -231,7 +238,7 @@ class _Trials:
         """What the ops take of samples that are to be fetched."""
         from precache_workers.profiling.op_costs import OpsTask, time_ops
 
-        table, rows = work.goal.table, _some_fetched(work, shards)
+        table, rows = work.target.table, _some_fetched(work, shards)
         if not len(rows):
             return ()
         job = replace(self._job, recipe=self._listed.spec.declared)
@@ -246,19 +253,19 @@ class _Trials:
         """What the shards will take; None where all of them are taken over whole."""
         from precache_workers.profiling.rates import RatesTask, measure_rates
 
-        goal, table = work.goal, work.goal.table
+        goal, table = work.target, work.target.table
         made = [each for each in shards if not each.linked]
         if not made:
             return None
         rows = _some_fetched(work, made)
-        old = next((each for each in made if len(each.taken) and each.offer is not None), None)
+        old = next((each for each in made if len(each.taken) and each.base is not None), None)
         task = RatesTask(
             self._job,
             goal.shapes,
             goal.rows_per_shard,
             [table.keys[row] for row in rows],
             [int(table.sizes[row]) for row in rows],
-            old.offer if old else None,
+            old.base if old else None,
             _some_taken(work, old).tolist() if old else [],
         )
         [(_, rates)] = self._run(measure_rates, [task])
@@ -278,7 +285,7 @@ class _Trials:
 
 def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
     """An even spread of the rows whose samples are to be fetched."""
-    rows = np.concatenate([work.goal.rows_of(s.shard).start + s.fetched for s in shards])
+    rows = np.concatenate([work.target.rows_of(s.shard).start + s.fetched for s in shards])
     spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
     chosen: np.ndarray = rows[np.unique(spread)[: len(rows)]]
     return chosen
@@ -286,7 +293,7 @@ def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
 
 def _some_taken(work: Work, shard: ShardPlan) -> np.ndarray:
     """Places of rows that are taken over, all of those that share a chunk."""
-    goal = work.goal
+    goal = work.target
     step = max(shape.chunk_rows(goal.rows_per_shard) for shape in goal.shapes.values())
     last: int = shard.taken[:TIMED][-1]
     places: np.ndarray = shard.taken[shard.taken < (last // step + 1) * step]
@@ -301,9 +308,9 @@ def _plan(
     shards: Sequence[ShardPlan],
     took: Estimate | None,
 ) -> BuildPlan:
-    goal, table = work.goal, work.goal.table
+    goal, table = work.target, work.target.table
     commits = read_commits(store)
-    base = work.origin if any(each.read_nbytes + each.linked_nbytes for each in shards) else None
+    base = work.base if any(each.read_nbytes + each.linked_nbytes for each in shards) else None
     state: State = "build"
     if work.committed:
         state = "repair" if work.todo else "nothing"
@@ -353,7 +360,7 @@ def _differences(
     store: Folder, listed: ListedSource, base: BaseVersion | None
 ) -> Differences | None:
     """To the current version; of libraries, to that of which rows are taken over."""
-    current = next(committed(store), None)
+    current = next(committed_versions(store), None)
     if current is None:
         return None
     folder, attributes = current
@@ -372,23 +379,23 @@ def _base_reason(
     """Why rows of this version are taken over, or of none."""
     recipe = listed.spec.recipe
     if base is not None:
-        if base.rivals == 1:
+        if base.candidates == 1:
             return f"the only one {_BY_OPS}"
-        return f"of {base.rivals} {_BY_OPS}, it spares most"
+        return f"of {base.candidates} {_BY_OPS}, it spares most"
     if work.committed:
         return "what was lost is made again as it was"
     if request.recompute:
         return "--recompute"
     if listed.fetches_labels:
         return "labels come with the samples"
-    versions = [attributes for _, attributes in committed(store)]
+    versions = [attributes for _, attributes in committed_versions(store)]
     if not versions:
         return "the store has no version yet"
-    if not any(made_of(recipe, each) for each in versions):
+    if not any(match_fields(recipe, each) for each in versions):
         return "no version has a field by these ops, code and libraries, or the first of them"
-    if work.origin is not None and work.origin.rows_per_shard != work.goal.rows_per_shard:
+    if work.base is not None and work.base.rows_per_shard != work.target.rows_per_shard:
         return (
-            f"shards are to have {work.goal.rows_per_shard} rows, and those of version "
-            f"{work.origin.version.id[:8]} have {work.origin.rows_per_shard}"
+            f"shards are to have {work.target.rows_per_shard} rows, and those of version "
+            f"{work.base.version.id[:8]} have {work.base.rows_per_shard}"
         )
     return "rows are laid down anew: no version has these samples in the same places"

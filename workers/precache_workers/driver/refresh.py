@@ -27,10 +27,10 @@ from precache_workers.cluster.executor import is_joined
 from precache_workers.driver.build import run_build
 from precache_workers.driver.suspects import KILLS
 from precache_workers.ops.identity import decides
-from precache_workers.planning.adoption import identified
 from precache_workers.planning.listing import ListedSource
+from precache_workers.planning.recorded_code import with_recorded_code
 from precache_workers.planning.request import BuildResult, Request, check_request
-from precache_workers.planning.reuse import Placed
+from precache_workers.planning.row_placement import Placed
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import is_late
@@ -127,7 +127,7 @@ def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> Li
     assert attributes is not None  # it has a recipe
     table = RowTable.from_parquet(version.read_checked(ROW_TABLE), folder.path(ROW_TABLE))
     store = open_folder(request.store, request.storage_options)
-    recipe, code = identified(store, request.recipe)
+    recipe, code = with_recorded_code(store, request.recipe)
     fingerprint = recipe.fingerprint(decides(recipe))
     source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     return ListedSource(

@@ -32,12 +32,12 @@ from precache.store.version import HOLES, ROW_TABLE, Version, sums_differ
 from precache_workers.cluster.executor import Run
 from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
 from precache_workers.ops.identity import installed_versions
-from precache_workers.planning.reuse import committed
+from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 if TYPE_CHECKING:  # loads torch and the decoders
+    from precache_workers.shards.samples import Job
     from precache_workers.shards.shard_objects import Recorded
-    from precache_workers.shards.shard_task import Job
     from precache_workers.shards.survey import SampleFacts, Surveyed
 
 Lost = Mapping[tuple[str, int], tuple[int, int]]
@@ -57,7 +57,7 @@ def mend_small(
     Parameters
     ----------
     flaws
-        As `standing.flaws_of` finds them.
+        As `flaws_of` finds them.
     job
         By which samples are fetched, where their hashes or labels are lost.
     run
@@ -113,7 +113,7 @@ def _hopeless(goal: TargetVersion, name: str, why: str, remove: str = "") -> Sto
 
 def _of_twin(store: Folder, version: Version, name: str) -> bytes | None:
     """The same row table or list of holes from another version, by its checksum."""
-    for folder, _ in committed(store):
+    for folder, _ in committed_versions(store):
         data = folder.get(name) if folder.name != version.id else None
         with contextlib.suppress(DamageError):
             if data is not None:
@@ -391,7 +391,7 @@ def _twins(
     store: Folder, goal: TargetVersion, field: str, shard: int, made: tuple[int, int]
 ) -> Iterator[Folder]:
     """Other versions whose records name the same object."""
-    for folder, attributes in committed(store):
+    for folder, attributes in committed_versions(store):
         if folder.name == goal.version or field not in attributes.fields:
             continue
         try:

@@ -83,7 +83,7 @@ class RunMonitor:
         self.end()
         if self.goal is not None:
             with contextlib.suppress(StorageError, ValueError):  # the build's own error is told
-                self.goal.tell_failure(str(error) or type(error).__name__)
+                self.goal.record_failure(str(error) or type(error).__name__)
 
     def end(self) -> None:
         """No more shards are made."""

@@ -13,7 +13,7 @@ from precache.units import size
 from precache_workers.cluster.dispatch import Patience
 from precache_workers.cluster.executor import Run
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
-from precache_workers.shards.shard_task import (
+from precache_workers.shards.samples import (
     BASE_MEMORY,
     Job,
     SampleTask,

@@ -31,11 +31,11 @@ from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
 from precache_workers.ensure.rank0_listing import told_by_rank_0
-from precache_workers.planning.adoption import note_code
 from precache_workers.planning.committed import is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
+from precache_workers.planning.recorded_code import note_code
 from precache_workers.planning.request import Request, check_request
-from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_goal
+from precache_workers.planning.target_version import TargetVersion, VersionSpec, find_target
 from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class WantedVersion:
     def goal(self) -> TargetVersion | None:
         """The version, where somebody began it."""
         if self._goal is None:
-            self._goal = find_goal(self.store, self.spec, self.request.shard_samples)
+            self._goal = find_target(self.store, self.spec, self.request.shard_samples)
         return self._goal
 
     def version(self) -> Version | None:

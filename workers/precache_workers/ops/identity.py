@@ -3,7 +3,7 @@
 That is what libraries make of the ops (`behaviour`), and the code of custom functions
 (`precache_workers.sources.code_digest`). Each has a name, and under that name something stands for
 it: its digest, or what an older release had, which named libraries by their versions
-(`precache_workers.planning.adoption`).
+(`precache_workers.planning.recorded_code`).
 """
 
 from __future__ import annotations

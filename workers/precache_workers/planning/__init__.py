@@ -1,4 +1,6 @@
-"""What a build is to do, found before it does any of it.
+"""Planning: decide what a build does, as data, before it does any of it.
 
-Nothing here decodes a sample or imports Ray.
+`work` finds the target version and the base version; `shard_actions` decides how each row comes
+about, which tasks execute and `shard_plan` sums up for the dry run. Nothing here decodes a sample
+or imports Ray.
 """

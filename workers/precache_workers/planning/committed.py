@@ -1,84 +1,98 @@
-"""What there is of a version already: committed, lost, or made and not committed yet."""
+"""Inspect a store: its committed versions, and what exists of the target version."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
-from precache.errors import GoneError, StoreError
-from precache.store.commit_log import BUILD, ROOT
+from precache.errors import GoneError, StorageError, StoreError
+from precache.storage.base import Folder
+from precache.store.attributes import Attributes
+from precache.store.commit_log import BUILD, ROOT, read_commits
 from precache.store.consistency import Flaw, inspect
 from precache.store.open import unchecked
 from precache.store.receipts import Receipt
+from precache.store.version import read_attributes
 from precache_workers.planning.target_version import TargetVersion
 
 RECEIPTS = 64
 """Receipts read at a time."""
 
 
-def is_committed(goal: TargetVersion) -> bool:
-    """Whether the version was committed, as far as its document can be read."""
-    if goal.folder.size(ROOT) is None:
+def committed_versions(store: Folder) -> Iterator[tuple[Folder, Attributes]]:
+    """Yield the versions of a store that can be read, the latest first."""
+    for name in dict.fromkeys(commit.version for commit in reversed(read_commits(store))):
+        folder = store.folder(name)
+        try:
+            yield folder, read_attributes(folder.read(ROOT), folder.path(ROOT))
+        except (StorageError, StoreError):
+            continue  # removed, damaged, or of a newer release
+
+
+def is_committed(target: TargetVersion) -> bool:
+    """Return whether the version was committed, as far as its document can be read."""
+    if target.folder.size(ROOT) is None:
         return False
     try:
-        return unchecked(goal.folder).id == goal.version
+        return unchecked(target.folder).id == target.version
     except StoreError:
         return False
 
 
-def flaws_of(goal: TargetVersion, listed: bool = True) -> list[Flaw]:
-    """What is wrong with the small objects and the documents of a committed version.
+def flaws_of(target: TargetVersion, listed: bool = True) -> list[Flaw]:
+    """Find flaws of the small objects and the documents of a committed version.
 
     Parameters
     ----------
     listed
-        Whether the goal has its row table, and not its length alone.
+        Whether the target has its row table, and not its length alone.
     """
-    return inspect(unchecked(goal.folder), goal.table if listed else None)
+    return inspect(unchecked(target.folder), target.table if listed else None)
 
 
-def is_whole(goal: TargetVersion, listed: bool = True) -> bool:
-    """Whether the version was committed and every object is there; `flaws_of` explains `listed`."""
+def is_whole(target: TargetVersion, listed: bool = True) -> bool:
+    """Return whether the version was committed and no object is missing; see `flaws_of`."""
     with contextlib.suppress(GoneError):
-        return is_committed(goal) and not flaws_of(goal, listed) and not lost_objects(goal)
+        return is_committed(target) and not flaws_of(target, listed) and not lost_objects(target)
     return False
 
 
-def lost_objects(goal: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
-    """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
-    return unchecked(goal.folder).lost_objects()
+def lost_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
+    """Find missing objects of a committed version: (field, shard) -> size and XXH3-64."""
+    return unchecked(target.folder).lost_objects()
 
 
-def read_receipts(goal: TargetVersion) -> dict[int, Receipt]:
-    """The receipts of a version begun, by shard."""
-    names = [f"{BUILD}/receipts/{name}" for name in goal.folder.names(f"{BUILD}/receipts")]
+def read_receipts(target: TargetVersion) -> dict[int, Receipt]:
+    """Read the receipts of a version that was begun, by shard."""
+    names = [f"{BUILD}/receipts/{name}" for name in target.folder.names(f"{BUILD}/receipts")]
     receipts = {}
     for start in range(0, len(names), RECEIPTS):
         part = names[start : start + RECEIPTS]
-        for data in goal.folder.read_many(part, [-1] * len(part)):
-            # Damaged, or swept by another build's commit: then its shard is made again.
+        for data in target.folder.read_many(part, [-1] * len(part)):
+            # If it is damaged, or removed by another build's commit, its shard is built again.
             if isinstance(data, bytes):
                 with contextlib.suppress(ValueError):
                     receipt = Receipt.from_json(data)
-                    if _fits(goal, receipt):
+                    if _fits(target, receipt):
                         receipts[receipt.shard] = receipt
     return receipts
 
 
-def _fits(goal: TargetVersion, receipt: Receipt) -> bool:
-    """Whether a receipt can be of the version: else its shard is made again."""
-    if not 0 <= receipt.shard < goal.shards:
+def _fits(target: TargetVersion, receipt: Receipt) -> bool:
+    """Return whether a receipt can belong to the version; if not, its shard is built again."""
+    if not 0 <= receipt.shard < target.shards:
         return False
-    rows = goal.rows_of(receipt.shard)
-    sums = [each.flat() for each in receipt.sums.values()]
-    channels = [
-        1 + 2 * (*goal.shapes[name].shape, 0)[0] for name in receipt.sums if name in goal.shapes
+    rows = target.rows_of(receipt.shard)
+    sums = [channels.flat() for channels in receipt.sums.values()]
+    lengths = [
+        1 + 2 * (*target.shapes[name].shape, 0)[0] for name in receipt.sums if name in target.shapes
     ]
     return (
-        receipt.objects.keys() == goal.shapes.keys()
-        and all(0 <= n < 2**64 for each in receipt.objects.values() for n in (each.size, each.xxh3))
+        receipt.objects.keys() == target.shapes.keys()
+        and all(0 <= n < 2**64 for o in receipt.objects.values() for n in (o.size, o.xxh3))
         and all(row in rows for row in receipt.holes)
         and len(receipt.content) == len(rows)
         and len(receipt.labels or receipt.content) == len(rows)
         and all(-(2**63) <= label < 2**63 for label in receipt.labels or ())
-        and list(map(len, sums)) == channels
+        and list(map(len, sums)) == lengths
     )

@@ -1,14 +1,20 @@
-"""What differs between a version and what is asked for: recipe, source, code, libraries. Pure."""
+"""Compare a version with a build to come: recipe, source, code, libraries. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import Any
 
 from precache.errors import RecipeError
+from precache.maintenance.diff import (
+    KeyChange,
+    RecipeChange,
+    changed_keys,
+    listed_samples,
+    recipe_changes,
+)
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
 from precache.store.attributes import Attributes
@@ -26,42 +32,37 @@ from precache_workers.ops.identity import (
 )
 from precache_workers.planning.target_version import VersionSpec
 
-EXAMPLES = 5
-"""Keys named of each kind of change."""
-
 
 @dataclass(frozen=True)
-class RecipeChange:
+class RecipePart:
     """A part of the recipe, such as ``image.ops[1].resize.size``, as JSON has it before and after.
 
-    None where there is no such part.
+    None on the side that has no such part.
     """
 
     where: str
     before: Any
     after: Any
 
-
-@dataclass(frozen=True)
-class KeyChange:
-    """How many keys changed in some way, and the first few of them."""
-
-    count: int
-    examples: tuple[str, ...]
+    @classmethod
+    def of(cls, change: RecipeChange) -> RecipePart:
+        """Write the place of a change as one text."""
+        names = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in change.path]
+        return cls(f"{change.field}{''.join(names)}".lstrip("."), change.before, change.after)
 
 
 @dataclass(frozen=True)
 class SourceChanges:
-    """What a source did since a version was made of it.
+    """Changes of a source since a version was built from it.
 
     Attributes
     ----------
     same
-        Samples that it still has, with the identity that they had.
+        Samples that it still has, with the same identity.
     added, changed, removed
-        Keys that are new, that have another identity, that are no more.
+        Samples that are new, that have another identity, that it has no more.
     relabelled
-        Keys of another class, or of another label where classes have no names.
+        Samples of another class, or of another label where classes have no names.
     classes_changed
         Whether classes have other names or numbers.
     """
@@ -75,14 +76,14 @@ class SourceChanges:
 
     @property
     def any(self) -> bool:
-        """Whether there is a change at all."""
+        """Return whether there is a change."""
         kinds = self.added, self.changed, self.removed, self.relabelled
-        return self.classes_changed or any(each.count for each in kinds)
+        return self.classes_changed or any(kind.count for kind in kinds)
 
 
 @dataclass(frozen=True)
 class LibraryChange:
-    """A library of another version than recorded; `decides` if rows are then computed again."""
+    """A library of another version than recorded; `decides` if rows are computed again for it."""
 
     name: str
     before: str
@@ -92,18 +93,18 @@ class LibraryChange:
 
 @dataclass(frozen=True)
 class OpChange:
-    """An op of which the libraries of this machine make other pixels than recorded.
+    """An op that gives other pixels with the libraries of this machine than recorded.
 
     Attributes
     ----------
     op
-        In its place, such as ``resize(size=256) of uint8 x 3``.
+        The op in its place, such as ``resize(size=256) of uint8 x 3``.
     libraries
-        That compute it: those of other versions than recorded, or all where none is.
+        Libraries that compute it: those of other versions than recorded, or all where none is.
     probe
-        The first of the fixed inputs of which something else is made.
+        The first of the fixed inputs with another output.
     far
-        How far, in words.
+        The distance of the outputs, in words.
     """
 
     op: str
@@ -114,24 +115,24 @@ class OpChange:
 
 @dataclass(frozen=True)
 class Differences:
-    """Between a version and what is asked for.
+    """Differences between a version and a build to come.
 
     Attributes
     ----------
     recipe
-        Fields, ops, codecs, seed.
+        Changes of fields, ops, codecs and seed.
     source
-        None where the version's rows cannot be read, or are these.
+        None where the version's rows cannot be read, or are the same.
     functions
         Custom functions without a declared version whose code was edited; of versions of older
         releases also other functions of the same field.
     ops
-        Those that compute other pixels.
+        Ops that give other pixels.
     libraries
-        Those of other versions than recorded.
+        Libraries of other versions than recorded.
     """
 
-    recipe: tuple[RecipeChange, ...] = ()
+    recipe: tuple[RecipePart, ...] = ()
     source: SourceChanges | None = None
     functions: tuple[str, ...] = ()
     libraries: tuple[LibraryChange, ...] = ()
@@ -139,7 +140,7 @@ class Differences:
 
     @property
     def any(self) -> bool:
-        """Whether there is one at all, libraries apart."""
+        """Return whether there is a difference, other than of libraries."""
         own = self.recipe or self.functions or self.ops
         return bool(own or (self.source and self.source.any))
 
@@ -147,153 +148,65 @@ class Differences:
 def compare(
     spec: VersionSpec, attributes: Attributes, rows: RowTable | None, libraries: Mapping[str, str]
 ) -> Differences:
-    """What differs from a committed version.
+    """Compare a committed version with the one that is to be built.
 
     Parameters
     ----------
     rows
-        Of that version; None where they are those of the recipe, or unknown.
+        Row table of the committed version; None where it is the same, or unknown.
     libraries
-        Versions with which the rows that stay were made.
+        Versions of libraries with which the rows that stay were computed.
     """
     recipe, installed = spec.recipe, installed_versions()
-    changed = {each.name for each in _other_versions(libraries, installed)}
-    ops = op_changes(spec.declared, attributes.behaviours, changed)
-    deciding = {library for each in ops for library in each.libraries}
+    other_versions = _other_versions(libraries, installed)
+    ops = op_changes(
+        spec.declared, attributes.behaviours, {library.name for library in other_versions}
+    )
+    deciding = {library for op in ops for library in op.libraries}
     if not attributes.behaviours:  # of an older release
         deciding |= by_libraries({})(recipe).keys()
     return Differences(
-        recipe_changes(attributes.pipeline, spec.declared.to_dict()),
+        tuple(map(RecipePart.of, recipe_changes(attributes.pipeline, spec.declared.to_dict()))),
         None if rows is None else source_changes(rows, spec.table),
         edited_functions(attributes, recipe),
-        tuple(
-            replace(each, decides=each.name in deciding)
-            for each in _other_versions(libraries, installed)
-        ),
+        tuple(replace(library, decides=library.name in deciding) for library in other_versions),
         ops,
     )
 
 
-def recipe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[RecipeChange, ...]:
-    """Between two recipes as `Recipe.to_dict` gives them, op by op and parameter by parameter.
-
-    Ops are paired in their order by kind, so that one that is put between two others is the only
-    change.
-    """
-    found: list[RecipeChange] = []
-    fields = before["fields"], after["fields"]
-    for name in dict.fromkeys([*fields[0], *fields[1]]):
-        if name not in fields[0] or name not in fields[1]:
-            found.append(RecipeChange(name, fields[0].get(name), fields[1].get(name)))
-            continue
-        old, new = fields[0][name], fields[1][name]
-        found += _op_changes(name, old.get("ops", ()), new.get("ops", ()))
-        rest = ({k: v for k, v in each.items() if k != "ops"} for each in (old, new))
-        found += _parameters(name, *rest)
-    found += _parameters("", {"seed": before.get("seed")}, {"seed": after.get("seed")})
-    return tuple(found)
-
-
-def _op_changes(
-    field: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
-) -> Iterator[RecipeChange]:
-    old_kinds, new_kinds = (
-        [f"{op['op']} {op.get('function', '')}" for op in ops] for ops in (before, after)
-    )
-    matcher = SequenceMatcher(None, old_kinds, new_kinds, autojunk=False)
-    for tag, i, i_end, j, j_end in matcher.get_opcodes():
-        if tag == "equal":
-            for at, (old, new) in enumerate(zip(before[i:i_end], after[j:j_end], strict=True), j):
-                yield from _parameters(f"{field}.ops[{at}].{new['op']}", old, new)
-            continue
-        for at, op in enumerate(before[i:i_end], i):
-            yield RecipeChange(f"{field}.ops[{at}].{op['op']}", _given(op), None)
-        for at, op in enumerate(after[j:j_end], j):
-            yield RecipeChange(f"{field}.ops[{at}].{op['op']}", None, _given(op))
-
-
-def _given(op: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in op.items() if name != "op" and value is not None}
-
-
-def _parameters(
-    where: str, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[RecipeChange]:
-    for name in dict.fromkeys([*before, *after]):
-        old, new = before.get(name), after.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _parameters(f"{where}.{name}", old, new)
-        elif old != new:
-            yield RecipeChange(f"{where}.{name}".lstrip("."), old, new)
-
-
 def source_changes(before: RowTable, after: RowTable) -> SourceChanges:
-    """Between the rows of a version and those to be made, by key."""
-    rows = {key: row for row, key in enumerate(before.keys) if row not in before.removed}
-    added, changed, relabelled = [], [], []
-    same = 0
-    old = _identities(before)
-    labels = _names(before), _names(after)
-    for row, (key, identity) in enumerate(zip(after.keys, _identities(after), strict=True)):
-        if row in after.removed:
-            continue
-        was = rows.pop(key, None)
-        if was is None:
-            added.append(key)
-            continue
-        if old[was] == identity:
-            same += 1
-        else:
-            changed.append(key)
-        if (names := (labels[0][was], labels[1][row]))[0] != names[1]:
-            relabelled.append(f"{key}: {names[0]} → {names[1]}")
+    """Compare the rows of a version with those of a listing, by key."""
+    listed = listed_samples(before), listed_samples(after)
+    keys = {kind: sorted(changed) for kind, changed in changed_keys(*listed).items()}
     return SourceChanges(
-        same,
-        _keys(added),
-        _keys(changed),
-        _keys(rows),
-        _keys(relabelled),
-        before.classes != after.classes,
+        same=len(listed[1].keys) - len(keys["added"]) - len(keys["changed"]),
+        added=KeyChange.of(keys["added"]),
+        changed=KeyChange.of(keys["changed"]),
+        removed=KeyChange.of(keys["removed"]),
+        relabelled=KeyChange.of(keys["relabelled"]),
+        classes_changed=before.classes != after.classes,
     )
-
-
-def _identities(table: RowTable) -> list[tuple[int, int, str]]:
-    return list(zip(table.sizes.tolist(), table.mtimes.tolist(), table.etags, strict=True))
-
-
-def _names(table: RowTable) -> list[str]:
-    """Class of each row, its number where classes have no names; ``none`` without one."""
-    classes = table.classes
-    return [
-        "none" if label < 0 else classes[label] if label < len(classes) else str(label)
-        for label in table.labels.tolist()
-    ]
-
-
-def _keys(keys: Iterable[str]) -> KeyChange:
-    found = sorted(keys)
-    return KeyChange(len(found), tuple(found[:EXAMPLES]))
 
 
 def edited_functions(attributes: Attributes, recipe: Recipe) -> tuple[str, ...]:
-    """Custom functions without a declared version whose code is not that of a version any more.
+    """Find custom functions without a declared version whose code is no longer that of a version.
 
     Parameters
     ----------
     recipe
-        That is asked for, by array.
+        Recipe of the build to come, by array.
     """
     used = {op.function: op for op in recipe.functions if not op.version}
     if attributes.decides:
         now, recorded = decides(recipe), attributes.decides
-        return tuple(each for each in used if recorded.get(each, now[each]) != now[each])
+        return tuple(name for name in used if recorded.get(name, now[name]) != now[name])
     try:
         before = Recipe.from_dict(attributes.pipeline).by_array()
     except RecipeError:  # of another release
         return ()
     named = {op.function for op in recipe.functions}
     before = with_code(before, {name: op.code for name, op in used.items() if op.code})
-    found: dict[str, None] = {}
+    edited: dict[str, None] = {}
     for name, field in before.fields.items():
         functions = [op.function for op in field.ops if isinstance(op, Function) and not op.version]
         stored = attributes.fields.get(name)
@@ -303,36 +216,36 @@ def edited_functions(attributes: Attributes, recipe: Recipe) -> tuple[str, ...]:
             except RecipeError:  # no module of that name is left
                 digest = ""
             if digest != stored.recipe:
-                found |= dict.fromkeys(each for each in functions if each in used)
-    return tuple(found)
+                edited |= dict.fromkeys(function for function in functions if function in used)
+    return tuple(edited)
 
 
 def op_changes(
     recipe: Recipe, before: Mapping[str, Outputs], changed: AbstractSet[str]
 ) -> tuple[OpChange, ...]:
-    """Ops of which libraries make something else than recorded.
+    """Find ops whose outputs differ from those recorded.
 
     Parameters
     ----------
     before
-        What they made of their probes, by name; none of a version of an older release.
+        Op -> its outputs of its probes; empty for a version of an older release.
     changed
         Libraries of other versions than recorded.
     """
     libraries = {name: step.libraries for name, _, step in named_ops(recipe) if step is not None}
-    found = []
+    changes = []
     for name, outputs in behaviours(recipe).items() if before else ():
         if name in before and digest_of(before[name]) != digest_of(outputs):
-            of = libraries.get(name, ("numpy",))
-            named = tuple(each for each in of if each in changed) or of
-            found.append(OpChange(name, named, *how_far(before[name], outputs)))
-    return tuple(found)
+            used = libraries.get(name, ("numpy",))
+            suspects = tuple(library for library in used if library in changed) or used
+            changes.append(OpChange(name, suspects, *how_far(before[name], outputs)))
+    return tuple(changes)
 
 
-def _other_versions(
-    before: Mapping[str, str], installed: Mapping[str, str]
-) -> Iterator[LibraryChange]:
-    """Libraries of other versions than those recorded with a version."""
-    for name, version in installed.items():
-        if name in before and before[name] != version:
-            yield LibraryChange(name, before[name], version, decides=False)
+def _other_versions(before: Mapping[str, str], installed: Mapping[str, str]) -> list[LibraryChange]:
+    """List the libraries of other versions than those recorded with a version."""
+    return [
+        LibraryChange(name, before[name], version, decides=False)
+        for name, version in installed.items()
+        if name in before and before[name] != version
+    ]

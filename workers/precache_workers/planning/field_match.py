@@ -1,4 +1,4 @@
-"""How far an earlier version has made the rows of a field, by the ops that made them. Pure."""
+"""Match the ops of a field with those that made the rows of an earlier version. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from precache_workers.ops.identity import ops_digest
 
 @dataclass(frozen=True)
 class FieldMatch:
-    """How far an earlier version has made the rows of an array.
+    """Ops of a field that were applied to the rows of an array of an earlier version.
 
     Attributes
     ----------
     array
-        Name of the array that it has them in.
+        Name of the array.
     applied
-        Ops of the field that made its rows.
+        Number of the field's ops that were applied.
     finished
-        Whether these are all.
+        Whether these are all ops.
     encoded
-        Whether its codec is the field's, too: chunks can be copied.
+        Whether the codec is the field's, too, so that chunks can be copied.
     shape
-        Of its rows.
+        Shape and dtype of its rows.
     """
 
     array: str
@@ -39,51 +39,52 @@ class FieldMatch:
     shape: RowShape
 
 
-def made_of(recipe: Recipe, attributes: Attributes) -> dict[str, FieldMatch]:
-    """Fields of a recipe of which an earlier version has rows, made all the way or part of it."""
+def match_fields(recipe: Recipe, attributes: Attributes) -> dict[str, FieldMatch]:
+    """Find the fields of a recipe of which an earlier version has rows, with all ops or some."""
     try:
         before = Recipe.from_dict(attributes.pipeline).by_array().fields
     except RecipeError:
         return {}
-    found = {}
-    there = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
+    arrays = {n: old for n, old in attributes.fields.items() if old.recipe and n in before}
+    matches = {}
     for name, declared in recipe.fields.items():
-        old = {array: there[array] for array in _alike(name, declared) if array in there}
-        found[name] = _made(recipe, name, old, before) if old else None
-    return {name: made for name, made in found.items() if made is not None}
+        old = {array: arrays[array] for array in _array_names(name, declared) if array in arrays}
+        matches[name] = _match(recipe, name, old, before) if old else None
+    return {name: match for name, match in matches.items() if match is not None}
 
 
-def _made(
+def _match(
     recipe: Recipe,
     name: str,
     old: Mapping[str, FieldAttributes],
     before: Mapping[str, Field],
 ) -> FieldMatch | None:
-    """The array that has most of a field's ops applied, and how many these are."""
+    """Find the array to which most of a field's ops were applied."""
     declared = recipe.fields[name]
-    every = len(declared.ops)
+    ops = len(declared.ops)
     # What a field without ops stores need not be what ops would have been given.
-    for count in range(every, 0, -1) or [0]:
+    for count in range(ops, 0, -1) or [0]:
         digest = ops_digest(recipe, name, count)
-        for array, each in old.items():
+        for array, stored in old.items():
             wider = _with_wider_crop(recipe, name, count, before[array].ops)
-            if each.recipe == digest:
+            if stored.recipe == digest:
                 applied = count
-            elif wider is not None and each.recipe == ops_digest(wider, name, count):
-                applied = count - 1  # the middle of the middle
+            elif wider is not None and stored.recipe == ops_digest(wider, name, count):
+                applied = count - 1  # the crop is left to apply
             else:
                 continue
-            finished = applied == every
+            finished = applied == ops
             encoded = finished and declared.stored_as == before[array].stored_as
-            return FieldMatch(array, applied, finished, encoded, RowShape(each.shape, each.dtype))
+            shape = RowShape(stored.shape, stored.dtype)
+            return FieldMatch(array, applied, finished, encoded, shape)
     return None
 
 
 def _with_wider_crop(recipe: Recipe, name: str, count: int, before: Sequence[Op]) -> Recipe | None:
-    """The recipe whose op number `count` crops as that of an array's, which ends with it.
+    """Return the recipe with the wider crop of an array as op number `count`, the array's last.
 
-    None unless the same pixels come of both crops, one after the other, as of the recipe's alone:
-    where the sides differ by multiples of four, however the margins are rounded.
+    None unless both crops, one after the other, give the same pixels as the recipe's alone: where
+    the sides differ by multiples of four, however the margins are rounded.
     """
     field = recipe.fields[name]
     if not 0 < count == len(before):
@@ -92,7 +93,7 @@ def _with_wider_crop(recipe: Recipe, name: str, count: int, before: Sequence[Op]
     if not (isinstance(own, CenterCrop) and isinstance(wide, CenterCrop)):
         return None
     if any(
-        less > more or (more - less) % 4 for less, more in zip(own.size, wide.size, strict=True)
+        side > wider or (wider - side) % 4 for side, wider in zip(own.size, wide.size, strict=True)
     ):
         return None
     ops = (*field.ops[: count - 1], wide, *field.ops[count:])
@@ -100,7 +101,7 @@ def _with_wider_crop(recipe: Recipe, name: str, count: int, before: Sequence[Op]
     return recipe.model_copy(update={"fields": fields})
 
 
-def _alike(name: str, field: Field) -> tuple[str, ...]:
-    """Names that the rows of an array may have in a version with fewer or more variants."""
-    plain = field_of(name)
-    return name, plain, f"{plain}.{field.first_variant}"
+def _array_names(name: str, field: Field) -> tuple[str, ...]:
+    """Names of the arrays that may have the same rows in a version with fewer or more variants."""
+    single = field_of(name)
+    return name, single, f"{single}.{field.first_variant}"

@@ -156,7 +156,7 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def _are_numbers(lines: Sequence[_Line], names: set[str], where: str) -> bool:
-    """Whether the labels are class numbers; raises where some are, and others are names."""
+    """Return whether the labels are class numbers; raises if some are, and others are names."""
     numbers = [line for line in lines if _NUMBER.fullmatch(line.label)]
     if len(numbers) == len(lines):
         return True
@@ -266,7 +266,7 @@ def _line(number: int, row: Sequence[str], where: str) -> _Line:
 
 
 def _short(value: object) -> str:
-    """As Python would write it, without the middle of what is long."""
+    """Write a value as Python does, without the middle of long ones."""
     text = repr(value)
     if len(text) <= MOST_SHOWN:
         return text

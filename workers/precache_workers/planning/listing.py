@@ -1,4 +1,4 @@
-"""The first step of a build: what the source holds, in rows, and what is to be made of it."""
+"""List the source, the first step of a build, and give its samples their rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from precache.store.commit_log import Code
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.ops.identity import decides
-from precache_workers.planning.adoption import identified, identified_rows
+from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.labels import freeze_classes, override_labels, read_classes
+from precache_workers.planning.recorded_code import with_recorded_code, with_recorded_factory
 from precache_workers.planning.request import Request
-from precache_workers.planning.reuse import Placed, committed, place_rows
+from precache_workers.planning.row_placement import Placed, place_rows
 from precache_workers.planning.target_version import VersionSpec
 from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.sources import base as sources
 from precache_workers.sources.code_digest import code_of
 
 FETCH_SAMPLES = 64
-"""That are held in memory at a time."""
+"""Samples that are held in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,20 @@ class ListedSource:
     Attributes
     ----------
     ignored, left_out
-        Files that are not images by suffix; what else is no sample, counted by reason.
+        Files that are not images by suffix; other files that are no samples, counted by reason.
     code
-        Of custom functions that declare no version, and of a factory, as `CommitEntry` explains.
+        Code of custom functions that declare no version, and of a factory; see `CommitEntry`.
     fetches_labels
         Whether labels are known only once samples are fetched.
     seconds
-        It took.
+        Wall time of listing.
     pinned
-        Whether these are the rows of a version, and the source was not looked at: then samples must
-        be what they were.
+        Whether these are the rows of a version, and the source was not listed: then samples must
+        not have changed.
     barred
-        Key -> why, of samples that must not be decoded.
+        Key -> reason, of samples that must not be decoded.
     refreshes
-        Id of the version of which a refresh is made.
+        Id of the version that is refreshed.
     """
 
     spec: VersionSpec
@@ -64,11 +65,11 @@ class ListedSource:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digests that the code of functions must have, by function."""
+        """Digest that the code of each function must have."""
         return {name: digest for name, (digest, _) in self.code.items()}
 
     def unfollowed(self) -> list[str]:
-        """By function or factory, a line about code of which edits are not noticed."""
+        """Describe, for each function or factory, the code whose edits are not noticed."""
         named = [name for name in self.code if ":" in name]  # others are ops
         codes = {name: code_of(name.removeprefix("python:")) for name in named}
         return [
@@ -86,15 +87,15 @@ def list_rows(
     Raises
     ------
     SourceError
-        The source cannot be listed, or has not what the request says of it.
+        The source cannot be listed, or does not fit the request.
     """
     began = time.perf_counter()
     listing = source.list(tick)
-    recipe, code = identified(store, _numbered_on(request.recipe, store))
+    recipe, code = with_recorded_code(store, _with_current_variants(request.recipe, store))
     table = listing.table
     if isinstance(source, sources.DatasetSource):
-        table, made_by = identified_rows(store, source, table)
-        code |= made_by
+        table, factory_code = with_recorded_factory(store, source, table)
+        code |= factory_code
     table = _labelled(request, source, table)
     may_have = functools.partial(_may_have, request.shard_samples)
     contents = None
@@ -120,7 +121,7 @@ def list_rows(
 def _contents(
     source: sources.Source, seconds: float, keys: Sequence[str], sizes: Sequence[int]
 ) -> list[str]:
-    """Of samples; empty for all where one hangs, which is for the build to find out."""
+    """Hash the content of samples; all are empty if one hangs, which the build will find out."""
     try:
         return run_in_time(lambda: _read(source, keys, sizes), seconds)
     except HangError:
@@ -128,37 +129,36 @@ def _contents(
 
 
 def _read(source: sources.Source, keys: Sequence[str], sizes: Sequence[int]) -> list[str]:
-    found = []
+    contents = []
     for start in range(0, len(keys), FETCH_SAMPLES):
         run = slice(start, start + FETCH_SAMPLES)
-        fetched = source.fetch(keys[run], sizes[run])
-        found += [each.content if isinstance(each, sources.Sample) else "" for each in fetched]
-    return found
+        samples = source.fetch(keys[run], sizes[run])
+        contents += [s.content if isinstance(s, sources.Sample) else "" for s in samples]
+    return contents
 
 
-def _numbered_on(recipe: Recipe, store: Folder) -> Recipe:
-    """The recipe with the variants that the current version has, where it does not say which.
+def _with_current_variants(recipe: Recipe, store: Folder) -> Recipe:
+    """Give the recipe the variants of the current version, where it does not declare which.
 
-    Else the same build would bring back those that were refreshed away.
+    Otherwise the same build would bring back variants that a refresh has replaced.
     """
-    open_ones = {n for n, each in recipe.fields.items() if each.leaves_variants_open}
-    current = next(committed(store), None) if open_ones else None
+    undeclared = {name for name, field in recipe.fields.items() if field.leaves_variants_open}
+    current = next(committed_versions(store), None) if undeclared else None
     if current is None:
         return recipe
     try:
         before = Recipe.from_dict(current[1].pipeline).fields
     except RecipeError:  # of another release
         return recipe
-    numbers = {n: before[n].first_variant for n in open_ones & before.keys()}
     fields = {
-        name: each.model_copy(update={"first_variant": numbers[name]}) if name in numbers else each
-        for name, each in recipe.fields.items()
+        name: recipe.fields[name].model_copy(update={"first_variant": before[name].first_variant})
+        for name in undeclared & before.keys()
     }
-    return recipe.model_copy(update={"fields": fields})
+    return recipe.model_copy(update={"fields": {**recipe.fields, **fields}})
 
 
 def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowTable:
-    """The listing with the labels and classes that the request gives it."""
+    """Give a listing the labels and classes of the request."""
     frozen = None
     if request.classes is not None:
         frozen = read_classes(request.classes, request.storage_options)
@@ -176,7 +176,7 @@ def _labelled(request: Request, source: sources.Source, table: RowTable) -> RowT
     return freeze_classes(table, frozen, shown(request.classes))
 
 
-def _may_have(wanted: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
-    """Whether shards of an earlier version hold as many rows as are asked for."""
+def _may_have(requested: int | None, per_shard: int, shapes: Mapping[str, RowShape]) -> bool:
+    """Return whether shards of an earlier version hold as many rows as are requested."""
     nbytes = [row.nbytes for row in shapes.values()]
-    return wanted is None or wanted <= per_shard <= rows_per_shard(0, nbytes, wanted)
+    return requested is None or requested <= per_shard <= rows_per_shard(0, nbytes, requested)

@@ -1,4 +1,4 @@
-"""Planning: listing + receipts -> rows, and the shard tasks still to do. Pure."""
+"""Order the rows of a listing, and choose shards and samples of them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROW_ORDER_SEED = 0
 
 
 def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
-    """The listing in the order of its rows: a fixed shuffle, so that any run of rows mixes classes.
+    """Order a listing as its rows: by a fixed shuffle, so that any run of rows mixes classes.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def order_rows(listing: RowTable, keep_order: bool) -> RowTable:
 def shards_to_do(
     shards: int, receipts: Mapping[int, Receipt], sizes: Mapping[tuple[str, int], int | None]
 ) -> list[int]:
-    """Shards without a receipt, or whose objects are not as large as it says.
+    """List the shards without a receipt, or with objects of another size than it records.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def shards_to_do(
     for shard in range(shards):
         receipt = receipts.get(shard)
         if receipt is None or any(
-            sizes.get((name, shard)) != made.size for name, made in receipt.objects.items()
+            sizes.get((name, shard)) != stored.size for name, stored in receipt.objects.items()
         ):
             todo.append(shard)
     return todo
@@ -52,7 +52,7 @@ def default_max_failures(rows: int) -> int:
 
 
 def sample_for_probe(table: RowTable, count: int) -> list[int]:
-    """Rows to learn shapes and sizes from: the listing's first by key, then an even spread."""
+    """Choose rows to measure shapes and sizes of: the first by key, then an even spread."""
     rows = [row for row in range(len(table)) if row not in table.removed]
     first = min(rows, key=table.keys.__getitem__)
     spread = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int).tolist()

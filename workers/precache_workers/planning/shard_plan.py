@@ -1,4 +1,4 @@
-"""Shard by shard, what a build is to compute, and what it takes over. Nothing is read for it."""
+"""Sum up, shard by shard, what a build computes and what it reuses. Nothing is read for it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precache.recipe.recipe import Field
-from precache.store.array_metadata import is_summed
-from precache.store.layout import RowShape
-from precache_workers.planning.reusable_rows import ReusableRows, is_linked
-from precache_workers.planning.reuse import BaseShard, BaseVersion, OfferedField
+from precache_workers.planning.base_shard import BaseShard
+from precache_workers.planning.base_version import BaseVersion
+from precache_workers.planning.shard_actions import (
+    Compute,
+    Copy,
+    Link,
+    ShardActions,
+    decide_actions,
+)
 from precache_workers.planning.target_version import TargetVersion
 from precache_workers.planning.work import Work
 
 
 @dataclass(frozen=True)
 class FieldRows:
-    """Rows of one field, by how they come about; of holes that stay, those in whole shards alone.
+    """Rows of one field, by how they come about; holes that stay count in whole shards alone.
 
     Attributes
     ----------
     linked
-        Of objects that are taken over whole, unread.
+        Rows of objects that are linked unread.
     copied
-        Taken over one by one, as they are stored.
+        Rows that are copied one by one, as they are stored.
     resumed
-        Made of an earlier version's rows, by the ops that these lack and the codec.
+        Rows of the base version that get their remaining ops, or another codec.
     computed
-        Made of their samples.
+        Rows that are computed of samples.
     """
 
     linked: int = 0
@@ -39,36 +43,36 @@ class FieldRows:
 
     @classmethod
     def total(cls, parts: Iterable[FieldRows]) -> FieldRows:
-        """Of several shards."""
-        found = list(parts)
+        """Add up the rows of several shards."""
+        shards = list(parts)
         names = cls.__dataclass_fields__
-        return cls(**{name: sum(getattr(each, name) for each in found) for name in names})
+        return cls(**{name: sum(getattr(rows, name) for rows in shards) for name in names})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """One shard that a build is to make.
+    """Summary of the actions of one shard that is to be built.
 
     Attributes
     ----------
     linked
-        Whether it is taken over whole, unread.
+        Whether the shard is linked as a whole, unread.
     reused
-        Whether its objects will be those of the earlier version, linked or not.
+        Whether its objects will be those of the base version, linked or not.
     fetched, taken
-        Places of rows whose samples are fetched; of rows of which some field is taken over.
+        Places of rows whose samples are fetched; of rows of which some field is reused.
     compared
-        Fetched rows that are taken over all the same where the content is what it was.
+        Fetched rows that are reused all the same where the content is what it was.
     rows_reused
-        Rows that are taken over without their samples, holes among them.
+        Rows that are reused without their samples, holes among them.
     retried
         Holes that are tried again.
     read_nbytes, linked_nbytes
-        Of the earlier version's objects, that are read, or linked unread.
+        Bytes of the base version's objects that are read, and that are linked unread.
     """
 
     shard: int
-    offer: BaseShard | None
+    base: BaseShard | None
     linked: bool
     reused: bool
     fetched: np.ndarray
@@ -82,98 +86,93 @@ class ShardPlan:
 
 
 def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
-    """The shards that are to be made, in order."""
-    origin = work.origin
-    there = {} if origin is None else _sizes(origin)
+    """Summarise the shards that are to be built, in order."""
+    base = work.base
+    sizes = {} if base is None else _sizes(base)
     for shard in work.todo:
-        offer = None if origin is None else origin.offer(work.goal, shard, content_decides)
-        yield _plan_shard(work.goal, shard, offer, there)
+        part = None if base is None else base.shard(work.target, shard, content_decides)
+        if part is not None:
+            fields = part.fields.items()
+            part = part.only([n for n, f in fields if sizes.get(f.object_id) == f.stored.size])
+        yield _plan_shard(work.target, shard, part)
 
 
-def _sizes(origin: BaseVersion) -> dict[tuple[str, str], int]:
-    """Bytes of earlier versions' objects, by version and name."""
-    folders = {n: origin.bases.get(n, origin.version.folder) for n in origin.fields}
-    arrays = {(folders[n].name, made.array): folders[n] for n, made in origin.fields.items()}
+def _sizes(base: BaseVersion) -> dict[tuple[str, str], int]:
+    """Bytes of the objects of base versions, by version and name."""
+    arrays = {(base.folder_of(name), match.array) for name, match in base.fields.items()}
     return {
-        (version, name): size
-        for (version, array), folder in arrays.items()
+        (folder.name, name): size
+        for folder, array in arrays
         for name, size in folder.sizes(array).items()
     }
 
 
-def _plan_shard(
-    goal: TargetVersion, shard: int, offer: BaseShard | None, there: Mapping[tuple[str, str], int]
-) -> ShardPlan:
-    recipe, rows = goal.spec.recipe, goal.rows_of(shard)
-    count = len(rows)
-    gone = [row - rows.start for row in goal.table.removed if row in rows]
-    whole = {
-        name: each
-        for name, each in (offer.fields.items() if offer else ())
-        if offer and there.get(offer.place_of(each)) == each.size
-    }
-    spared = ReusableRows(recipe, count, gone, offer, whole, rows.start)
-    linked = (
-        offer is not None
-        and whole.keys() == offer.fields.keys()
-        and is_linked(recipe, goal.shapes, count, offer, gone)
-    )
-    known = np.array([bool(each) for each in spared.content])
-    needs = spared.needs_sample & (not linked)
-    taken = spared.same & known
-    taken[list(spared.holes)] = False
-    kept = ~needs
-    kept[gone] = False
-    reused = linked or (
-        bool(spared.count == count and spared.finished and not needs.any())
-        and all(each.made.encoded for each in whole.values())
-        and set(gone) <= spared.holes.keys()
-    )
-    holes = list(spared.holes)
-    staying = taken.copy()
-    staying[holes] = spared.same[holes] & (not (offer and offer.retries))
-    unmoved = spared.count == count and bool(staying.all())
-    stay = [
-        name
-        for name, each in whole.items()
-        if linked or (unmoved and _stays(recipe.fields[name], goal.shapes[name], each))
-    ]
-    linked_nbytes = sum(whole[name].size for name in stay)
-    fields = {
-        name: FieldRows(linked=count)
-        if name in stay
-        else _made(needs, taken, whole.get(name), shape.chunk_rows(goal.rows_per_shard))
-        for name, shape in goal.shapes.items()
-    }
-    decides = offer is not None and offer.content_decides
+def _plan_shard(target: TargetVersion, shard: int, base: BaseShard | None) -> ShardPlan:
+    rows = target.rows_of(shard)
+    removed = {row - rows.start for row in target.table.removed if row in rows}
+    actions = decide_actions(target.spec.recipe, target.shapes, len(rows), base, removed)
+    fetched = actions.fetched
+    chunk_rows = {n: s.chunk_rows(target.rows_per_shard) for n, s in target.shapes.items()}
+    reuse = actions.reuse.fields.items()
+    linked = [name for name, action in reuse if isinstance(action, Link)]
+    linked_nbytes = base.nbytes_of(linked) if base else 0
+    retried = compared = 0
+    if base is not None and actions.base is not None:
+        holes = base.holes.keys()
+        retried = len(holes - removed) if base.retries else 0
+        if base.content_decides:
+            known = (place for place in fetched if actions.content[place])
+            compared = sum(not base.same[place] for place in known)
     return ShardPlan(
-        shard,
-        offer,
-        linked,
-        reused,
-        np.flatnonzero(needs),
-        np.flatnonzero(taken),
-        int((needs & known & ~spared.same).sum()) if decides else 0,
-        int(kept.sum()),
-        len(spared.holes.keys() - set(gone)) if offer is not None and offer.retries else 0,
-        (offer.nbytes_of(whole) if offer else 0) - linked_nbytes,
-        linked_nbytes,
-        fields,
+        shard=shard,
+        base=base,
+        linked=actions.linked,
+        reused=_is_reused(actions, len(rows), removed),
+        fetched=np.array(fetched, np.int64),
+        taken=np.array(actions.reused, np.int64),
+        compared=compared,
+        rows_reused=len(rows) - len(fetched) - len(removed),
+        retried=retried,
+        read_nbytes=(base.nbytes_of(base.fields) if base else 0) - linked_nbytes,
+        linked_nbytes=linked_nbytes,
+        fields={
+            name: FieldRows(linked=len(rows))
+            if name in linked
+            else _field_rows(name, actions, chunk_rows[name])
+            for name in target.shapes
+        },
     )
 
 
-def _stays(field: Field, shape: RowShape, old: OfferedField) -> bool:
-    """Whether an object is linked where all its rows stay, as far as can be told before."""
-    return old.made.encoded and (old.sums is not None or not is_summed(field, shape))
+def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
+    """Return whether all objects will be those of the base, as far as can be known before."""
+    base = actions.base
+    return actions.linked or (
+        base is not None
+        and len(base.same) == rows
+        and actions.finished
+        and not actions.fetched
+        and all(field.match.encoded for field in base.fields.values())
+        and removed <= base.holes.keys()
+    )
 
 
-def _made(
-    needs: np.ndarray, taken: np.ndarray, old: OfferedField | None, chunk_rows: int
-) -> FieldRows:
-    """Rows of a field whose object is not linked."""
-    if old is None:
-        return FieldRows(computed=int(needs.sum()))
-    computed, over = int((needs & ~taken).sum()), int(taken.sum())
-    if old.made.encoded and chunk_rows == 1:
-        return FieldRows(copied=over, computed=computed)
-    return FieldRows(resumed=over, computed=computed)
+def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
+    """Count the rows of a field whose object is not linked."""
+    computed = copied = resumed = 0
+    for rows, row in actions.runs:
+        match row.fields.get(name):
+            case Compute():
+                computed += len(rows)
+            case Copy() if chunk_rows == 1 and _is_encoded(name, actions):
+                copied += len(rows)
+            case None:
+                pass  # holes
+            case _:
+                resumed += len(rows)
+    return FieldRows(copied=copied, resumed=resumed, computed=computed)
+
+
+def _is_encoded(name: str, actions: ShardActions) -> bool:
+    """Return whether the base stores a field by the codec that it is to have."""
+    return actions.base is not None and actions.base.fields[name].match.encoded

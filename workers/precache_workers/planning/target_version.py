@@ -1,4 +1,4 @@
-"""The version that a build is to make, fully determined before its first shard task."""
+"""The version that a build is to complete, determined before its first shard task."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def receipt_name(shard: int) -> str:
 
 @dataclass(frozen=True)
 class VersionSpec:
-    """What a version's id is made of, rows per shard apart; `version_id` explains `retries`.
+    """All that decides a version's id except rows per shard; `version_id` explains `retries`.
 
     Attributes
     ----------
     declared
-        As the user wrote it.
+        The recipe as the user wrote it.
     """
 
     declared: Recipe
@@ -51,7 +51,7 @@ class VersionSpec:
 
     @functools.cached_property
     def recipe(self) -> Recipe:
-        """With a field for each stored array."""
+        """The recipe with a field for each stored array."""
         return self.declared.by_array()
 
 
@@ -62,7 +62,7 @@ class TargetVersion:
     Attributes
     ----------
     folder
-        Of the version.
+        Folder of the version.
     shapes
         Row shape of each field.
     """
@@ -80,7 +80,7 @@ class TargetVersion:
         return cls(spec, store.folder(version), rows_per_shard, shapes)
 
     def anew(self, store: Folder) -> TargetVersion:
-        """The version that makes the same rows once more."""
+        """Return the version that builds the same rows once more, under another id."""
         again = replace(self.spec, retries=self.spec.retries + 1)
         return TargetVersion.of(store, again, self.rows_per_shard, self.shapes)
 
@@ -106,16 +106,16 @@ class TargetVersion:
         return f"{field}/c/{shard}" + "/0" * len(self.shapes[field].shape)
 
     def sizes(self) -> dict[tuple[str, int], int | None]:
-        """(field, shard) -> bytes of the stored object, None where there is none."""
-        found: dict[tuple[str, int], int | None] = {}
+        """List the stored objects: (field, shard) -> bytes, None where there is none."""
+        sizes: dict[tuple[str, int], int | None] = {}
         for name in self.shapes:
-            there = self.folder.sizes(name)
+            stored = self.folder.sizes(name)
             for shard in range(self.shards):
-                found[name, shard] = there.get(self.object_name(name, shard))
-        return found
+                sizes[name, shard] = stored.get(self.object_name(name, shard))
+        return sizes
 
     def describe(self) -> dict[str, Any]:
-        """What tells this version from others, as build.json and the metadata hold it."""
+        """Describe the identity of the version, as build.json and the metadata hold it."""
         return {
             "version": self.version,
             "fingerprint": self.spec.fingerprint,
@@ -136,7 +136,7 @@ class TargetVersion:
         refreshes
             Id of the version of which it is a refresh.
         recompute
-            Whether all of it is computed again.
+            Whether all rows are computed again.
         """
         if self.folder.size(FROZEN_ROWS) is None:
             self.folder.create(FROZEN_ROWS, [self.table.to_parquet()], scratch=SCRATCH)
@@ -147,96 +147,97 @@ class TargetVersion:
         self.folder.put(DESCRIPTION, [json.dumps(begun).encode()], scratch=SCRATCH)
 
     def frozen_rows(self) -> RowTable:
-        """The row table of a version that was begun, or was committed since."""
+        """Read the row table of a version that was begun, or was committed since."""
         data = self.folder.get(FROZEN_ROWS)
         name = ROW_TABLE if data is None else FROZEN_ROWS
         return RowTable.from_parquet(data or self.folder.read(name), self.folder.path(name))
 
-    def tell_failure(self, why: str) -> None:
-        """Say in the description that the build which began the version has failed."""
+    def record_failure(self, reason: str) -> None:
+        """Record in the description that the build which began the version has failed."""
         data = self.folder.get(DESCRIPTION)
         if data is not None:
-            told = {**json.loads(data), "failed": why}
-            self.folder.put(DESCRIPTION, [json.dumps(told).encode()], scratch=SCRATCH)
+            description = {**json.loads(data), "failed": reason}
+            self.folder.put(DESCRIPTION, [json.dumps(description).encode()], scratch=SCRATCH)
 
 
-def find_goal(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
-    """The version of this recipe that the store has, committed or begun; None where it has none.
+def find_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
+    """Find the version of a recipe that the store has, committed or begun; None if it has none.
 
-    Of several that are committed it is the one that was made anew most often.
+    Of several that are committed it is the one that was built anew most often.
 
     Parameters
     ----------
-    wanted
-        Rows a shard, as the user gave them; any will do by default.
+    per_shard
+        Rows of a shard that the user asks for; None for any.
     """
-    committed, begun = _goals(store, spec, wanted)
+    committed, begun = _targets(store, spec, per_shard)
     begun = [
-        goal for goal in begun if goal.spec.retries == spec.retries and not is_recomputed(goal)
+        target
+        for target in begun
+        if target.spec.retries == spec.retries and not is_recomputed(target)
     ]
-    return max(committed or begun, key=lambda each: each.spec.retries, default=None)
+    return max(committed or begun, key=lambda target: target.spec.retries, default=None)
 
 
-def next_goal(store: Folder, spec: VersionSpec, wanted: int | None) -> TargetVersion | None:
-    """The version that makes this recipe anew; None where the store has none to be made anew.
+def next_target(store: Folder, spec: VersionSpec, per_shard: int | None) -> TargetVersion | None:
+    """Return the version that builds a recipe anew; None if the store has no version of it.
 
     Parameters
     ----------
-    wanted
-        As in `find_goal`.
+    per_shard
+        As in `find_target`.
     """
-    committed, begun = _goals(store, spec, wanted)
-    last = max(committed + begun, key=lambda each: each.spec.retries, default=None)
-    return None if last is None else untaken(store, last.anew(store), removed=True)
+    committed, begun = _targets(store, spec, per_shard)
+    last = max(committed + begun, key=lambda target: target.spec.retries, default=None)
+    return None if last is None else next_free(store, last.anew(store), removed=True)
 
 
-def is_recomputed(goal: TargetVersion) -> bool:
-    """Whether a version that is not committed was begun to compute all of it again."""
-    data = goal.folder.get(DESCRIPTION)
-    begun = None if data is None else _begun(data, goal.folder.path(DESCRIPTION))
+def is_recomputed(target: TargetVersion) -> bool:
+    """Return whether an uncommitted version was begun to compute all rows again."""
+    data = target.folder.get(DESCRIPTION)
+    begun = None if data is None else _begun(data, target.folder.path(DESCRIPTION))
     return begun is not None and begun.recompute
 
 
-def untaken(store: Folder, goal: TargetVersion, *, removed: bool = False) -> TargetVersion:
-    """The version that makes the same rows by an id under which nobody computes all of them again.
+def next_free(store: Folder, target: TargetVersion, *, removed: bool = False) -> TargetVersion:
+    """Return the version of the same rows with the next id that no `recompute` build works on.
 
     Parameters
     ----------
     removed
-        Nor one of a version that was removed, which may have had other pixels, and of which copies
-        may be elsewhere.
+        Skip ids of removed versions, too: they may have had other pixels, and copies elsewhere.
     """
     named = {entry.version for entry in read_commits(store)} if removed else ()
-    while goal.folder.size(ROOT) is None and (goal.version in named or is_recomputed(goal)):
-        goal = goal.anew(store)
-    return goal
+    while target.folder.size(ROOT) is None and (target.version in named or is_recomputed(target)):
+        target = target.anew(store)
+    return target
 
 
-def _goals(
-    store: Folder, spec: VersionSpec, wanted: int | None
+def _targets(
+    store: Folder, spec: VersionSpec, per_shard: int | None
 ) -> tuple[list[TargetVersion], list[TargetVersion]]:
-    """Versions of a recipe, committed and begun, made anew however often."""
-    found: tuple[list[TargetVersion], list[TargetVersion]] = [], []
+    """Find the committed and the begun versions of a recipe, built anew however often."""
+    both: tuple[list[TargetVersion], list[TargetVersion]] = [], []
     names = [n for n in store.names() if VERSION.fullmatch(n) and not is_link(store, n)]
-    for leaf, read, goals in zip((ROOT, DESCRIPTION), (_committed, _begun), found, strict=True):
+    for leaf, read, targets in zip((ROOT, DESCRIPTION), (_committed, _begun), both, strict=True):
         paths = [f"{name}/{leaf}" for name in names]
         for path, data in zip(paths, store.read_many(paths, [-1] * len(paths)), strict=True):
             if isinstance(data, StorageError):
                 if is_missing(data):
                     continue
                 raise data
-            goal = _matching(store, read(data, path), spec)
-            if goal is not None and has_shards_of(goal, wanted):
-                goals.append(goal)
-    return found
+            target = _matching(store, read(data, path), spec)
+            if target is not None and has_shards_of(target, per_shard):
+                targets.append(target)
+    return both
 
 
-def has_shards_of(goal: TargetVersion, wanted: int | None) -> bool:
-    """Whether a version has as many rows a shard as were asked for, any by default."""
-    nbytes = [row.nbytes for row in goal.shapes.values()]
-    if wanted in (None, goal.rows_per_shard):
+def has_shards_of(target: TargetVersion, per_shard: int | None) -> bool:
+    """Return whether a version has as many rows a shard as the user asks for."""
+    nbytes = [row.nbytes for row in target.shapes.values()]
+    if per_shard in (None, target.rows_per_shard):
         return True
-    return goal.rows_per_shard == rows_per_shard(len(goal.table), nbytes, wanted)
+    return target.rows_per_shard == rows_per_shard(len(target.table), nbytes, per_shard)
 
 
 def _committed(data: bytes, where: str) -> Attributes | None:
@@ -245,29 +246,27 @@ def _committed(data: bytes, where: str) -> Attributes | None:
     except NewerFormatError:
         raise
     except StoreError:
-        return None  # not ours, or damaged: then it is made again
+        return None  # not ours, or damaged: then it is built again
 
 
 def _begun(data: bytes, where: str) -> Identity | None:
     try:
         return Identity.read(data, where)
     except StoreError:
-        return None  # all it says is computed again
+        return None  # damaged: all that it says is computed again
 
 
 def _matching(
-    store: Folder, found: Attributes | Identity | None, spec: VersionSpec
+    store: Folder, version: Attributes | Identity | None, spec: VersionSpec
 ) -> TargetVersion | None:
-    if found is None or (found.fingerprint, found.rows_digest) != (
-        spec.fingerprint,
-        spec.rows_digest,
-    ):
+    wanted = spec.fingerprint, spec.rows_digest
+    if version is None or (version.fingerprint, version.rows_digest) != wanted:
         return None
-    goal = goal_of(store, found, replace(spec, retries=found.retries))
-    return goal if goal.version == found.version else None
+    target = target_like(store, version, replace(spec, retries=version.retries))
+    return target if target.version == version.version else None
 
 
-def goal_of(store: Folder, found: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
-    """The version of a recipe that has the rows of another version."""
-    shapes = {name: RowShape(row.shape, row.dtype) for name, row in found.fields.items()}
-    return TargetVersion.of(store, spec, found.rows_per_shard, shapes)
+def target_like(store: Folder, other: Attributes | Identity, spec: VersionSpec) -> TargetVersion:
+    """Return the version of a recipe with the shapes and shards of another version."""
+    shapes = {name: RowShape(row.shape, row.dtype) for name, row in other.fields.items()}
+    return TargetVersion.of(store, spec, other.rows_per_shard, shapes)

@@ -1,4 +1,4 @@
-"""What a build has to do, found before it does any of it: for the build, and for its plan."""
+"""Find the work of a build before it does any of it: for the build, and for the dry run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from precache.store.layout import RowShape, rows_per_shard
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
+from precache_workers.planning.base_version import BaseVersion, find_base
 from precache_workers.planning.committed import is_committed, lost_objects, read_receipts
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
-from precache_workers.planning.reuse import BaseVersion, find_origin
 from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import (
     TargetVersion,
     VersionSpec,
-    find_goal,
-    next_goal,
-    untaken,
+    find_target,
+    next_free,
+    next_target,
 )
 
 LARGEST_SHARD_BYTES = 512 << 20
-"""Raw, of one field: above, rows are laid into shards anew."""
-
+"""Most raw bytes of a shard of one field; above, rows are laid into shards anew."""
 
 Shapes = Mapping[str, RowShape]
 
@@ -42,19 +41,18 @@ class MeasuredRows:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done so that a version is whole.
+    """The work that completes a version.
 
     Attributes
     ----------
-    origin
-        A version whose rows are taken over where the samples are the same.
+    base
+        A version whose rows are reused where the samples are the same.
     receipts
-        Of the shards that are there, of a version that is not committed: none before `remaining`.
+        Receipts of finished shards of an uncommitted version; none before `remaining`.
     todo
-        Shards to be made; of a version that is not committed, none before `remaining`.
+        Shards to build; of an uncommitted version, none before `remaining`.
     lost
-        (field, shard) -> size and XXH3-64, where the version was committed: these objects are to
-        be made again, as they were.
+        (field, shard) -> size and XXH3-64 of objects to restore; None for an uncommitted version.
     needed
         Bytes to be stored, by estimate; None where the build was begun before.
     failed
@@ -62,8 +60,8 @@ class Work:
         it stays.
     """
 
-    goal: TargetVersion
-    origin: BaseVersion | None = None
+    target: TargetVersion
+    base: BaseVersion | None = None
     receipts: Mapping[int, Receipt] = field(default_factory=dict)
     todo: Sequence[int] = ()
     lost: Mapping[tuple[str, int], tuple[int, int]] | None = None
@@ -72,7 +70,7 @@ class Work:
 
     @property
     def committed(self) -> bool:
-        """Whether the version was committed before: if so, it lacks only what was lost."""
+        """Return whether the version was committed before, and lacks only lost objects."""
         return self.lost is not None
 
 
@@ -80,96 +78,95 @@ def find_work(
     request: Request,
     store: Folder,
     listed: ListedSource,
-    goal: TargetVersion | None,
+    target: TargetVersion | None,
     measure: Callable[[VersionSpec], MeasuredRows],
 ) -> Work:
-    """Look into the store for what is there of a version, and what can be taken over for the rest.
+    """Find what the store lacks of a version, and a base version for it.
 
     Parameters
     ----------
-    goal
+    target
         The version, where the store has it, committed or begun.
     measure
-        Asked for row shapes where no earlier version tells them.
+        Measures row shapes, where no earlier version has them.
     """
     failed = None
-    if goal is not None and is_committed(goal):
-        if not is_tried_again(request, goal):
-            return _losses(goal)
-        failed, goal = goal, untaken(store, goal.anew(store), removed=True)
-    spec, origin, needed = listed.spec, None, None
+    if target is not None and is_committed(target):
+        if not is_tried_again(request, target):
+            return _losses(target)
+        failed, target = target, next_free(store, target.anew(store), removed=True)
+    spec, base, needed = listed.spec, None, None
     if not request.recompute:
-        bases = not listed.fetches_labels
-        origin = find_origin(store, spec.recipe, spec.table, bases)
-    # Samples that bring labels must be fetched, as they are where a field is missing.
-    if origin and listed.fetches_labels and origin.fields.keys() >= spec.recipe.fields.keys():
-        origin = None
-    if origin and listed.pinned and origin.is_of(spec.rows_digest):
-        origin = replace(origin, same=np.ones_like(origin.same), retries=True)
-    if origin and request.retry_failed:
-        origin = origin.retried()
-    if goal is None:
-        shapes, needed = _known(spec, origin) or _measured(spec, origin, measure)
-        shapes = {**shapes, **(origin.shapes() if origin else {})}
-        goal = TargetVersion.of(store, spec, _per_shard(request, listed, shapes), shapes)
-        goal = untaken(store, goal, removed=request.recompute)
-        while request.recompute and is_committed(goal):
-            goal = untaken(store, goal.anew(store), removed=True)
-        if is_committed(goal):
-            return _losses(goal)
-    return Work(goal, origin, needed=needed, failed=failed)
+        base = find_base(store, spec.recipe, spec.table, other_versions=not listed.fetches_labels)
+    # Samples that bring labels must be fetched, as they are if the base lacks a field.
+    if base and listed.fetches_labels and base.fields.keys() >= spec.recipe.fields.keys():
+        base = None
+    if base and listed.pinned and base.is_of(spec.rows_digest):
+        base = replace(base, same=np.ones_like(base.same), retries=True)
+    if base and request.retry_failed:
+        base = base.with_retries()
+    if target is None:
+        shapes, needed = _known(spec, base) or _measured(spec, base, measure)
+        shapes = {**shapes, **(base.shapes() if base else {})}
+        target = TargetVersion.of(store, spec, _per_shard(request, listed, shapes), shapes)
+        target = next_free(store, target, removed=request.recompute)
+        while request.recompute and is_committed(target):
+            target = next_free(store, target.anew(store), removed=True)
+        if is_committed(target):
+            return _losses(target)
+    return Work(target, base, needed=needed, failed=failed)
 
 
-def goal_of(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
-    """The version that a request is for, where the store tells its shapes."""
-    find = next_goal if request.recompute else find_goal
+def requested_target(request: Request, store: Folder, spec: VersionSpec) -> TargetVersion | None:
+    """Return the version that a request is for, if the store has its shapes."""
+    find = next_target if request.recompute else find_target
     return find(store, spec, request.shard_samples)
 
 
-def is_tried_again(request: Request, goal: TargetVersion) -> bool:
-    """Whether a committed version has samples that failed, and the request is for these."""
-    return request.retry_failed and bool(failed_rows(goal))
+def is_tried_again(request: Request, target: TargetVersion) -> bool:
+    """Return whether a committed version has failed samples that the request tries again."""
+    return request.retry_failed and bool(failed_rows(target))
 
 
-def failed_rows(goal: TargetVersion) -> set[int]:
-    """Rows of a committed version whose samples failed."""
-    return {row for row, (_, why) in open_own(goal.folder).holes.items() if why != REMOVED}
+def failed_rows(target: TargetVersion) -> set[int]:
+    """List the rows of a committed version whose samples failed."""
+    return {row for row, (_, why) in open_own(target.folder).holes.items() if why != REMOVED}
 
 
 def remaining(work: Work) -> Work:
-    """The same work, less the shards that are there; of a version that is not committed."""
-    goal, receipts = work.goal, read_receipts(work.goal)
-    todo = shards_to_do(goal.shards, receipts, goal.sizes())
-    there = {shard: receipts[shard] for shard in set(range(goal.shards)) - set(todo)}
-    return replace(work, receipts=there, todo=todo)
+    """Return the work on an uncommitted version without its finished shards."""
+    target, receipts = work.target, read_receipts(work.target)
+    todo = shards_to_do(target.shards, receipts, target.sizes())
+    finished = {shard: receipts[shard] for shard in set(range(target.shards)) - set(todo)}
+    return replace(work, receipts=finished, todo=todo)
 
 
-def _losses(goal: TargetVersion) -> Work:
-    lost = lost_objects(goal)
-    return Work(goal, todo=sorted({shard for _, shard in lost}), lost=lost)
+def _losses(target: TargetVersion) -> Work:
+    lost = lost_objects(target)
+    return Work(target, todo=sorted({shard for _, shard in lost}), lost=lost)
 
 
-def _known(spec: VersionSpec, origin: BaseVersion | None) -> tuple[Shapes, int] | None:
-    """Row shapes as an earlier version has them, and the bytes of what it has not."""
-    shapes = origin.shapes() if origin else {}
-    if origin is None or shapes.keys() != spec.recipe.fields.keys():
+def _known(spec: VersionSpec, base: BaseVersion | None) -> tuple[Shapes, int] | None:
+    """Return row shapes, and bytes to write, if the base version has all fields."""
+    shapes = base.shapes() if base else {}
+    if base is None or shapes.keys() != spec.recipe.fields.keys():
         return None
-    return shapes, origin.nbytes_to_write(len(spec.table), spec.recipe)
+    return shapes, base.nbytes_to_write(len(spec.table), spec.recipe)
 
 
 def _measured(
-    spec: VersionSpec, origin: BaseVersion | None, measure: Callable[[VersionSpec], MeasuredRows]
+    spec: VersionSpec, base: BaseVersion | None, measure: Callable[[VersionSpec], MeasuredRows]
 ) -> tuple[Shapes, int]:
-    found, rows = measure(spec), len(spec.table)
-    nbytes = {name: row.nbytes for name, row in found.shapes.items()}
-    missing = nbytes.keys() - (origin.shapes().keys() if origin else ())
+    measured, rows = measure(spec), len(spec.table)
+    nbytes = {name: row.nbytes for name, row in measured.shapes.items()}
+    missing = nbytes.keys() - (base.shapes().keys() if base else ())
     share = sum(nbytes[name] for name in missing) / max(1, sum(nbytes.values()))
-    taken = origin.nbytes_to_write(rows, spec.recipe) if origin else 0
-    return found.shapes, int(found.stored_per_row * rows * share) + taken
+    reused = base.nbytes_to_write(rows, spec.recipe) if base else 0
+    return measured.shapes, int(measured.stored_per_row * rows * share) + reused
 
 
 def _per_shard(request: Request, listed: ListedSource, shapes: Shapes) -> int:
-    """Rows of a shard: as many as before, unless these rows are so large that it bursts."""
+    """Choose the rows of a shard: as many as before, unless shards would be too large."""
     nbytes = [row.nbytes for row in shapes.values()]
     inherited = listed.placed.rows_per_shard
     if inherited and inherited * max(nbytes) <= LARGEST_SHARD_BYTES:

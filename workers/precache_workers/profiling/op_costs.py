@@ -12,7 +12,7 @@ from precache.errors import SampleError
 from precache.recipe.ops import HorizontalFlip, Op, RandomResizedCrop, ToDType
 from precache.recipe.recipe import Field
 from precache_workers.profiling.stage_times import Passed, take_through
-from precache_workers.shards.shard_task import BASE_MEMORY, Job, SampleTask
+from precache_workers.shards.samples import BASE_MEMORY, Job, SampleTask
 
 SECONDS = 5.0
 """After which no further sample of a field is timed, once there are a few."""

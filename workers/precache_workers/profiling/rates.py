@@ -12,13 +12,13 @@ from precache.errors import SampleError
 from precache.recipe.variants import variants_of
 from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
-from precache_workers.planning.base_shard import BaseShardRows
-from precache_workers.planning.reuse import BaseShard
+from precache_workers.planning.base_shard import BaseShard
+from precache_workers.planning.shard_actions import Action, Compute, reuse_action
 from precache_workers.profiling.estimate import TimeCost, UnitTimes
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
-from precache_workers.shards.outputs import FieldOutput
-from precache_workers.shards.rows import field_output, open_offered
-from precache_workers.shards.shard_task import (
+from precache_workers.shards.base_rows import BaseRows, open_base
+from precache_workers.shards.field_writer import FieldWriter
+from precache_workers.shards.samples import (
     BASE_MEMORY,
     Job,
     SampleTask,
@@ -41,10 +41,10 @@ class RatesTask(SampleTask):
     ----------
     keys, sizes
         Of samples to be fetched and computed.
-    offer
-        A shard of an earlier version, of which rows are taken over.
+    base
+        A shard of the base version, of which rows are reused.
     places
-        Of these rows.
+        Places of these rows.
     """
 
     job: Job
@@ -52,7 +52,7 @@ class RatesTask(SampleTask):
     rows_per_shard: int
     keys: Sequence[str] = ()
     sizes: Sequence[int] = ()
-    offer: BaseShard | None = None
+    base: BaseShard | None = None
     places: Sequence[int] = ()
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
@@ -81,7 +81,7 @@ def _measure(task: RatesTask) -> UnitTimes:
         if samples:
             _warm(recipes, *samples[0])
         computed = _compute(task, recipes, samples, failed)
-        opened, taken = _take(task, recipes)
+        opening, taken = _reuse(task, recipes)
     return UnitTimes(
         fetch,
         nbytes,
@@ -89,7 +89,7 @@ def _measure(task: RatesTask) -> UnitTimes:
         {name: cost for name, (cost, _) in taken.items()},
         {name: stored for name, (_, stored) in computed.items()},
         {name: stored for name, (_, stored) in taken.items()},
-        opened,
+        opening,
         len(task.keys),
         tuple(failed.items()),
     )
@@ -134,97 +134,97 @@ def _compute(
 
     Of variants, which have ops in common, each costs its share of what all of them do.
     """
-    found: dict[str, tuple[TimeCost, float]] = {}
+    costs: dict[str, tuple[TimeCost, float]] = {}
     for arrays in variants_of(recipes).values():
-        outputs = [_output(task, recipes[array], None) for array in arrays]
+        writers = [_writer(task, recipes[array], None) for array in arrays]
         clock, at = _Clock(), notes()
         for place, (key, sample) in enumerate(samples):
             at.begin(DECODING, key)
-            for output in outputs:
+            for writer in writers:
                 try:
-                    output.compute(sample, key)
-                    output.keep(place, False)
+                    Compute().make_row(writer, place, key, sample)
+                    writer.keep(place)
                 except Exception as error:  # whatever a decoder raises on a hostile file
                     reason = str(error) if isinstance(error, SampleError) else repr(error)
                     failed.setdefault(key, reason)
-                    output.leave_hole(place)
+                    writer.leave_hole(place)
         at.end()
-        stored = [_stored(output, len(samples)) for output in outputs]
+        stored = [_stored(writer, len(samples)) for writer in writers]
         cost = clock.lap().over(max(1, len(samples)) * len(arrays))
-        found |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
-    return found
+        costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
+    return costs
 
 
-def _take(
+def _reuse(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
 ) -> tuple[TimeCost, dict[str, tuple[TimeCost, float]]]:
-    """What a byte of the earlier version's objects costs to open, and each array's row.
+    """Time opening the base version's objects, by byte, and reusing each array's rows.
 
-    Variants that go on from one base share what they have in common, as in `_compute`.
+    Variants that resume the same object share what they have in common, as in `_compute`.
     """
-    offer, clock = task.offer, _Clock()
-    if offer is None:
+    base, clock = task.base, _Clock()
+    if base is None:
         return TimeCost(), {}
-    old = open_offered(offer, check=True)
-    opened = clock.lap().over(max(1, offer.nbytes_of(old)))
-    finished = [[name] for name, rows in old.items() if rows.offered.made.finished]
-    begun = variants_of(name for name, rows in old.items() if not rows.offered.made.finished)
+    opened = open_base(base, check=True)
+    opening = clock.lap().over(max(1, base.nbytes_of(opened)))
+    finished = [[name] for name, rows in opened.items() if rows.field.match.finished]
+    begun = variants_of(name for name, rows in opened.items() if not rows.field.match.finished)
     costs: dict[str, tuple[TimeCost, float]] = {}
     for arrays in [*finished, *begun.values()]:
-        outputs = [_output(task, recipes[array], old[array]) for array in arrays]
-        for output in outputs:
-            output.expect(np.isin(np.arange(len(offer.same)), task.places))
-            output.touch()
+        writers = [_writer(task, recipes[array], opened[array]) for array in arrays]
+        for writer in writers:
+            writer.start_writing()
         clock = _Clock()
-        step = old[arrays[0]].chunk_rows if arrays in finished else 1
-        for run, taken in _runs(np.array(task.places), step):
-            _take_run(outputs, run, taken)
-        stored = [_stored(output, len(task.places)) for output in outputs]
+        match = opened[arrays[0]].field.match
+        step = opened[arrays[0]].chunk_rows if match.finished else 1
+        for run, reused in _runs(np.array(task.places), step):
+            _reuse_run(writers, run, reuse_action(match) if reused else None)
+        stored = [_stored(writer, len(task.places)) for writer in writers]
         cost = clock.lap().over(max(1, len(task.places)) * len(arrays))
         costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
-    return opened, costs
+    return opening, costs
 
 
 def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
-    """Rows of the chunks that hold any of these places, in runs; whether they are among them."""
+    """Yield the rows of the chunks that hold these places, in runs, and whether they are these."""
     rows = (np.unique(places // step)[:, None] * step + np.arange(step)).ravel()
-    taken = np.isin(rows, places)
-    breaks = np.flatnonzero((np.diff(rows) != 1) | (taken[1:] != taken[:-1])) + 1
-    for part, among in zip(np.split(rows, breaks), np.split(taken, breaks), strict=True):
+    reused = np.isin(rows, places)
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (reused[1:] != reused[:-1])) + 1
+    for part, among in zip(np.split(rows, breaks), np.split(reused, breaks), strict=True):
         yield range(int(part[0]), int(part[-1]) + 1), bool(among[0])
 
 
-def _take_run(outputs: Sequence[FieldOutput], run: range, taken: bool) -> None:
-    """Rows that are taken over, or others of their chunks, which are encoded with them."""
-    if taken and all(output.carries for output in outputs):
-        for output in outputs:
-            output.carry(run)
+def _reuse_run(writers: Sequence[FieldWriter], run: range, action: Action | None) -> None:
+    """Reuse rows; without an action, fill up chunks that are encoded with them."""
+    if action is not None and all(writer.copies_runs for writer in writers):
+        for writer in writers:
+            writer.copy(run)
         return
     for place in run:
         key = str(place)
-        for output in outputs:
-            if not taken:
-                output.leave_hole(place)
+        for writer in writers:
+            if action is None:
+                writer.leave_hole(place)
                 continue
             try:
-                output.take(place, key)
-                output.keep(place, output.unchanged)
-            except SampleError:  # a hole of the build's
-                output.leave_hole(place)
+                action.make_row(writer, place, key, None)
+                writer.keep(place)
+            except SampleError:  # the build leaves a hole, too
+                writer.leave_hole(place)
 
 
-def _output(task: RatesTask, recipe: FieldRecipe, old: BaseShardRows | None) -> FieldOutput:
-    """For as many rows as are timed, in chunks as large as the build's."""
-    shape = task.shapes[recipe.name]
+def _writer(task: RatesTask, ops: FieldRecipe, base: BaseRows | None) -> FieldWriter:
+    """Create a writer for as many rows as are timed, in chunks as large as the build's."""
+    shape = task.shapes[ops.name]
     step = shape.chunk_rows(task.rows_per_shard)
     chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
     rows = step * (chunks | 1)  # a power of two times an odd number
-    counted = np.ones(task.rows_per_shard, np.bool_)
-    return field_output(task.job.recipe, recipe, shape, rows, old, counted)
+    declared = task.job.recipe.fields[ops.name]
+    return FieldWriter(ops.name, declared, shape, rows, ops=ops, base=base, reused=task.places)
 
 
-def _stored(output: FieldOutput, rows: int) -> float:
-    """Bytes of a row in a shard that is finished herewith."""
-    parts, _ = output.finish()
+def _stored(writer: FieldWriter, rows: int) -> float:
+    """Finish a shard; returns its stored bytes per row."""
+    parts = writer.finish().parts
     stored = sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)
     return stored / max(1, rows)

@@ -23,7 +23,7 @@ from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.measured import CutTimes, StepTimes
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
-from precache_workers.shards.shard_task import Job, one_thread, recipes_of
+from precache_workers.shards.samples import Job, one_thread, recipes_of
 from precache_workers.shards.timing import Timing
 from precache_workers.sources.base import Sample
 

@@ -17,7 +17,7 @@ from precache.store.row_table import RowTable
 from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work import MeasuredRows
 from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
-from precache_workers.shards.shard_task import (
+from precache_workers.shards.samples import (
     BASE_MEMORY,
     Job,
     SampleTask,

@@ -1,10 +1,10 @@
-"""Objects of a shard are created once, whichever build of the version comes first.
+"""Create the objects of a shard and its receipt once, whichever build of the version is first.
 
-Of a version that is not committed, several builds may make the same shard at once, with other
-releases of a codec, or with other samples that could not be fetched. Whatever comes second is
-dropped: the first receipt of a shard is the shard's, and an object without a receipt is taken as
-it is where its rows are the same. So what one build has seen done stays as it is, and what was
-committed is never overwritten, unless it is lost: then an object of the same rows takes its place.
+Several builds may write the same shard of an uncommitted version at once, with other releases of a
+codec, or with other samples that could not be fetched. The second is dropped: the first receipt of
+a shard counts, and an object without a receipt is kept if its rows are the same. So what one build
+has seen done stays as it is, and what was committed is never overwritten, unless it is lost: then
+an object of the same rows replaces it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,92 @@ import numpy as np
 import xxhash
 
 from precache.codecs.chunk import codec_metadata, decoder
-from precache.errors import BuildError, DamageError
+from precache.errors import BuildError, DamageError, StorageError
 from precache.recipe.ops import Function
-from precache.storage.base import Buffer
+from precache.storage.base import Buffer, Folder
 from precache.store.build_status import ALIVE_SECONDS, live_leases
 from precache.store.layout import MISSING, decode_index
 from precache.store.lease import deciding
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
+from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.target_version import SCRATCH, receipt_name
-from precache_workers.shards.rows import Object
+from precache_workers.shards.base_rows import SpoiledBaseError
 
 if TYPE_CHECKING:
     from precache_workers.shards.shard_task import ShardTask
 
 OWN_SECONDS, OTHER_SECONDS = 5.0, ALIVE_SECONDS + 20
-"""For the receipt of another task that follows its object: of this build, and of another."""
+"""How long to wait for the receipt that follows an object of this build, and of another build."""
+
+
+@dataclass(frozen=True)
+class FinishedObject:
+    """The finished object of one field of a shard.
+
+    Attributes
+    ----------
+    parts
+        Its bytes, one buffer after another; empty where it is the object of the base version.
+    stored
+        What the receipt says of it.
+    base
+        What the base version has of the field.
+    """
+
+    field: str
+    parts: Sequence[Buffer]
+    stored: ShardObject
+    base: BaseField | None = None
+
+    @property
+    def is_base(self) -> bool:
+        """Return whether it is the base version's object, byte for byte."""
+        base = self.base
+        return base is not None and (
+            (self.stored.size, self.stored.xxh3) == (base.stored.size, base.stored.xxh3)
+        )
+
+    def create(self, folder: Folder, name: str) -> bool:
+        """Create the object, as a link where it is the base version's; False where one exists.
+
+        Raises
+        ------
+        SpoiledBaseError
+            The base version's object is gone, and was not read before.
+        """
+        if self.base is not None and self.is_base:
+            try:
+                source = self.base.folder, self.base.object_name
+                return folder.copy(name, *source, scratch=SCRATCH, create=True)
+            except StorageError as error:
+                if not self.parts:
+                    raise SpoiledBaseError(self.field, error) from None
+        return folder.create(name, self.parts, scratch=SCRATCH)
+
+    def put(self, folder: Folder, name: str) -> None:
+        """Put the object in place of a damaged one."""
+        folder.put(name, self.read(), scratch=SCRATCH)
+
+    def read(self) -> Sequence[Buffer]:
+        """Return the bytes of the object, one buffer after another.
+
+        Raises
+        ------
+        SpoiledBaseError
+            It is the base version's, and that is gone.
+        """
+        if self.parts:
+            return self.parts
+        assert self.base is not None  # else it would have parts
+        try:
+            return [self.base.folder.read(self.base.object_name)]
+        except StorageError as error:
+            raise SpoiledBaseError(self.field, error) from None
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a committed version records of a shard of which objects are lost.
+    """Records of a committed version about a shard of which objects are lost.
 
     Attributes
     ----------
@@ -69,7 +135,7 @@ class DoneElsewhere(Exception):
 
 
 def require_lease(task: ShardTask) -> None:
-    """Raise `BuildError` where the build's lease is not to be seen."""
+    """Raise `BuildError` where this node cannot see the lease of the build."""
     if task.lease is not None and task.folder.size(task.lease) is None:
         raise BuildError(
             f"{socket.gethostname()} does not see {task.folder.path(task.lease)}: the build has "
@@ -80,7 +146,7 @@ def require_lease(task: ShardTask) -> None:
 
 
 def finished(task: ShardTask) -> Receipt | None:
-    """The receipt of a shard whose objects are all there."""
+    """Return the receipt of a shard whose objects are all there, else None."""
     data = task.folder.get(receipt_name(task.shard))
     if data is None:
         return None
@@ -94,8 +160,10 @@ def finished(task: ShardTask) -> Receipt | None:
     return None
 
 
-def create_objects(task: ShardTask, objects: Mapping[str, Object]) -> dict[str, ShardObject]:
-    """Create the objects of a shard, or take those that are there; field -> what is there now.
+def create_objects(
+    task: ShardTask, objects: Mapping[str, FinishedObject]
+) -> dict[str, ShardObject]:
+    """Create the objects of a shard, or accept those that exist; field -> the object that counts.
 
     Raises
     ------
@@ -105,32 +173,34 @@ def create_objects(task: ShardTask, objects: Mapping[str, Object]) -> dict[str, 
         An object cannot be written or read.
     """
     return {
-        field: own.made if own.create(task.folder, task.objects[field]) else _take(task, field, own)
+        field: own.stored
+        if own.create(task.folder, task.objects[field])
+        else _accept_other(task, field, own)
         for field, own in objects.items()
     }
 
 
 def replace_lost(
-    task: ShardTask, lost: Recorded, objects: Mapping[str, Object], made: Receipt
+    task: ShardTask, lost: Recorded, objects: Mapping[str, FinishedObject], receipt: Receipt
 ) -> None:
     """Put objects of a committed version in place of lost ones, if their rows are the same.
 
-    They are where the bytes are. Encoded by another release of a library they are if the samples,
-    the holes and the sums by channel are those recorded, and so are all rows that can still be read
-    in the object that is replaced; at least one, if a function of the user's own makes them, as its
-    code may depend on what nobody sees.
+    The rows are the same if the bytes are. If another release of a library encoded them, they count
+    as the same if the samples, the holes and the sums by channel are those recorded, and so are all
+    rows that can still be read in the object that is replaced: at least one, if a function of the
+    user computes them, as its code may depend on anything.
 
     Raises
     ------
     BuildError
-        The rows are others; nothing was put.
+        The rows differ; nothing was put.
     """
     for field, recorded in lost.objects.items():
-        if (made.objects[field].size, made.objects[field].xxh3) != recorded and not (
+        if (receipt.objects[field].size, receipt.objects[field].xxh3) != recorded and not (
             field in lost.encoded
-            and made.content == lost.content
-            and made.holes.keys() == lost.holes
-            and _are_recorded(made.sums.get(field), lost.encoded[field])
+            and receipt.content == lost.content
+            and receipt.holes.keys() == lost.holes
+            and _are_recorded(receipt.sums.get(field), lost.encoded[field])
             and _agrees_with_lost(task, field, objects[field])
         ):
             raise BuildError(
@@ -142,20 +212,20 @@ def replace_lost(
         objects[field].put(task.folder, task.objects[field])
 
 
-def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
-    """The object that another task created, once it is known to have the same rows."""
+def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObject:
+    """Return the object that another task created, once it is known to have the same rows."""
     name = task.objects[field]
     data = task.folder.get(name)
     if data is None:
         raise BuildError(f"{task.folder.path(name)} was removed at this moment; run the same again")
-    found = replace(own.made, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
-    if found == own.made or _compared(task, field, data, own).all_same:
-        return found
+    other = replace(own.stored, size=len(data), xxh3=xxhash.xxh3_64_intdigest(data))
+    if other == own.stored or _compare_chunks(task, field, data, own).all_same:
+        return other
     began = time.monotonic()
     while (receipt := finished(task)) is None:
         waited, others = time.monotonic() - began, live_leases(task.folder, but=task.lease)
         if not others and waited > OWN_SECONDS and _replace(task, name, own):
-            return own.made
+            return own.stored
         if others and waited > OTHER_SECONDS:
             raise BuildError(
                 f"shard {task.shard} comes out different in another build of the same version "
@@ -165,8 +235,8 @@ def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
     raise DoneElsewhere(receipt)
 
 
-def _replace(task: ShardTask, name: str, own: Object) -> bool:
-    """Put an object in place of one that a build left which has ended; False where one goes on."""
+def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
+    """Put an object in place of one that an ended build left; False where such a build goes on."""
     store, version = task.store, task.folder.name
     with deciding(store, version) if store else contextlib.nullcontext():
         require_lease(task)
@@ -177,19 +247,19 @@ def _replace(task: ShardTask, name: str, own: Object) -> bool:
 
 
 def create_receipt(task: ShardTask, receipt: Receipt) -> Receipt:
-    """Create the receipt of a shard; returns the one that was first."""
+    """Create the receipt of a shard; returns the one that was created first."""
     name = receipt_name(task.shard)
     if task.folder.create(name, [receipt.to_json()], scratch=SCRATCH):
         return receipt
     first = finished(task)
-    if first is None:  # it is damaged, or was of objects that are no more
+    if first is None:  # it is damaged, or its objects are gone
         task.folder.put(name, [receipt.to_json()], scratch=SCRATCH)
         return receipt
     return first
 
 
-class _Compared(NamedTuple):
-    """Numbers of chunks of an object: with the same rows as another, with others, unreadable."""
+class _ChunkCounts(NamedTuple):
+    """Chunks of an object: with the same rows as another's, with other rows, unreadable."""
 
     same: int
     other: int
@@ -200,20 +270,20 @@ class _Compared(NamedTuple):
         return not (self.other or self.unreadable)
 
 
-def _compared(task: ShardTask, field: str, data: Buffer, own: Object) -> _Compared:
-    """Compare the rows of an object that is there with those of one that was made."""
+def _compare_chunks(task: ShardTask, field: str, data: Buffer, own: FinishedObject) -> _ChunkCounts:
+    """Compare the rows of an object that exists with those of a finished one."""
     shape = task.shapes[field]
     codecs = codec_metadata(task.job.recipe.fields[field].stored_as, shape.dtype)
     decode = decoder(codecs, np.dtype(shape.dtype).itemsize, field).decode
     per_chunk = shape.chunk_rows(task.rows_per_shard)
     chunks = task.rows_per_shard // per_chunk
     decoded = np.empty((2, per_chunk, *shape.shape), shape.dtype)
-    both = memoryview(data), memoryview(b"".join(own.parts()))
+    both = memoryview(data), memoryview(b"".join(own.read()))
     counts = [0, 0, 0]
     try:
-        indexes = [decode_index(each[-16 * chunks - 4 :], chunks).tolist() for each in both]
+        indexes = [decode_index(part[-16 * chunks - 4 :], chunks).tolist() for part in both]
     except DamageError:
-        return _Compared(0, 0, chunks)
+        return _ChunkCounts(0, 0, chunks)
     for places in zip(*indexes, strict=True):
         if places[0] == places[1] == [int(MISSING)] * 2:
             continue
@@ -223,15 +293,15 @@ def _compared(task: ShardTask, field: str, data: Buffer, own: Object) -> _Compar
             counts[decoded[0].tobytes() != decoded[1].tobytes()] += 1
         except DamageError:
             counts[2] += 1
-    return _Compared(*counts)
+    return _ChunkCounts(*counts)
 
 
-def _agrees_with_lost(task: ShardTask, field: str, own: Object) -> bool:
-    """Whether an object has the rows that can still be read in the one it is to replace."""
+def _agrees_with_lost(task: ShardTask, field: str, own: FinishedObject) -> bool:
+    """Return whether an object has the rows that can still be read in the one that it replaces."""
     left = task.folder.get(task.objects[field])
-    found = _Compared(0, 0, 0) if left is None else _compared(task, field, left, own)
+    chunks = _ChunkCounts(0, 0, 0) if left is None else _compare_chunks(task, field, left, own)
     ops = task.job.recipe.fields[field].ops
-    return not found.other and bool(found.same or not any(isinstance(o, Function) for o in ops))
+    return not chunks.other and bool(chunks.same or not any(isinstance(o, Function) for o in ops))
 
 
 def _are_recorded(sums: ChannelSums | None, recorded: Sequence[float] | None) -> bool:

@@ -1,131 +1,87 @@
-"""One shard, made whole: fetch -> ops -> encode -> put. Idempotent, and no Ray in it."""
+"""Build one shard: fetch, ops, encode, put, receipt. Idempotent, without Ray."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
-from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
-from precache.errors import BuildError, FetchError, HangError, SampleError
-from precache.recipe.recipe import Recipe
-from precache.recipe.variants import field_of
-from precache.runtime.ordered_map import prefetch
+from precache.errors import BuildError, FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
-from precache.store.receipts import Receipt, ShardObject
-from precache_workers.ops.behaviour import Outputs
-from precache_workers.ops.field_recipe import Common, FieldRecipe
-from precache_workers.ops.identity import installed_versions, require_same
-from precache_workers.planning.base_shard import SpoiledBaseShard
-from precache_workers.planning.reuse import BaseShard
-from precache_workers.runtime.node import node_name
-from precache_workers.runtime.time_limit import (
-    DECODING,
-    FETCHING,
-    SAMPLE_SECONDS,
-    notes,
-    run_in_time,
+from precache.store.receipts import Receipt
+from precache.units import size
+from precache_workers.ops.identity import installed_versions
+from precache_workers.planning.base_shard import BaseShard
+from precache_workers.planning.shard_actions import (
+    Action,
+    RowActions,
+    ShardActions,
+    decide_actions,
 )
-from precache_workers.shards.rows import ShardRows
+from precache_workers.runtime.node import node_name
+from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
+from precache_workers.shards.base_rows import BaseRows, SpoiledBaseError, open_base
+from precache_workers.shards.field_writer import FieldWriter
+from precache_workers.shards.samples import (
+    BASE_MEMORY,
+    Job,
+    SampleTask,
+    fetch_ahead,
+    one_thread,
+    recipes_of,
+)
 from precache_workers.shards.shard_objects import (
     DoneElsewhere,
     Recorded,
     create_objects,
     create_receipt,
+    finished,
     replace_lost,
     require_lease,
 )
 from precache_workers.shards.timing import Timing
-from precache_workers.sources.base import Fetched, Sample, Source
+from precache_workers.sources.base import Fetched, Sample
 
-FETCH_BYTES = 4 << 20
-FETCH_SAMPLES = 16
-"""A fetch is a run of samples up to either limit; three are in the making at a time."""
-BASE_MEMORY = 1 << 30
-"""Bytes of a worker's process: 350 MB of libraries, the rest for photos of 90 million pixels."""
 LARGE_FILE = 16 << 20
 LARGE_MEMORY = 768 << 20
 """Bytes more where a file is larger than that: for pictures at the default limit of pixels."""
 UNFETCHED = "could not be fetched"
-"""How the reason of a hole begins whose sample was not to be had."""
+"""Beginning of the reason of a hole whose sample could not be fetched."""
 _tasks_before = itertools.count()
-"""Shards this process has made: what it burnt before the first one went into imports."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all shards of a build share; the recipe has a field for each stored array.
-
-    Where it is `pinned`, samples must be what an offered version's rows were made of. `behaviours`
-    is what its ops must make of their probes, and `code` the digests of its functions' code.
-    """
-
-    source: Source
-    recipe: Recipe
-    import_path: tuple[str, ...] = ()
-    code: Mapping[str, str] = field(default_factory=dict)
-    behaviours: Mapping[str, Outputs] = field(default_factory=dict)
-    fetch_labels: bool = False
-    pinned: bool = False
-    sample_seconds: float = SAMPLE_SECONDS
-    """That fetching or decoding a sample may take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleTask:
-    """What tasks on samples have in common.
-
-    Attributes
-    ----------
-    barred
-        Key -> why, of samples that must not be decoded: they become holes. Those that took too long
-        to fetch are not fetched again.
-    alone
-        Samples that may hang: while one is fetched or decoded, nothing else is.
-    """
-
-    barred: Mapping[str, str] = field(default_factory=dict)
-    alone: frozenset[str] = frozenset()
-
-    def retried(self) -> Self:
-        return self
-
-    def after(self, hang: HangError) -> Self:
-        if len(hang.late) > 1 and not hang.late.keys() <= self.alone:
-            return replace(self, alone=self.alone | hang.late.keys())
-        return replace(self, barred={**self.barred, **hang.late})
+"""Shards that this process has computed: CPU time before the first of them went into imports."""
 
 
 @dataclass(frozen=True)
 class ShardTask(SampleTask):
-    """One shard to make: the samples of its rows, in order.
+    """One shard to build, from the samples of its rows in order.
 
     Attributes
     ----------
     folder
-        Of the version.
+        Folder of the version.
     objects
-        Field -> name of the object to be put, below the folder.
+        Field -> name of the object to put, below the folder.
+    keys, sizes
+        Of the samples.
+    accept_missing
+        Leave a hole for a sample that cannot be fetched.
     lost
         What is recorded of the shard, where its objects replace lost ones.
-    offer
-        The same shard of an earlier version.
-    accept_missing
-        Make a hole of a sample that cannot be fetched.
+    base
+        The same shard of the base version.
     removed
-        Places of rows whose samples are no more.
+        Places of rows whose samples the source has no more.
     lease
-        Object below the folder that is there as long as the build may write; its worker must see
-        it.
+        Object below the folder that exists as long as the build may write; its worker must see it.
     store
-        Of the version; needed where other builds may make the same shard.
+        Store of the version; needed where other builds may write the same shard.
     again
-        The shard may be there already: another task was given it before.
+        Whether the shard may exist already, as another task was given it before.
+    may_fail
+        Places of rows that become holes where their samples cannot be fetched.
     """
 
     job: Job
@@ -138,7 +94,7 @@ class ShardTask(SampleTask):
     sizes: Sequence[int]
     accept_missing: bool = False
     lost: Recorded | None = None
-    offer: BaseShard | None = None
+    base: BaseShard | None = None
     removed: frozenset[int] = frozenset()
     lease: str | None = None
     store: Folder | None = None
@@ -147,108 +103,25 @@ class ShardTask(SampleTask):
 
     @property
     def first_row(self) -> int:
+        """Row of the version that the shard begins with."""
         return self.shard * self.rows_per_shard
 
     @property
     def memory(self) -> int:
-        """Bytes its process may need: libraries and a large photograph, and whole shards."""
-        made = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
-        offered = self.offer.nbytes_of(self.offer.fields) if self.offer else 0
+        """Bytes that its process may need: libraries, a large photograph, and whole shards."""
+        built = self.rows_per_shard * sum(row.nbytes for row in self.shapes.values())
+        reused = self.base.nbytes_of(self.base.fields) if self.base else 0
         large = LARGE_MEMORY * (max(self.sizes, default=0) > LARGE_FILE)
-        return BASE_MEMORY + large + made + offered
+        return BASE_MEMORY + large + built + reused
 
     def retried(self) -> Self:
         return replace(self, again=True)
 
 
-# --- the stages ---------------------------------------------------------------------------------
-
-
-def _runs(
-    keys: Sequence[str], sizes: Sequence[int], alone: Collection[str]
-) -> Iterator[list[tuple[str, int]]]:
-    """Runs of samples to be fetched together; some keys are alone in theirs."""
-    run: list[tuple[str, int]] = []
-    weight = 0
-    for key, size in zip(keys, sizes, strict=True):
-        apart = alone and (key in alone or (run[-1:] and run[-1][0] in alone))
-        if run and (apart or weight + size > FETCH_BYTES or len(run) == FETCH_SAMPLES):
-            yield run
-            run, weight = [], 0
-        run.append((key, size))
-        weight += max(0, size)
-    if run:
-        yield run
-
-
-def fetch_ahead(
-    source: Source,
-    keys: Sequence[str],
-    sizes: Sequence[int],
-    barred: Mapping[str, str] = MappingProxyType({}),
-    alone: Collection[str] = (),
-) -> Generator[tuple[str, Fetched], None, None]:
-    """Samples in order, the next ones being fetched while the caller works.
-
-    Parameters
-    ----------
-    barred, alone
-        As in `SampleTask`.
-    """
-    kept = notes()
-    hung = {key for key, why in barred.items() if why.startswith(FETCHING)}
-
-    def fetch_run(run: list[tuple[str, int]]) -> list[tuple[str, Fetched]]:
-        names, expected = zip(*run, strict=True)
-        if run[0][0] in hung:
-            return [(key, SampleError(barred[key])) for key in names]
-        with kept.kept():
-            return list(zip(names, source.fetch(names, expected), strict=True))
-
-    several = _runs(keys, sizes, hung.union(alone))
-    threads = source.fetch_threads
-    runs = (
-        (fetch_run(run) for run in several)
-        if alone
-        else prefetch(fetch_run, several, threads, threads + 1)
-    )
-    with contextlib.closing(runs):
-        for run in runs:
-            yield from run
-
-
-def recipes_of(job: Job) -> dict[str, FieldRecipe]:
-    """The ops of every field, ready to be applied to samples; all that they need is loaded."""
-    import torch  # noqa: F401 - here, lest it count as the work of whoever uses it first
-
-    for path in job.import_path:
-        if path not in sys.path:
-            sys.path.append(path)
-    require_same(job.recipe, job.behaviours)
-    fields, seed = job.recipe.fields, job.recipe.seed
-    several = Counter(map(field_of, fields))
-    common = {name: Common() for name, arrays in several.items() if arrays > 1}
-    return {
-        name: FieldRecipe(name, each, seed, job.code, common.get(field_of(name)))
-        for name, each in fields.items()
-    }
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Parallelism is one task a core; torch's own threads would only get in its way."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def run_shard(task: ShardTask) -> Receipt:
-    """Make one shard of every field, put its objects, then its receipt.
+    """Build one shard of every field, put its objects, then its receipt.
+
+    Where another task was first, its receipt is returned.
 
     Raises
     ------
@@ -261,134 +134,211 @@ def run_shard(task: ShardTask) -> Receipt:
     HangError
         A sample takes too long; nothing was put.
     """
-
-    def work() -> Receipt:
-        part = task
-        while True:
-            try:
-                return _run_shard(part)
-            except SpoiledBaseShard as spoiled:
-                assert part.offer is not None
-                part = replace(part, offer=part.offer.without(spoiled.field))
-
-    return run_in_time(work, task.job.sample_seconds)
+    receipt = finished(task) if task.again else None
+    return receipt or run_in_time(lambda: _run(task), task.job.sample_seconds)
 
 
-def _run_shard(task: ShardTask) -> Receipt:
-    recipes = recipes_of(task.job)
+def _run(task: ShardTask) -> Receipt:
+    """Decide what to do for each row, and do it; again without an object that is damaged."""
+    base = task.base
+    barred = {place: task.barred[key] for place, key in enumerate(task.keys) if key in task.barred}
+    while True:
+        opened = open_base(base)
+        actions = decide_actions(
+            task.job.recipe,
+            task.shapes,
+            len(task.keys),
+            base.only(opened) if base else None,
+            task.removed,
+            barred,
+        )
+        try:
+            return _execute(task, actions, opened)
+        except SpoiledBaseError as spoiled:
+            assert base is not None
+            base = base.without_object_of(spoiled.field)
+
+
+def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRows]) -> Receipt:
+    """Execute the actions of every row, put the objects, and write the receipt."""
+    ops = {} if actions.linked else recipes_of(task.job)
     timing = Timing()
-    rows = ShardRows(
-        task.job.recipe,
-        recipes,
-        task.shapes,
-        task.rows_per_shard,
-        len(task.keys),
-        task.removed,
-        task.offer,
-        task.first_row,
-        [place for place, key in enumerate(task.keys) if key in task.barred] if task.barred else (),
-    )
-    wanted = list(filter(rows.needs_sample, range(len(task.keys))))
-    needed = frozenset(wanted)
-    holes: dict[int, str] = {}
-    labels = [-1] * len(task.keys)
-    unfetched: list[FetchError] = []
-    at = notes()
-    with one_thread(), contextlib.closing(_fetch(task, wanted)) as samples:
-        carried = 0
-        for place, key in enumerate(task.keys):
-            if not carried:
-                carried = rows.carry(place)
-                timing.charge("encode")
-            if carried:
-                carried -= 1
-                continue
-            fetched = next(samples) if place in needed else None
-            timing.charge("fetch")
-            sample = fetched if isinstance(fetched, Sample) else None
-            reason = task.barred.get(key, "")
-            if isinstance(fetched, FetchError):
-                if place not in task.may_fail:
-                    unfetched.append(fetched)
-                sample, reason = Sample({}), f"{UNFETCHED}: {fetched}"
-            elif isinstance(fetched, SampleError):
-                sample, reason = Sample({}), str(fetched)
-            _require_unchanged(task, place, key, sample)
-            at.begin(DECODING, key)
-            reason = rows.make(place, key, sample, reason)
-            if sample is not None and sample.label is not None:
-                labels[place] = sample.label
-            if reason:
-                holes[task.first_row + place] = reason
-            spent = timing.charge("ops")
-            rows.keep()
-            at.end()
-            spent += timing.charge("encode")
-            if sample is not None:
-                timing.note(task.first_row + place, spent, timing.count(sample))
-    if unfetched and not task.accept_missing:
-        raise _unfetched(task.shard, unfetched)
-    objects = rows.objects()
+    holes = actions.base.holes if actions.base else ()
+    reused = actions.reused
+    writers = {
+        name: FieldWriter(
+            name,
+            declared,
+            task.shapes[name],
+            task.rows_per_shard,
+            ops=ops.get(name),
+            base=opened.get(name),
+            holes=holes,
+            reused=reused,
+        )
+        for name, declared in task.job.recipe.fields.items()
+    }
+    rows = _Rows(task, actions, writers, timing)
+    with contextlib.nullcontext() if actions.linked else one_thread():
+        rows.make()
+    if rows.unfetched and not task.accept_missing:
+        raise _unfetched(task.shard, rows.unfetched)
+    all_built = {name: writer.finish() for name, writer in writers.items()}
+    built = {name: all_built[name] for name in task.objects}
+    sums = {name: writer.sums() for name, writer in writers.items()}
     require_lease(task)
-    wanted_objects = {name: objects[name] for name in task.objects}
-    reused = all(each.is_old for each in wanted_objects.values())
-    if task.lost is not None:
-        remade = {name: each.made for name, each in wanted_objects.items()}
-        receipt = _receipt(task, rows, remade, holes, labels, reused, timing)
-        replace_lost(task, task.lost, wanted_objects, receipt)
-        return receipt
-    try:
-        made = create_objects(task, wanted_objects)
-    except DoneElsewhere as other:
-        return other.receipt
-    timing.charge("put")
-    return create_receipt(task, _receipt(task, rows, made, holes, labels, reused, timing))
-
-
-def _receipt(
-    task: ShardTask,
-    rows: ShardRows,
-    made: dict[str, ShardObject],
-    holes: dict[int, str],
-    labels: list[int],
-    reused: bool,
-    timing: Timing,
-) -> Receipt:
-    sums = {name: each.sums() for name, each in rows.outputs.items()}
-    return Receipt(
-        task.shard,
-        made,
-        holes,
-        rows.content,
-        {name: each for name, each in sums.items() if each is not None},
-        timing.seconds,
-        timing.cpu_seconds,
-        timing.cpu_before if next(_tasks_before) == 0 else 0.0,
-        labels=labels if task.job.fetch_labels else None,
-        reused=reused,
-        rows_reused=rows.taken,
+    objects = {name: each.stored for name, each in built.items()}
+    if task.lost is None:
+        try:
+            objects = create_objects(task, built)
+        except DoneElsewhere as other:
+            return other.receipt
+        timing.charge("put")
+    receipt = Receipt(
+        shard=task.shard,
+        objects=objects,
+        holes=rows.holes,
+        content=rows.content,
+        sums={name: summed for name, summed in sums.items() if summed is not None},
+        seconds=timing.seconds,
+        cpu_seconds=timing.cpu_seconds,
+        import_seconds=0.0 if actions.linked or next(_tasks_before) else timing.cpu_before,
+        labels=rows.labels if task.job.fetch_labels else None,
+        reused=all(each.is_base for each in built.values()),
+        rows_reused=rows.reused,
         host=node_name(),
         began=timing.began,
         fetched=timing.nbytes,
         slowest=timing.slowest(),
-        libraries=installed_versions(),
+        libraries={} if actions.linked else installed_versions(),
     )
+    if task.lost is not None:
+        replace_lost(task, task.lost, built, receipt)
+        return receipt
+    return create_receipt(task, receipt)
 
 
-def _fetch(task: ShardTask, wanted: Sequence[int]) -> Generator[Fetched, None, None]:
-    keys, sizes = [task.keys[at] for at in wanted], [task.sizes[at] for at in wanted]
+class _Rows:
+    """Makes the rows of a shard, every field of a row together.
+
+    Attributes
+    ----------
+    content, holes, labels
+        As in the receipt.
+    reused
+        Rows of which all fields were reused, holes among them.
+    unfetched
+        Errors of samples that could not be fetched.
+    """
+
+    def __init__(
+        self,
+        task: ShardTask,
+        actions: ShardActions,
+        writers: Mapping[str, FieldWriter],
+        timing: Timing,
+    ) -> None:
+        self._task, self._actions, self._writers, self._timing = task, actions, writers, timing
+        self.content: list[str] = []
+        self.holes: dict[int, str] = {}
+        self.labels = [-1] * len(task.keys)
+        self.reused = 0
+        self.unfetched: list[FetchError] = []
+
+    def make(self) -> None:
+        """Make all rows, in order."""
+        actions, writers = self._actions, self._writers.values()
+        copies_runs = all(writer.copies_runs for writer in writers)
+        with contextlib.closing(_fetch(self._task, actions.fetched)) as samples:
+            for rows, row in actions.runs:
+                if copies_runs and row.fields and not row.fetches:
+                    for writer in writers:
+                        writer.copy(rows)
+                    self.content += actions.content[rows.start : rows.stop]
+                    self.reused += len(rows)
+                    self._timing.charge("encode")
+                    continue
+                for place in rows:
+                    self._make_row(row, place, next(samples) if row.fetches else None)
+
+    def _make_row(self, row: RowActions, place: int, fetched: Fetched | None) -> None:
+        task, timing, key = self._task, self._timing, self._task.keys[place]
+        timing.charge("fetch")
+        sample, content = None, self._actions.content[place]
+        if fetched is not None:
+            sample, reason = self._sample_of(place, fetched)
+            content = sample.content
+            row = self._actions.with_sample(place, content, reason)
+        at = notes()
+        at.begin(DECODING, key)
+        reason = row.hole or stage_row(row.fields, self._writers, place, key, sample)
+        self.content.append(content)
+        self.reused += row.reuses and (reason != "" or not row.fetches)
+        if reason:
+            self.holes[task.first_row + place] = reason
+        spent = timing.charge("ops")
+        for writer in self._writers.values():
+            if reason:
+                writer.leave_hole(place)
+            else:
+                writer.keep(place)
+        at.end()
+        spent += timing.charge("encode")
+        if sample is not None:
+            timing.note(task.first_row + place, spent, timing.count(sample))
+
+    def _sample_of(self, place: int, fetched: Fetched) -> tuple[Sample, str]:
+        """Return a sample, empty if it could not be fetched, and the reason of a hole."""
+        task, key = self._task, self._task.keys[place]
+        if isinstance(fetched, FetchError):
+            if place not in task.may_fail:
+                self.unfetched.append(fetched)
+            return Sample({}), f"{UNFETCHED}: {fetched}"
+        if isinstance(fetched, SampleError):
+            return Sample({}), str(fetched)
+        _require_unchanged(task, place, key, fetched)
+        if fetched.label is not None:
+            self.labels[place] = fetched.label
+        return fetched, task.barred.get(key, "")
+
+
+def stage_row(
+    actions: Mapping[str, Action],
+    writers: Mapping[str, FieldWriter],
+    place: int,
+    key: str,
+    sample: Sample | None,
+) -> str:
+    """Stage a row of every field; returns the reason where it is a hole, else an empty text."""
+    try:
+        for name, action in actions.items():
+            action.make_row(writers[name], place, key, sample)
+    except SampleError as error:
+        return str(error)
+    except SpoiledBaseError:
+        raise
+    except MemoryError:
+        nbytes = 0 if sample is None else sample.nbytes
+        return f"decoding it, of {size(nbytes)}, takes more memory than its process gets"
+    except Exception as error:  # whatever a decoder raises on a hostile file concerns that file
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _fetch(task: ShardTask, places: Sequence[int]) -> Generator[Fetched, None, None]:
+    keys, sizes = [task.keys[place] for place in places], [task.sizes[place] for place in places]
     with contextlib.closing(
         fetch_ahead(task.job.source, keys, sizes, task.barred, task.alone)
     ) as samples:
         yield from (fetched for _, fetched in samples)
 
 
-def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample | None) -> None:
-    """Where rows are pinned: raise if a sample is not what an earlier version's was."""
-    if not task.job.pinned or task.offer is None or not task.job.source.content_decides:
+def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample) -> None:
+    """Raise if rows are pinned and a sample is not the one that the base version has."""
+    if not task.job.pinned or task.base is None or not task.job.source.content_decides:
         return
-    known = task.offer.content[place] if place < len(task.offer.content) else ""
-    if sample is not None and known and sample.content and sample.content != known:
+    known = task.base.content[place] if place < len(task.base.content) else ""
+    if known and sample.content and sample.content != known:
         raise BuildError(
             f"{key} is not what it was when this version was built; have the change built first, "
             "by the same precache build as then"
@@ -396,6 +346,6 @@ def _require_unchanged(task: ShardTask, place: int, key: str, sample: Sample | N
 
 
 def _unfetched(shard: int, errors: Sequence[FetchError]) -> FetchError:
-    shown = "; ".join(map(str, errors[:5]))
+    first = "; ".join(map(str, errors[:5]))
     more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
-    return FetchError(f"shard {shard}: {len(errors)} samples could not be fetched: {shown}{more}")
+    return FetchError(f"shard {shard}: {len(errors)} samples could not be fetched: {first}{more}")

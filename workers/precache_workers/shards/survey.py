@@ -1,4 +1,4 @@
-"""Tasks that read shards and samples again, for what a version's small objects tell of them."""
+"""Tasks that read shards and samples again, to restore the small objects of a version."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from precache.errors import DamageError, FetchError, SampleError
 from precache.storage.base import Folder
 from precache.store.layout import MISSING, decode_index
 from precache.store.zarr_metadata import Array
-from precache_workers.shards.outputs import Sums
-from precache_workers.shards.shard_task import BASE_MEMORY, Job, fetch_ahead
+from precache_workers.shards.field_writer import Sums
+from precache_workers.shards.samples import BASE_MEMORY, Job, fetch_ahead
 from precache_workers.sources.base import Sample
 
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """What a sample is known by: XXH3-128 (hex), and the label that came with it, or -1; why it
-    could not be had, where it could not."""
+    """Content hash (XXH3-128, hex) and label of a sample, -1 for none; or why it has neither."""
 
     content: str
     label: int
@@ -32,7 +31,7 @@ class SampleFacts:
 
 @dataclass(frozen=True)
 class FetchTask:
-    """Samples of a shard, to be fetched and not decoded."""
+    """Fetch the samples of a shard without decoding them."""
 
     job: Job
     shard: int
@@ -47,10 +46,10 @@ class FetchTask:
 def fetch_samples(task: FetchTask) -> list[SampleFacts]:
     """Fetch the samples of a task."""
     return [
-        SampleFacts(each.content, -1 if each.label is None else each.label)
-        if isinstance(each, Sample)
-        else SampleFacts("", -1, each)
-        for _, each in fetch_ahead(task.job.source, task.keys, task.sizes)
+        SampleFacts(sample.content, -1 if sample.label is None else sample.label)
+        if isinstance(sample, Sample)
+        else SampleFacts("", -1, sample)
+        for _, sample in fetch_ahead(task.job.source, task.keys, task.sizes)
     ]
 
 
@@ -65,16 +64,16 @@ class Surveyed:
 
 @dataclass(frozen=True)
 class SurveyTask:
-    """One shard to be read and decoded.
+    """Read and decode one shard.
 
     Attributes
     ----------
     job
-        How its array is laid out.
+        Layout of its array.
     name
-        Of the object, below the folder.
+        Name of the object, below the folder.
     valid
-        (rows,) bool of its rows: False for holes.
+        (rows,) bool: False for holes.
     """
 
     job: Array
@@ -94,7 +93,7 @@ class SurveyTask:
 
 
 def survey_shard(task: SurveyTask) -> Surveyed:
-    """What the version's small objects tell of a shard, from its bytes.
+    """Compute what the version's small objects record of a shard.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a shard task notes of its own running: wall time by stage, bytes, slow samples, where."""
+"""Measure a shard task: wall time by stage, CPU time, bytes, slow samples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from precache_workers.sources.base import Sample
 
 STAGES = ("fetch", "ops", "encode", "put")
 SLOWEST = 5
-"""Samples of a shard that its receipt names."""
+"""Most samples that a receipt names."""
 
 
 class Timing:
-    """Clocks of one task, from when this is made.
+    """Clocks of one task, which start when this is created.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Timing:
     cpu_before
         CPU time of the process until then.
     nbytes
-        Of the samples that were fetched.
+        Bytes of the samples that were fetched.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Timing:
         self._since = time.perf_counter()
 
     def charge(self, stage: str) -> float:
-        """Give a stage the time since the last charge; returns that."""
+        """Add the time since the last charge to a stage; returns that time."""
         now = time.perf_counter()
         spent = now - self._since
         self.seconds[stage] += spent
@@ -45,22 +45,22 @@ class Timing:
         return spent
 
     def count(self, sample: Sample) -> int:
-        """Add a sample's bytes."""
+        """Add a sample's bytes; returns them."""
         nbytes = sample.nbytes
         self.nbytes += nbytes
         return nbytes
 
     def note(self, row: int, seconds: float, nbytes: int) -> None:
-        """Keep a sample in mind if it is among the slowest."""
+        """Record a sample if it is among the slowest."""
         if seconds > self._heap[0][0]:
             heapq.heapreplace(self._heap, (seconds, row, nbytes))
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the process since."""
+        """CPU time of the process since the start."""
         return time.process_time() - self.cpu_before
 
     def slowest(self) -> list[SlowSample]:
-        """The few samples noted that took longest, longest first."""
-        found = sorted(self._heap, reverse=True)
-        return [SlowSample(row, seconds, size) for seconds, row, size in found if row >= 0]
+        """Return the samples that took longest, longest first."""
+        slowest = sorted(self._heap, reverse=True)
+        return [SlowSample(row, seconds, size) for seconds, row, size in slowest if row >= 0]

@@ -1,4 +1,4 @@
-"""Row tables that descend from others: rows keep their places whatever the source does."""
+"""Samples keep their rows, whatever the source does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.store.row_table import RowTable
-from precache_workers.planning.descent import changes, descend, same_identity
+from precache_workers.planning.row_placement import changes, keep_rows, same_identity
 from precache_workers.planning.rows import order_rows
 
 Files = dict[str, tuple[int, int]]
@@ -33,7 +33,7 @@ files = st.dictionaries(
 def test_any_history_of_a_source_keeps_every_sample_in_its_place(history: list[Files]) -> None:
     table = order_rows(listing(history[0]), keep_order=False)
     for now in history[1:]:
-        child = descend(table, listing(now), keep_order=False)
+        child = keep_rows(table, listing(now), keep_order=False)
         if child is None:
             kept = len(set(now) & set(table.keys))
             assert kept < 0.5 * (len(table) - len(table.removed)) or not kept
@@ -59,7 +59,7 @@ def test_any_history_of_a_source_keeps_every_sample_in_its_place(history: list[F
 @given(files)
 def test_an_unchanged_source_has_its_table_again(now: Files) -> None:
     table = order_rows(listing(now), keep_order=False)
-    child = descend(table, listing(now), keep_order=False)
+    child = keep_rows(table, listing(now), keep_order=False)
     assert child is not None
     assert child.digest == table.digest
 
@@ -69,10 +69,10 @@ def test_what_changed_is_counted() -> None:
     table = order_rows(listing(before), keep_order=False)
     now = {key: value for key, value in before.items() if key not in ("k03", "k04")}
     now |= {"k05": (6, 0), "k06": (5, 1), "new": (5, 0)}
-    child = descend(table, listing(now), keep_order=False)
+    child = keep_rows(table, listing(now), keep_order=False)
     assert child is not None
     assert str(changes(table, child)) == "17 same, 1 changed, 1 added, 2 removed"
-    again = descend(child, listing(before), keep_order=False)
+    again = keep_rows(child, listing(before), keep_order=False)
     assert again is not None
     assert str(changes(child, again)) == "17 same, 1 changed, 2 added, 1 removed"
     assert RowTable.from_parquet(child.to_parquet(), "here").digest == child.digest

@@ -1,10 +1,10 @@
-"""What stands for ops and code in a store: their digests, or what older releases had.
+"""Identify ops and code as the store records them: by digests, or as older releases did.
 
 Older releases identified ops by the versions of libraries, and code by a hash of its module. The
-first build of a store by an op, function or factory that its log does not name looks for a version
-that was made so by the libraries and the code as they are now. Where there is one, those stand for
-the digest from then on, as the log says: the versions keep their ids, and their rows are taken
-over, also once the libraries have other versions and the same digests.
+first build with an op, function or factory that the store's log does not name looks for a version
+that was built by these libraries and this code. If there is one, the old identity is recorded in
+the log in place of the digest: versions keep their ids, and their rows are reused, even when the
+libraries later have other versions with the same digests.
 """
 
 from __future__ import annotations
@@ -35,95 +35,103 @@ from precache_workers.ops.identity import (
     plain_version,
     with_code,
 )
-from precache_workers.planning.reuse import committed
+from precache_workers.planning.committed import committed_versions
 from precache_workers.sources.base import DatasetSource
 from precache_workers.sources.user_code import tree_hash
 
 
-def identified(store: Folder, recipe: Recipe) -> tuple[Recipe, dict[str, tuple[str, str]]]:
-    """A recipe with what stands for its ops and functions, and that as `CommitEntry` has it.
+def with_recorded_code(store: Folder, recipe: Recipe) -> tuple[Recipe, dict[str, tuple[str, str]]]:
+    """Give the ops and functions of a recipe their recorded identity; also as for `CommitEntry`.
 
     Functions that declare a version are left as they are.
     """
-    found, named = digests(recipe), _named(store)
-    old = _old_codes(store, recipe, found.keys() - {name for name, _ in named})
+    current, recorded = digests(recipe), _recorded(store)
+    old = _old_codes(store, recipe, current.keys() - {name for name, _ in recorded})
     code = {
-        name: (digest, old.get(name) or named.get((name, digest), digest))
-        for name, digest in found.items()
+        name: (digest, old.get(name) or recorded.get((name, digest), digest))
+        for name, digest in current.items()
     }
-    if _disagree(known for _, known in code.values()):
+    if _disagree(identity for _, identity in code.values()):
         code = {
-            name: (digest, digest if libraries_in(known) else known)
-            for name, (digest, known) in code.items()
+            name: (digest, digest if libraries_in(identity) else identity)
+            for name, (digest, identity) in code.items()
         }
-    return with_code(recipe, {name: known for name, (_, known) in code.items()}), code
+    return with_code(recipe, {name: identity for name, (_, identity) in code.items()}), code
 
 
 def _disagree(codes: Iterable[str]) -> bool:
-    """Whether different versions of one library stand for ops."""
+    """Return whether ops are identified by different versions of one library."""
     versions = {item for code in codes for item in libraries_in(code).items()}
     return len(versions) > len(dict(versions))
 
 
-def identified_rows(store: Folder, source: DatasetSource, table: RowTable) -> tuple[RowTable, Code]:
-    """A factory's listing with what stands for its code, and that as `CommitEntry` has it.
+def with_recorded_factory(
+    store: Folder, source: DatasetSource, table: RowTable
+) -> tuple[RowTable, Code]:
+    """Give a factory's listing the recorded identity of its code; also as for `CommitEntry`.
 
     Samples that have fingerprints of their own are left as they are.
     """
     if source.etag not in table.etags:
         return table, {}
     name = f"python:{source.factory}"
-    named = _named(store)
-    known = named.get((name, source.etag), source.etag)
+    recorded = _recorded(store)
+    identity = recorded.get((name, source.etag), source.etag)
     old = _module_hash(source.factory)
-    if name not in {each for each, _ in named} and _has_rows_of(store, name, old):
-        known = old
-    return replace(table, etags=[known] * len(table)), {name: (source.etag, known)}
+    if name not in {named for named, _ in recorded} and _has_rows_of(store, name, old):
+        identity = old
+    return replace(table, etags=[identity] * len(table)), {name: (source.etag, identity)}
 
 
 def note_code(store: Folder, version: str, code: Code) -> None:
-    """Say in the log what stands for the code that made a version, where that is current."""
+    """Record in the log the identity of the code that built a version, if it is current."""
     newest = read_commits(store, newest=True) if code else []
     if newest and newest[-1].version == version:
         append_entry(store, version, None, code)
 
 
-def _named(store: Folder) -> dict[tuple[str, str], str]:
-    """(name, digest) -> what stands for it: what the log named first, for versions keep their ids
-    though two builds that began at once each found something else."""
+def _recorded(store: Folder) -> dict[tuple[str, str], str]:
+    """Read the log: (name, digest) -> identity.
+
+    The first entry counts, so that versions keep their ids where two builds began at once and
+    recorded different identities.
+    """
     return {
-        (name, digest): known
+        (name, digest): identity
         for entry in reversed(read_commits(store))
-        for name, (digest, known) in entry.code.items()
+        for name, (digest, identity) in entry.code.items()
     }
 
 
 def _module_hash(name: str) -> str:
-    """What stood for a function or factory in older releases; empty where nothing did."""
+    """Return the identity of a function or factory in older releases; empty if it had none."""
     return tree_hash(name.partition(":")[0])
 
 
-def _old_codes(store: Folder, recipe: Recipe, wanted: AbstractSet[str]) -> dict[str, str]:
-    """What stood for ops and functions in versions that older releases made of them, by name."""
-    hashes = {name: _module_hash(name) for name in wanted & function_digests(recipe).keys()}
-    found: dict[str, str] = {}
-    for _, attributes in committed(store) if wanted else ():
-        if found.keys() == wanted:
+def _old_codes(store: Folder, recipe: Recipe, names: AbstractSet[str]) -> dict[str, str]:
+    """Find the identities of ops and functions, by name, in versions of older releases."""
+    hashes = {name: _module_hash(name) for name in names & function_digests(recipe).keys()}
+    old: dict[str, str] = {}
+    for _, attributes in committed_versions(store) if names else ():
+        if old.keys() == names:
             break
         if not attributes.decides:
-            made = _made_by(attributes, hashes)
-            found |= {name: code for name, code in made.items() if name in wanted}
-    return found
+            codes = _codes_of(attributes, hashes)
+            old |= {name: code for name, code in codes.items() if name in names}
+    return old
 
 
-def _made_by(attributes: Attributes, hashes: Mapping[str, str]) -> dict[str, str]:
-    """What stood for ops and functions that made a version: modules' hashes as they are now, and
-    versions of libraries if these are those installed."""
+def _codes_of(attributes: Attributes, hashes: Mapping[str, str]) -> dict[str, str]:
+    """Find the identities of ops and functions that built a version of an older release.
+
+    Only those count that are current: the hashes of modules as they are now, and the versions of
+    the installed libraries.
+    """
     try:
         before = with_code(Recipe.from_dict(attributes.pipeline).by_array(), hashes)
     except RecipeError:  # of another release
         return {}
-    found: dict[str, str] = {}
+    codes: dict[str, str] = {}
     for name, field in before.fields.items():
         part = before.model_copy(update={"fields": {name: field}})
         functions = {op.function for op in part.functions if not op.version}
@@ -133,19 +141,19 @@ def _made_by(attributes: Attributes, hashes: Mapping[str, str]) -> dict[str, str
         rule = by_libraries(attributes.libraries)
         if ops_digest(part, name, len(field.ops), rule) != stored.recipe:
             continue
-        found |= {each: hashes[each] for each in functions}
-        for each, op, step in named_ops(part):
+        codes |= {function: hashes[function] for function in functions}
+        for op_name, op, step in named_ops(part):
             versions = {library: plain_version(library) for library in libraries_of(op)}
             recorded = {n: plain_version(n, attributes.libraries) for n in versions}
             if step is not None and versions == recorded:
-                found[each] = json.dumps(versions, sort_keys=True)
+                codes[op_name] = json.dumps(versions, sort_keys=True)
         if any(op.random for op in part.functions):
-            found[RANDOM] = NOTHING
-    return found
+            codes[RANDOM] = NOTHING
+    return codes
 
 
 def _has_rows_of(store: Folder, name: str, etag: str) -> bool:
-    """Whether the newest version that was made from a source, and from it alone, has this etag."""
+    """Return whether the newest version of a source, and of it alone, has this etag."""
     log = read_commits(store)
     for version in dict.fromkeys(entry.version for entry in reversed(log)):
         sources = {entry.source for entry in log if entry.version == version}

@@ -1,0 +1,218 @@
+"""Find the base version: an earlier version whose rows a build may reuse, and of which fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from precache.errors import DamageError, StorageError, StoreError
+from precache.recipe.recipe import Recipe
+from precache.storage.base import Folder
+from precache.store.attributes import Attributes
+from precache.store.layout import RowShape
+from precache.store.open import open_own
+from precache.store.receipts import ChannelSums, ShardObject
+from precache.store.row_table import RowTable, kept_contents
+from precache.store.version import ROW_TABLE, Version
+from precache_workers.planning.base_shard import BaseField, BaseShard
+from precache_workers.planning.committed import committed_versions
+from precache_workers.planning.field_match import FieldMatch, match_fields
+from precache_workers.planning.row_placement import same_identity
+from precache_workers.planning.target_version import TargetVersion
+
+
+@dataclass(frozen=True)
+class BaseVersion:
+    """A committed version whose rows are the first rows of the table to be built.
+
+    Attributes
+    ----------
+    fields
+        Field -> how far the version has its rows.
+    same, content, holes, retries
+        As in `BaseShard`, for all rows; holes by row.
+    objects, sums
+        Field -> size and XXH3-64 of each shard; sums by channel of each shard.
+    candidates
+        Number of versions, this one among them, that have rows of some field.
+    folders
+        Field -> folder of another version that has its rows, where this version has none.
+    """
+
+    version: Version
+    fields: Mapping[str, FieldMatch]
+    rows_per_shard: int
+    same: np.ndarray
+    content: Sequence[str]
+    holes: Mapping[int, str]
+    objects: Mapping[str, np.ndarray]
+    sums: Mapping[str, np.ndarray | None]
+    candidates: int = 1
+    retries: bool = False
+    folders: Mapping[str, Folder] = field(default_factory=dict)
+
+    def with_retries(self) -> BaseVersion:
+        """Return the same version with all its holes to be tried again."""
+        content = list(self.content)
+        for row in self.holes:
+            content[row] = ""
+        return replace(self, content=content, retries=True)
+
+    def is_of(self, rows_digest: str) -> bool:
+        """Return whether its rows are those of the table with this digest."""
+        return self.version.attributes is not None and (
+            self.version.attributes.rows_digest == rows_digest
+        )
+
+    def shapes(self) -> dict[str, RowShape]:
+        """Row shapes of the fields that have all their ops applied: these shapes stay."""
+        return {name: match.shape for name, match in self.fields.items() if match.finished}
+
+    def folder_of(self, name: str) -> Folder:
+        """Folder of the version that has the rows of a field."""
+        return self.folders.get(name, self.version.folder)
+
+    def nbytes_to_write(self, rows: int, recipe: Recipe) -> int:
+        """Estimate the bytes of a version of so many rows that are no links to this one."""
+        starts = np.arange(0, len(self.same), self.rows_per_shard)
+        linked = np.logical_and.reduceat(self.same, starts)
+        needed = 0.0
+        for name in self.shapes():
+            match = self.fields[name]
+            sizes = self.objects[name][:, 0].astype(np.float64)
+            if recipe.fields[name].stored_as.name == "raw":
+                sizes = np.full(len(starts), match.shape.nbytes * len(self.same) / len(starts))
+            added = (rows / len(self.same) - 1) * sizes.sum()
+            needed += added + sizes[~linked | (not match.encoded)].sum()
+        return int(needed)
+
+    def shard(self, target: TargetVersion, shard: int, content_decides: bool) -> BaseShard | None:
+        """Return what it has of a shard of the target version; None where it has nothing."""
+        if target.rows_per_shard != self.rows_per_shard:
+            return None
+        rows = target.rows_of(shard)
+        part = slice(rows.start, min(rows.stop, len(self.content)))
+        if part.start >= part.stop:
+            return None
+        return BaseShard(
+            fields={
+                name: self._field(name, shard)
+                for name, match in self.fields.items()
+                if not match.finished or match.shape == target.shapes[name]
+            },
+            same=self.same[part].tolist(),
+            content=self.content[part],
+            holes={row - rows.start: self.holes[row] for row in rows if row in self.holes},
+            content_decides=content_decides,
+            retries=self.retries,
+        )
+
+    def _field(self, name: str, shard: int) -> BaseField:
+        size, xxh3 = self.objects[name][shard].tolist()
+        sums, match = self.sums[name], self.fields[name]
+        rows = min(self.rows_per_shard, len(self.content) - shard * self.rows_per_shard)
+        return BaseField(
+            match,
+            self.folder_of(name),
+            f"{match.array}/c/{shard}" + "/0" * len(match.shape.shape),
+            ShardObject(size, xxh3, match.shape.padded_nbytes(rows, self.rows_per_shard)),
+            None if sums is None else ChannelSums.of(sums[shard].tolist()),
+        )
+
+
+Candidate = tuple[Folder, Attributes, Mapping[str, FieldMatch]]
+"""A committed version, and how far it has the rows of which fields."""
+
+
+def find_base(
+    store: Folder, recipe: Recipe, table: RowTable, other_versions: bool = True
+) -> BaseVersion | None:
+    """Find the committed version whose reuse saves most work, the latest of several such.
+
+    Parameters
+    ----------
+    other_versions
+        Whether fields that it lacks may resume rows of other versions.
+    """
+    candidates = [
+        (folder, attributes, matches)
+        for folder, attributes in committed_versions(store)
+        if (matches := match_fields(recipe, attributes))
+    ]
+    by_saving = sorted(candidates, key=lambda candidate: -_saving(candidate[2], recipe))
+    for folder, attributes, matches in by_saving:
+        base = _read(folder, attributes, matches, table)
+        if base is not None:
+            base = replace(base, candidates=len(candidates))
+            return _with_other_versions(base, recipe, table, candidates) if other_versions else base
+    return None
+
+
+def _saving(matches: Mapping[str, FieldMatch], recipe: Recipe) -> float:
+    return sum(
+        match.encoded + (1 + match.applied) / (1 + len(recipe.fields[name].ops))
+        for name, match in matches.items()
+    )
+
+
+def _with_other_versions(
+    base: BaseVersion, recipe: Recipe, table: RowTable, candidates: Sequence[Candidate]
+) -> BaseVersion:
+    """Add rows of another version that have a part of their ops, for fields that the base lacks."""
+    missing = recipe.fields.keys() - base.fields.keys()
+    for folder, attributes, matches in candidates:
+        begun = {n: match for n, match in matches.items() if n in missing and not match.finished}
+        same_shards = attributes.rows_per_shard == base.rows_per_shard
+        if not (begun and same_shards and base.is_of(attributes.rows_digest)):
+            continue
+        other = _read(folder, attributes, begun, table)
+        if other is not None and _has_samples_of(other, base):
+            return replace(
+                base,
+                fields={**base.fields, **other.fields},
+                objects={**base.objects, **other.objects},
+                sums={**base.sums, **other.sums},
+                folders=dict.fromkeys(other.fields, folder),
+            )
+    return base
+
+
+def _has_samples_of(other: BaseVersion, base: BaseVersion) -> bool:
+    """Return whether another version has all rows of the base, made of the same samples."""
+    pairs = enumerate(zip(other.content, base.content, strict=True))
+    holes = base.holes.keys()
+    return other.holes.keys() <= holes and all(a == b for row, (a, b) in pairs if row not in holes)
+
+
+def _read(
+    folder: Folder, attributes: Attributes, matches: Mapping[str, FieldMatch], table: RowTable
+) -> BaseVersion | None:
+    """Read what a version has of a table's rows; None if it has others, or is damaged."""
+    try:
+        version = open_own(folder)
+        data, where = version.read_checked(ROW_TABLE), folder.path(ROW_TABLE)
+        before = RowTable.from_parquet(data, where)
+        if len(before) > len(table) or not all(map(str.__eq__, before.keys, table.keys)):
+            return None
+        same = same_identity(before, table)
+        same[list(before.removed & table.removed)] = True
+        holes = {row: reason for row, (_, reason) in version.holes.items()}
+        content = kept_contents(data, where)
+        if attributes.fields.keys() - {match.array for match in matches.values()}:
+            for row in holes:  # the hole may be due to a field that the recipe no longer has
+                content[row] = ""
+        tables = {name: version.shard_table(match.array) for name, match in matches.items()}
+        return BaseVersion(
+            version=version,
+            fields=matches,
+            rows_per_shard=attributes.rows_per_shard,
+            same=same,
+            content=content,
+            holes=holes,
+            objects={name: rows for name, rows in tables.items() if rows is not None},
+            sums={name: version.shard_sums(match.array) for name, match in matches.items()},
+        )
+    except (DamageError, StorageError, StoreError):
+        return None  # `verify` says why

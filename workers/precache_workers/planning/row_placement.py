@@ -1,0 +1,225 @@
+"""Give the samples of a listing their rows: those that they have in the current version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from precache.errors import DamageError, StorageError, StoreError
+from precache.storage.base import Folder
+from precache.store.layout import RowShape
+from precache.store.open import unchecked
+from precache.store.row_table import REMOVED, RowTable, kept_contents
+from precache.store.version import ROW_TABLE, Version
+from precache_workers.planning.committed import committed_versions
+from precache_workers.planning.rows import order_rows
+
+Contents = Callable[[Sequence[str], Sequence[int]], Sequence[str]]
+"""Content hashes of samples, by their keys and sizes."""
+
+MOST_TOUCHED, MOST_TOUCHED_BYTES = 4096, 256 << 20
+"""Most samples, and bytes of them, that are read while listing; more are left to the build."""
+
+LEAST_KEPT = 0.5
+"""Least share of a version's samples that a listing must have for rows to be kept."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A listing in rows.
+
+    Attributes
+    ----------
+    rows_per_shard
+        Of the version whose rows are kept; None where rows are laid down anew.
+    changed
+        Changes since that version, in words.
+    """
+
+    table: RowTable
+    rows_per_shard: int | None = None
+    changed: str = ""
+
+
+def place_rows(
+    store: Folder,
+    listing: RowTable,
+    keep_order: bool,
+    compact: bool,
+    may_have: Callable[[int, Mapping[str, RowShape]], bool],
+    contents: Contents | None = None,
+) -> Placed:
+    """Place the samples of a listing in rows: those of the current version, where it has them.
+
+    A few samples that differ from those of that version by their time or etag alone are read: if
+    their content is the same, they keep their identity.
+
+    Parameters
+    ----------
+    compact
+        Lay rows down anew, without holes of removed samples.
+    may_have
+        Whether rows of these shapes may come in shards of so many.
+    contents
+        Computes XXH3-128 (hex) of samples, empty where one cannot be read; None where identity
+        does not follow from content.
+    """
+    fresh = order_rows(listing, keep_order)
+    current = None if compact else next(committed_versions(store), None)
+    if current is None:
+        return Placed(fresh)
+    folder, attributes = current
+    shapes = {name: RowShape(each.shape, each.dtype) for name, each in attributes.fields.items()}
+    if not may_have(attributes.rows_per_shard, shapes):
+        return Placed(fresh)
+    if attributes.rows_digest == fresh.digest:
+        return Placed(fresh, attributes.rows_per_shard)
+    try:
+        parent = _read_rows(unchecked(folder))
+    except (DamageError, StorageError, StoreError):
+        return Placed(fresh)
+    placed = keep_rows(parent, listing, keep_order)
+    if placed is None or (keep_order and list(placed.present_keys()) != list(listing.keys)):
+        return Placed(fresh)
+    if contents is not None and (touched := _touched(parent, placed)):
+        placed = _restore_identities(parent, placed, touched, folder, contents)
+    if placed.digest == attributes.rows_digest:
+        parent = placed
+    changed = f"Since version {folder.name[:8]}: {changes(parent, placed)}"
+    return Placed(placed, attributes.rows_per_shard, changed)
+
+
+def _touched(before: RowTable, now: RowTable) -> list[int]:
+    """Find rows whose samples have another time or etag but the same size; none if they are too
+    many to be read here."""
+    count, sizes = len(before), now.sizes[: len(before)]
+    etags = np.fromiter(map(str.__ne__, before.etags, now.etags), np.bool_, count)
+    touched = (before.mtimes != now.mtimes[:count]) | etags
+    rows = np.flatnonzero(touched & (before.sizes == sizes) & (sizes >= 0))
+    few = len(rows) <= MOST_TOUCHED and sizes[rows].sum() <= MOST_TOUCHED_BYTES
+    return [row for row in rows.tolist() if row not in before.removed] if few else []
+
+
+def _restore_identities(
+    before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, contents: Contents
+) -> RowTable:
+    """Give touched samples of the same content the identity that they had before."""
+    data = unchecked(folder).read_checked(ROW_TABLE)
+    kept = kept_contents(data, folder.path(ROW_TABLE))
+    read = contents([now.keys[row] for row in touched], now.sizes[touched].tolist())
+    same = [row for row, own in zip(touched, read, strict=True) if own and own == kept[row]]
+    mtimes, etags = now.mtimes.copy(), list(now.etags)
+    mtimes[same] = before.mtimes[same]
+    for row in same:
+        etags[row] = before.etags[row]
+    return replace(now, mtimes=mtimes, etags=etags)
+
+
+def _read_rows(version: Version) -> RowTable:
+    """Read the row table of a version; if it is lost, a table of its keys and removed rows alone,
+    by which samples keep their rows."""
+    where = version.folder.path(ROW_TABLE)
+    try:
+        return RowTable.from_parquet(version.read_checked(ROW_TABLE), where)
+    except (DamageError, StorageError, StoreError):
+        unknown = np.full(version.rows, -1, np.int64)
+        removed = frozenset(row for row, (_, why) in version.holes.items() if why == REMOVED)
+        keys, etags = list(version.keys), [""] * version.rows
+        return RowTable(keys, unknown, unknown, etags, unknown, version.classes, removed)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes of a source since a version was built from it, in samples.
+
+    Attributes
+    ----------
+    same, changed
+        Samples that it still has, with the same identity or another.
+    added, removed
+        Samples that it did not have before, or has no more.
+    """
+
+    same: int
+    changed: int
+    added: int
+    removed: int
+
+    def __str__(self) -> str:
+        parts = [
+            f"{count:,} {what}"
+            for what in ("same", "changed", "added", "removed")
+            if (count := getattr(self, what)) or what == "same"
+        ]
+        return ", ".join(parts)
+
+
+def same_identity(before: RowTable, now: RowTable) -> np.ndarray:
+    """Compare the identity of samples, row by row: (rows,) bool, of the rows of `before`.
+
+    Samples of which the source gives neither an etag nor a time, as for web pages, never count as
+    the same.
+
+    Parameters
+    ----------
+    before
+        The shorter table, or one as long.
+    now
+        With the keys of `before` in its first rows.
+    """
+    count = len(before)
+    same: np.ndarray = (before.sizes == now.sizes[:count]) & (before.mtimes == now.mtimes[:count])
+    same &= np.fromiter(map(str.__eq__, before.etags, now.etags), np.bool_, count)
+    same &= (before.mtimes >= 0) | np.fromiter(map(bool, before.etags), np.bool_, count)
+    same[[*before.removed, *(row for row in now.removed if row < count)]] = False
+    return same
+
+
+def keep_rows(parent: RowTable, listing: RowTable, keep_order: bool) -> RowTable | None:
+    """Place samples in the rows that they have in `parent`, and append new ones.
+
+    A removed sample leaves a hole; if it returns, it gets the same row.
+
+    Parameters
+    ----------
+    keep_order
+        Whether new samples keep the order of the listing.
+
+    Returns
+    -------
+    RowTable | None
+        None where too few samples of the parent are listed.
+    """
+    new = {key: number for number, key in enumerate(listing.keys)}
+    numbers = np.array([new.pop(key, -1) for key in parent.keys], np.int64)
+    blank = numbers < 0
+    kept = len(parent) - blank.sum()
+    if kept < LEAST_KEPT * (len(parent) - len(parent.removed)) or not kept:
+        return None
+    # A removed row gets the identity of some other sample here, and loses it below.
+    placed = listing.take(np.where(blank, numbers.max(), numbers))
+    removed = frozenset(np.flatnonzero(blank).tolist())
+    added = order_rows(listing.take(np.fromiter(new.values(), np.int64, len(new))), keep_order)
+    keys = list(parent.keys)
+    etags = ["" if row in removed else etag for row, etag in enumerate(placed.etags)]
+    return RowTable(
+        keys + list(added.keys),
+        np.concatenate([np.where(blank, -1, placed.sizes), added.sizes]),
+        np.concatenate([np.where(blank, -1, placed.mtimes), added.mtimes]),
+        etags + list(added.etags),
+        np.concatenate([np.where(blank, -1, placed.labels), added.labels]),
+        listing.classes,
+        removed,
+    )
+
+
+def changes(parent: RowTable, table: RowTable) -> Changes:
+    """Count the changes from `parent` to a table that keeps its rows."""
+    count = len(parent)
+    same = int(same_identity(parent, table).sum())
+    new = sum(row < count for row in parent.removed - table.removed)
+    removed = sum(row < count for row in table.removed - parent.removed)
+    kept = count - len(parent.removed | {row for row in table.removed if row < count})
+    return Changes(same, kept - same, len(table) - count + new, removed)
