@@ -31,9 +31,11 @@ class JobHead:
     ----------
     token
         That clients must have; any may come by default.
+    variables
+        Of the cluster's node, and not of its clients.
     """
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str = "", **variables: str) -> None:
         if importlib.util.find_spec("aiohttp_cors") is None:
             pytest.skip("no job server: pip install '.[cluster]'")
         self._folder = tempfile.TemporaryDirectory(prefix="head-")  # sockets need a short path
@@ -51,7 +53,7 @@ class JobHead:
             "HOME": str(self.folder),
             **auth,
         }
-        self._process = self._start(auth, plain)
+        self._process = self._start(auth, {**plain, **variables})
         poll(self._answers, "the job server answers")
 
     def _start(self, auth: dict[str, str], plain: dict[str, str]) -> psutil.Popen:
