@@ -22,13 +22,9 @@ import pytest
 import precache
 from precache.errors import BuildError, FetchError, UsageError
 from precache.runtime.process_id import process_of
-from precache_workers.cluster.executor import (
-    check_address,
-    executor,
-    node_cpus,
-    own_folder,
-    run_serial,
-)
+from precache_workers.cluster.executor import check_address, executor, run_serial
+from precache_workers.cluster.nodes import node_cpus
+from precache_workers.cluster.ray_session import own_folder
 from tests.support.building import (
     HELD,
     build_here,

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from precache_workers.cluster.executor import _token
+from precache_workers.cluster.ray_session import _token
 from tests.support.building import environment, gone, poll, write
 
 HEAD = "127.0.0.2"
