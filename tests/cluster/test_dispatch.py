@@ -1,4 +1,4 @@
-"""Dispatching: what is under way, what is begun again, and what comes out, with a made engine."""
+"""Dispatching with a simulated engine: bounds, retries, second copies, outcomes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from precache_workers.cluster.dispatch import (
 
 @dataclass(frozen=True)
 class Work:
-    """An item, and whether it is that of a later copy."""
+    """An item; `again` marks that of a later copy."""
 
     number: int
     again: bool = False
@@ -55,7 +55,7 @@ class Copy:
 
 @dataclass
 class Machines:
-    """Slots that work on copies in the order of their coming, in a time of their own."""
+    """An engine with simulated time, whose slots run copies in the order of submission."""
 
     fate: Callable[[Work, int], End]
     """(item, copies of it before) -> what happens to it alone."""
@@ -105,7 +105,7 @@ class Machines:
 
 
 def together(fates: Sequence[End]) -> End:
-    """What happens to a task of several items, run one after another."""
+    """Return the end of a task of several items, which run one after another."""
     took, values = 0.0, []
     for left, end in fates:
         if left is None:

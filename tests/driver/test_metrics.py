@@ -142,7 +142,7 @@ class Open:
 
     def servers(self) -> list[psutil.Process]:
         """Processes that speak with clients."""
-        found = psutil.Process().children(recursive=True)
+        found = [each for each in psutil.Process().children(recursive=True) if not gone(each)]
         return [each for each in found if "ray.util.client.server" in " ".join(each.cmdline())]
 
 

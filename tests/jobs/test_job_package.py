@@ -1,4 +1,4 @@
-"""What travels with a build to a cluster, and what is refused before anything is sent."""
+"""Packages of builds for a cluster, and builds that are refused before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds as jobs of a real Ray head: followed, left alone, found again, stopped."""
+"""Builds as jobs of a real Ray head: followed, left alone, attached to again, stopped."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def head() -> Iterator[JobHead]:
 
 @dataclass(frozen=True)
 class Work:
-    """A build that waits when `shards` of its five shards are done, until it may `go`."""
+    """A build that pauses when `shards` of its five shards are done, until `go` is called."""
 
     folder: Path
     head: JobHead
@@ -100,11 +100,11 @@ class Work:
         return json.loads(ran.stdout)
 
     def begins(self, job: str) -> None:
-        """Wait until the shards are done after which it waits."""
+        """Wait until the job has reached its pause."""
 
         def begun() -> bool:
-            told = self.head.job(job)
-            assert told["status"] in ("PENDING", "RUNNING"), told
+            details = self.head.job(job)
+            assert details["status"] in ("PENDING", "RUNNING"), details
             return len(list(self.store.glob("*/_build/receipts/*"))) >= self.shards
 
         poll(begun, "the job waits in the middle")
@@ -115,7 +115,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Followed:
-    """What was seen of one job: a client followed it and was killed, others asked, it ended."""
+    """Observations of one job: a client that followed it was killed, others came, it ended."""
 
     work: Work
     job: str
@@ -502,7 +502,7 @@ def test_ray_that_is_missing_is_named(
         assert said == f"submitting needs {name}: pip install 'precache[workers]'\n"
 
 
-# --- what a log tells ---------------------------------------------------------------------------
+# --- parsing a log ---------------------------------------------------------------------------
 
 RESULT = BuildResult("3f2a", "/s/3f2a", 9, 1, 5, 0, 10, 5, holes=[("a", "b")], classes=("c",))
 LOG = f"""\

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import precache
+from precache.cli.main import main
 from precache.errors import UsageError
 from precache.storage.environment import with_environment
 from precache.storage.open import open_folder
-from tests.support.building import cli, environment, write_jpegs
+from tests.support.building import write_jpegs
 from tests.support.servers import S3Server
 
 BY_NAME = {"key": "PHOTOS_KEY", "secret": "PHOTOS_SECRET"}
@@ -48,19 +49,22 @@ def test_a_variable_that_is_not_set_is_named(
         precache.build("s3://bucket/in", "/out", address="serial", storage_options_env=BY_NAME)
 
 
-def test_commands_take_variables_of_the_environment(s3: S3Server, tmp_path: Path) -> None:
+def test_commands_take_variables_of_the_environment(
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     source, store = write_jpegs(tmp_path / "in", 3), "s3://bucket/commands"
     plain, variables = split(s3)
     flags = [f"--storage-option=endpoint_url={plain['endpoint_url']}"]
     flags += ['--storage-option=client_kwargs={"region_name": "us-east-1"}']
     flags += [f"--storage-option-env={key}={variable}" for key, variable in BY_NAME.items()]
-    for line in (
-        ("plan", source, store, "--address", "serial"),
-        ("build", source, store, "--address", "serial"),
-        ("info", store),
-    ):
-        ran = cli(*line, *flags, env=environment(**variables))
-        assert ran.returncode == 0, ran.stderr
-    unset = cli("info", store, *flags)
-    assert unset.returncode == 2
-    assert "the environment variable PHOTOS_KEY of the storage option key" in unset.stderr
+    serial = [str(source), store, "--address", "serial"]
+    with monkeypatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        for line in (["build", *serial], ["info", store]):
+            assert main([*line, *flags]) == 0, line
+    assert main(["info", store, *flags]) == 2
+    assert "the environment variable PHOTOS_KEY of the storage option" in capsys.readouterr().err

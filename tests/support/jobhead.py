@@ -25,14 +25,14 @@ NODE = "127.0.0.2"
 
 
 class JobHead:
-    """A head with one CPU, its files in a folder of its own; `env` is how its clients run.
+    """A head with one CPU and its files in its own folder; `env` is the environment of its clients.
 
     Parameters
     ----------
     token
-        That clients must have; any may come by default.
+        That clients must have; by default they need none.
     variables
-        Of the cluster's node, and not of its clients.
+        Environment variables of the cluster's node, and not of its clients.
     """
 
     def __init__(self, token: str = "", **variables: str) -> None:
@@ -81,7 +81,7 @@ class JobHead:
         return False
 
     def get(self, path: str) -> bytes | None:
-        """What the job server says, None where it knows nothing of that."""
+        """Return the job server's answer, None for 404."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = urllib.request.Request(self.address + path, headers=headers)
         try:
@@ -94,11 +94,11 @@ class JobHead:
             return None
 
     def job(self, job: str) -> dict[str, Any]:
-        """What Ray lists of a job."""
+        """Return a job as Ray lists it."""
         return json.loads(self.get(f"/api/jobs/{job}") or b"null")
 
     def files_with(self, text: str) -> list[str]:
-        """Files of the cluster that hold a text: logs, packages, what was unpacked."""
+        """Return the cluster's files that contain a text: logs, packages, unpacked files."""
         return [
             str(path)
             for path in self.folder.rglob("*")

@@ -1,4 +1,4 @@
-"""Where the tasks of a build run: in this process, or on Ray."""
+"""Executors: run the tasks of a build in this process, or on Ray."""
 
 from __future__ import annotations
 

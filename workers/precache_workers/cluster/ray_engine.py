@@ -1,4 +1,4 @@
-"""The engine of `dispatch` on Ray: submits tasks, and says how each of them ended."""
+"""Engine of `dispatch` on Ray: submits tasks, and returns how each of them ended."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from precache.messages import shown
 from precache.recipe.recipe import Recipe
 from precache.storage.environment import with_environment
 from precache.units import size
-from precache_workers.jobs.storage_options import storage_option_flags
+from precache_workers.jobs.storage_options import split_options
 
 SENT = "precache_sent"
 """Folder of the files that options name, in the job's working directory."""
@@ -147,10 +147,11 @@ def _pack(
     _check_names(files)
     _check_imports(imports, files)
     given = dict(options)
-    storage_options = with_environment(
-        given.pop("storage_options", None), given.pop("storage_options_env", None)
+    plain, variables = split_options(
+        with_environment(given.pop("storage_options", None), given.pop("storage_options_env", None))
     )
-    line = [*line, *storage_option_flags(storage_options)]
+    given["storage_option"] = [f"{key}={json.dumps(value)}" for key, value in plain.items()]
+    given["storage_option_env"] = [f"{key}={variable}" for key, variable in variables.items()]
     for name in FILE_OPTIONS:
         if given.get(name) is not None:
             path = Path(given[name])

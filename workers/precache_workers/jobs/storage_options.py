@@ -1,9 +1,8 @@
-"""Storage options of a job: Ray lists its command line, so no secret is sent."""
+"""Storage options of a job: Ray shows its command line, so no secret is sent."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from precache.errors import UsageError
@@ -22,25 +21,27 @@ PLAIN_TOKENS = frozenset(("anon", "cloud", "google_default"))
 """Values of gcsfs' ``token`` that name a method."""
 
 
-def storage_option_flags(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield storage options as the job's command line takes them.
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options that are sent as they are, and the names of variables for the others.
 
     Raises
     ------
     UsageError
         The value of an option may be a secret.
     """
+    plain, variables = {}, {}
     for key, value in options.items():
         if isinstance(value, FromEnvironment):
-            yield f"--storage-option-env={key}={value.variable}"
+            variables[key] = value.variable
         elif _is_plain(key, value):
-            yield f"--storage-option={key}={json.dumps(value)}"
+            plain[key] = value
         else:
             raise UsageError(
                 f"the storage option {key!r} may hold a secret, and Ray shows what a job is given; "
                 "give the cluster's nodes an identity of their own, or name a variable of their "
                 f"environment: --storage-option-env {key}=VARIABLE"
             )
+    return plain, variables
 
 
 def _is_plain(key: str, value: Any) -> bool:
