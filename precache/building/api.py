@@ -14,6 +14,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.runtime.integers import whole
+from precache.storage.environment import with_environment
 from precache.storage.open import StorageOptions
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def build(
     nice: int = 10,
     progress: bool = False,
     storage_options: StorageOptions = None,
+    storage_options_env: Mapping[str, str] | None = None,
     report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     max_sample_bytes: int | str = "512MiB",
     sample_timeout: float = 300.0,
@@ -123,6 +125,10 @@ def build(
     storage_options
         Of remote file systems, as their fsspec classes take them, for source and store alike; they
         travel with the tasks, and are never written nor shown.
+    storage_options_env
+        Storage options whose values are variables of the environment, such as
+        ``{"secret": "PHOTOS_SECRET"}``. Each process that opens the storage reads its own, so on a
+        cluster the variables are set on the nodes, and the values do not travel.
     report
         A file, or several, that tell how the build went, written when it fails as well: ``.html``
         for a page (``pip install 'precache[report]'``), ``.json`` for its figures.
@@ -208,6 +214,8 @@ def request_of(
     node_resources: Mapping[str, float] | None,
     node_labels: Mapping[str, str] | None,
     nice: int,
+    storage_options: StorageOptions,
+    storage_options_env: Mapping[str, str] | None,
     report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     max_sample_bytes: int | str,
     **as_given: Any,
@@ -236,6 +244,7 @@ def request_of(
             node_labels or {},
             whole("nice", nice),
         ),
+        storage_options=with_environment(storage_options, storage_options_env),
         reports=tuple(os.fspath(path) for path in reports),
         max_sample_bytes=_bytes("max_sample_bytes", max_sample_bytes),
         **as_given,
@@ -249,7 +258,6 @@ def submit(
     *,
     address: str | None = None,
     code: Sequence[str | os.PathLike[str]] = (),
-    storage_options: StorageOptions = None,
     **options: Any,
 ) -> ClusterJob:
     """Have a cluster build, and return at once: the job goes on without this process.
@@ -268,11 +276,10 @@ def submit(
     code
         Modules and packages of your own, or folders of them, that the job can import. Hidden
         files, caches, virtual environments and stores in them stay here.
-    storage_options
-        As `build` takes them; Ray lists them nowhere.
     options
-        The others of `build`. `labels` and `classes` travel where they are files here; `progress`
-        is on unless it is false.
+        The others of `build`. Ray shows `storage_options`, so they hold no secrets: the nodes have
+        an identity of their own, or `storage_options_env` names variables of theirs. `labels` and
+        `classes` travel where they are files here; `progress` is on unless it is false.
 
     Returns
     -------
@@ -287,7 +294,7 @@ def submit(
         The cluster cannot be reached.
     """
     from precache_workers.jobs.job_package import pack
-    from precache_workers.jobs.submission import submit_parcel
+    from precache_workers.jobs.submission import submit_package
     from precache_workers.sources.user_code import require_permission
 
     known = inspect.signature(build).parameters
@@ -296,8 +303,8 @@ def submit(
     given = {name: value for name, value in options.items() if value != defaults[name]}
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     require_permission(recipe, given.pop("run_functions", False))
-    parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
-    return submit_parcel(parcel, address, storage_options or {})
+    package = pack(os.fspath(source), os.fspath(store), recipe, given, code)
+    return submit_package(package, address)
 
 
 def doctor(

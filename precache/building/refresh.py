@@ -14,7 +14,7 @@ from precache.building.api import build, request_of, require_known
 from precache.errors import PrecacheError
 from precache.maintenance.gc import seconds_of
 from precache.runtime.integers import whole
-from precache.storage.open import StorageOptions
+from precache.storage.environment import with_environment
 from precache.store.open import open_version
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ def submit_refresh(
     every: float | str | None = None,
     address: str | None = None,
     code: Sequence[str | os.PathLike[str]] = (),
-    storage_options: StorageOptions = None,
     **options: Any,
 ) -> ClusterJob:
     """Have a cluster `refresh`, and return at once: the job goes on without this process.
@@ -110,10 +109,11 @@ def submit_refresh(
     store, source, times, every
         As `refresh` takes them, but that with `every` and without `times` there is no end; paths
         are those of the cluster's nodes.
-    address, code, storage_options
+    address, code
         As `submit` takes them.
     options
-        The others of `refresh`; `progress` is on unless it is false.
+        The others of `refresh`, storage options as `submit` takes them; `progress` is on unless it
+        is false.
 
     Returns
     -------
@@ -131,19 +131,21 @@ def submit_refresh(
     defaults = {**_defaults("submit_refresh", options), "progress": True}
     seconds = _seconds(times, every)
     from precache_workers.jobs.job_package import pack_refresh
-    from precache_workers.jobs.submission import submit_parcel
+    from precache_workers.jobs.submission import submit_package
     from precache_workers.sources.user_code import require_permission
 
     given = {name: value for name, value in options.items() if value != defaults[name]}
     given |= {"times": times, "every": None if seconds is None else f"{seconds:f}s"}
     recipe = None
     with contextlib.suppress(PrecacheError):  # the cluster may see what is not to be had here
+        storage_options = options.get("storage_options")
+        storage_options = with_environment(storage_options, options.get("storage_options_env"))
         recipe = open_version(store, None, storage_options).recipe
     if recipe is not None:
         require_permission(recipe, options.get("run_functions", False))
     place = None if source is None else os.fspath(source)
-    parcel = pack_refresh(place, os.fspath(store), recipe, given, code)
-    return submit_parcel(parcel, address, storage_options or {})
+    package = pack_refresh(place, os.fspath(store), recipe, given, code)
+    return submit_package(package, address)
 
 
 def _defaults(function: str, options: Mapping[str, Any]) -> dict[str, Any]:

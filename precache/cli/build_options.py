@@ -10,6 +10,7 @@ from typing import Any
 
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
+from precache.storage.environment import FromEnvironment
 
 _PIPELINE_FLAGS = (
     "resize",
@@ -124,7 +125,6 @@ def add_running_options(
         help="write how it went, failed or not: a page (.html) or figures (.json); repeatable",
     )
     add_follow_links(run)
-    run.add_argument("--storage-options-at", metavar="NAME", help=argparse.SUPPRESS)
     add_placement(to.add_argument_group("on a cluster that is joined"))
     add_storage_option(run)
     run.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -291,7 +291,7 @@ def _size(text: str) -> int | tuple[int, int]:
 
 
 def add_storage_option(to: Any) -> None:
-    """``--storage-option KEY=VALUE``, repeatable."""
+    """``--storage-option KEY=VALUE`` and ``--storage-option-env KEY=VARIABLE``, repeatable."""
     to.add_argument(
         "--storage-option",
         dest="storage_options",
@@ -300,6 +300,16 @@ def add_storage_option(to: Any) -> None:
         type=_storage_option,
         metavar="KEY=VALUE",
         help="of a URL's fsspec file system, such as endpoint_url=http://host:9000; repeatable",
+    )
+    to.add_argument(
+        "--storage-option-env",
+        dest="storage_options",
+        action="append",
+        default=[],
+        type=_storage_option_env,
+        metavar="KEY=VARIABLE",
+        help="the same, read from a variable of the environment, on a cluster from that of each "
+        "node; for secrets, such as secret=PHOTOS_SECRET; repeatable",
     )
 
 
@@ -312,6 +322,13 @@ def _storage_option(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except (ValueError, RecursionError):
         return key, value
+
+
+def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:
+    key, equals, variable = text.partition("=")
+    if not key or not equals or not variable.isidentifier():  # it may well be the secret itself
+        raise argparse.ArgumentTypeError("expected KEY=VARIABLE; what was given is not shown")
+    return key, FromEnvironment(variable)
 
 
 def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
@@ -331,11 +348,6 @@ def build_keywords(options: argparse.Namespace) -> dict[str, Any]:
 
 def running_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """What `add_running_options` has read, as `precache.build` takes it."""
-    storage_options = dict(options.storage_options)
-    if options.storage_options_at is not None:
-        from precache_workers.jobs.job_server import receive_storage_options
-
-        storage_options |= receive_storage_options(options.storage_options_at)
     return {
         "address": options.address,
         "on_error": options.on_error,
@@ -350,7 +362,7 @@ def running_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "node_labels": dict(options.node_labels),
         "nice": options.nice,
         "progress": not options.quiet,
-        "storage_options": storage_options,
+        "storage_options": dict(options.storage_options),
         "report": options.report,
         "max_sample_bytes": options.max_sample_bytes,
         "sample_timeout": options.sample_timeout,

@@ -1,4 +1,4 @@
-"""What travels with a build to a cluster, and what is refused before anything is sent."""
+"""Packages of builds for a cluster, and builds that are refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from precache.cli.build_options import (
 from precache.cli.refresh import add_refresh
 from precache.errors import UsageError
 from precache.maintenance.gc import seconds_of
+from precache.storage.environment import FromEnvironment
 from precache_workers.jobs import job_package
 from precache_workers.jobs.job_package import JobPackage, pack, pack_refresh
 from tests.support.building import write
@@ -66,7 +67,7 @@ def pack_code(*code: Path | str) -> JobPackage:
 
 def test_every_option_of_a_build_travels() -> None:
     known = inspect.signature(build).parameters.keys()
-    apart = {"source", "store", "recipe", "address", "storage_options"}
+    apart = {"source", "store", "recipe", "address", "storage_options", "storage_options_env"}
     apart.add("run_functions")  # asked for here: the recipe travels as the user's own
     assert known - apart == set(OTHERWISE)
     options = parsed(pack("/in", "/out", RECIPE, OTHERWISE).arguments)
@@ -74,6 +75,53 @@ def test_every_option_of_a_build_travels() -> None:
     keywords = build_keywords(options)
     assert {name: keywords[name] for name in OTHERWISE} == OTHERWISE
     assert keywords["storage_options"] == {}
+
+
+def test_storage_options_travel_without_their_secrets() -> None:
+    plain = {
+        "endpoint_url": "http://127.0.0.1:9000",
+        "anon": False,
+        "account_name": "0123",
+        "client_kwargs": {"region_name": "us-east-1"},
+        "token": "anon",
+    }
+    options = {"storage_options": plain, "storage_options_env": {"secret": "PHOTOS_SECRET"}}
+    for package in (
+        pack("/in", "/out", RECIPE, options),
+        pack_refresh(None, "/out", None, options),
+    ):
+        flags = [text for text in package.arguments if text.startswith("--storage-option")]
+        keywords = build_keywords(parsed(("build", "/in", "/out", *flags)))
+        secret = FromEnvironment("PHOTOS_SECRET")
+        assert keywords["storage_options"] == {**plain, "secret": secret}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "pass-word"},
+        {"secret": "pass-word"},
+        {"token": "pass-word"},
+        {"token": {"private_key": "pass-word"}},
+        {"password": "pass-word"},
+        {"account_key": "pass-word"},
+        {"sas_token": "pass-word"},
+        {"connection_string": "AccountKey=pass-word"},
+        {"credential": "pass-word"},
+        {"unheard_of": "pass-word"},
+        {"endpoint_url": "http://someone:pass-word@host"},
+        {"client_kwargs": {"aws_secret_access_key": "pass-word"}},
+        {"client_kwargs": ["pass-word"]},
+    ],
+)
+def test_a_secret_in_the_clear_is_refused_with_the_way_out(options: dict[str, Any]) -> None:
+    [name] = options
+    advice = f"option '{name}' may hold a secret, .* --storage-option-env {name}=VARIABLE"
+    with pytest.raises(UsageError, match=advice) as caught:
+        precache.submit("/in", "/out", RECIPE, storage_options=options)
+    assert "pass-word" not in str(caught.value)
+    with pytest.raises(UsageError, match=advice):
+        precache.submit_refresh("/out", storage_options=options)
 
 
 def test_every_option_of_a_refresh_travels() -> None:

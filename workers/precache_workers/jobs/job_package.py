@@ -18,7 +18,9 @@ from typing import Any
 from precache.errors import UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Recipe
+from precache.storage.environment import with_environment
 from precache.units import size
+from precache_workers.jobs.storage_options import split_options
 
 SENT = "precache_sent"
 """Folder of the files that options name, in the job's working directory."""
@@ -76,7 +78,7 @@ def pack(
     options: Mapping[str, Any],
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> JobPackage:
-    """All that a build on a cluster takes from this machine, credentials apart.
+    """All that a build on a cluster takes from this machine.
 
     Parameters
     ----------
@@ -145,6 +147,11 @@ def _pack(
     _check_names(files)
     _check_imports(imports, files)
     given = dict(options)
+    plain, variables = split_options(
+        with_environment(given.pop("storage_options", None), given.pop("storage_options_env", None))
+    )
+    given["storage_option"] = [f"{key}={json.dumps(value)}" for key, value in plain.items()]
+    given["storage_option_env"] = [f"{key}={variable}" for key, variable in variables.items()]
     for name in FILE_OPTIONS:
         if given.get(name) is not None:
             path = Path(given[name])
@@ -172,7 +179,7 @@ def _as_there(name: str) -> str:
     if shown(name) != name:
         raise UsageError(
             f"{shown(name)} carries credentials, or what may be some, and Ray would list them with "
-            "the job; give them as --storage-option"
+            "the job; name a variable that the nodes have: --storage-option-env"
         )
     return name
 
