@@ -238,7 +238,7 @@ def test_an_epoch_can_be_chosen(pair: list[BuiltStore]) -> None:
 
 
 def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltStore]) -> None:
-    with _mix(pair, options={"threads": 2, "ahead": 4}) as mixture:
+    with _mix(pair, options={"num_threads": 2, "prefetch_batches": 4}) as mixture:
         for _ in mixture:
             assert mixture.state_dict()["batch"] == 1
             break
