@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from precache.codecs import nvcomp
-from precache.errors import DamageError, UsageError
+from precache.errors import DamageError
 from precache.loading.gpu.gathering import RowOffsets
 from precache.loading.gpu.registered import register_shards
 from precache.loading.slots import (
@@ -30,6 +29,8 @@ from precache.loading.slots import (
     SlotPool,
     as_tensor,
     indexable,
+    require_memory,
+    row_nbytes,
     undo_image_tensor,
 )
 from precache.reading.array_reader import ArrayReader
@@ -39,7 +40,7 @@ from precache.reading.version_reader import VersionReader
 from precache.runtime.io_pool import Requests
 from precache.runtime.ordered_map import computing, prefetch
 from precache.runtime.step_clock import ThreadTime
-from precache.runtime.usage import available_bytes, cores
+from precache.runtime.usage import cores
 from precache.store.version import SMALL_ROW_NBYTES
 
 log = logging.getLogger(__name__)
@@ -208,12 +209,12 @@ class BatchStream:
         layouts = self._registered.layouts if self._registered else {}
         self._gathered = {name for name, array in columns.arrays.items() if array in layouts}
         self._sent = {n: r for n, r in self._framed.items() if n not in self._gathered}
-        row_nbytes = {name: _row_nbytes(*column) for name, column in columns.shapes.items()}
+        sizes = {name: row_nbytes(*column) for name, column in columns.shapes.items()}
         # Small fields get their own memory: a list of all labels must not keep all images alive.
-        self._small = {name for name, nbytes in row_nbytes.items() if nbytes <= SMALL_ROW_NBYTES}
+        self._small = {name for name, nbytes in sizes.items() if nbytes <= SMALL_ROW_NBYTES}
         self._schedule = Schedule.plan(
             batch_size,
-            batch_size * sum(row_nbytes.values()),
+            batch_size * sum(sizes.values()),
             num_threads,
             prefetch_batches,
             copying=all(n in self._framed or r.copying for n, r in columns.readers.items()),
@@ -225,7 +226,7 @@ class BatchStream:
         self._layout = self._lay_out(batch_size, keep_small=cuda is not None)
         frames_nbytes = batch_size * sum(reader.frame_bound for reader in self._sent.values())
         slot_nbytes = self._layout.nbytes + frames_nbytes
-        _require_room(batch_size, slot_nbytes)
+        require_memory(batch_size, slot_nbytes)
         slots = self._schedule.batches + (1 + STEPS_AHEAD if cuda else SLOTS_IN_USE)
         self._pool = SlotPool(slot_nbytes, slots, pinned_for=cuda)
         self._copier = DeviceCopier(self._pool, cuda) if cuda else None
@@ -283,7 +284,7 @@ class BatchStream:
             else:
                 advised = read_ahead.around(rows, schedule.ahead * together)
                 ends.enter_context(contextlib.closing(advised))
-                parts = ((part, requests.made_here()) for part in self._split(advised, finishes))
+                parts = ((part, requests.active()) for part in self._split(advised, finishes))
             ends.enter_context(contextlib.closing(parts))
             decode = functools.partial(self._decode, columns, ready, feed, failures)
             parts_ahead = schedule.ahead * schedule.parts
@@ -470,19 +471,6 @@ class BatchStream:
         shape, dtype = self._columns.shapes[name]
         like = as_tensor(np.empty(0, dtype)).dtype
         return values.view(like).view(len(values), *shape)
-
-
-def _row_nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize
-
-
-def _require_room(batch_size: int, nbytes: int) -> None:
-    free = available_bytes()
-    if free is not None and nbytes > free:
-        raise UsageError(
-            f"a batch of {batch_size} rows takes {nbytes} bytes, and {free} are free; give a "
-            "smaller batch_size"
-        )
 
 
 def _offsets(name: str) -> str:

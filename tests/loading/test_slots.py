@@ -212,6 +212,8 @@ def test_no_slot_is_with_two_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert clashes == []
+    assert 1 <= pool.owned <= len(threads)
+    assert len(pool._free) == pool.owned
 
 
 # --- through the loader -------------------------------------------------------------------------
@@ -374,7 +376,7 @@ def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
         with pytest.raises(DamageError, match=re.escape(store.open().keys[row])):
             next(batches)
         gc.collect()
-        assert loader._source.stream._pool._made == len(loader._source.stream._pool._free)  # type: ignore[union-attr]
+        assert loader._source.stream._pool.owned == len(loader._source.stream._pool._free)  # type: ignore[union-attr]
 
 
 def test_slots_come_back_from_an_epoch_that_is_left(
@@ -388,7 +390,7 @@ def test_slots_come_back_from_an_epoch_that_is_left(
                 if number == epoch % 5:
                     break
             pool = loader._source.stream._pool  # type: ignore[union-attr]  # never None here
-            assert len(pool._free) == pool._made <= pool._keep
+            assert len(pool._free) == pool.owned <= pool._keep
 
 
 # --- to a device --------------------------------------------------------------------------------
@@ -444,7 +446,7 @@ def users(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 def _send(copier: DeviceCopier, slot: np.ndarray) -> tuple[Event, dict[str, Tensor]]:
     sent: Any = copier.send(slot, len(slot), lambda memory: {"image": Tensor()})  # type: ignore[dict-item]
-    return sent.there, copier.hand_out(sent)  # type: ignore[return-value]  # stand-ins
+    return sent.arrived, copier.hand_out(sent)  # type: ignore[return-value]  # stand-ins
 
 
 def test_the_callers_stream_waits_for_the_batch_and_keeps_its_memory(

@@ -324,13 +324,13 @@ def test_requests_of_an_iterator_end_with_it() -> None:
         assert answer.wait(60)
 
     def work() -> None:
-        with requests.made_here():
-            assert io_pool.asked(lambda: 5) == 5
+        with requests.active():
+            assert io_pool.request(lambda: 5) == 5
             with pytest.raises(ValueError, match="of no use"):
-                io_pool.asked(lambda: int("of no use"))
+                io_pool.request(lambda: int("of no use"))
             with pytest.raises(StorageError, match="stopped"):
-                io_pool.asked(hang)
-        assert io_pool.asked(threading.current_thread) is thread
+                io_pool.request(hang)
+        assert io_pool.request(threading.current_thread) is thread
         ended.append("ended")
 
     thread = threading.Thread(target=work)
@@ -339,7 +339,7 @@ def test_requests_of_an_iterator_end_with_it() -> None:
     requests.stop()
     thread.join()
     assert ended == ["ended"]
-    with requests.made_here(), pytest.raises(StorageError, match="stopped"):
-        io_pool.asked(lambda: 5)
+    with requests.active(), pytest.raises(StorageError, match="stopped"):
+        io_pool.request(lambda: 5)
     answer.set()
     requests.close()

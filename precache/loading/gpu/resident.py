@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from precache.errors import UsageError
-from precache.loading.slots import Batch, indexable
+from precache.loading.slots import Batch, indexable, row_nbytes
 from precache.loading.stream import BatchStream
 from precache.reading.version_reader import VersionReader
 from precache.runtime.usage import available_bytes
@@ -55,8 +54,7 @@ def _load_turn(
 
 def _require_room(columns: VersionReader, device: torch.device) -> None:
     needed = columns.turns * sum(
-        columns.version.rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
-        for shape, dtype in columns.shapes.values()
+        columns.version.rows * row_nbytes(*column) for column in columns.shapes.values()
     )
     free = _free_bytes(device)
     if needed > SHARE * free:
