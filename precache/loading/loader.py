@@ -207,7 +207,7 @@ class Loader:
 
     @property
     def follows(self) -> bool:
-        """Whether a later epoch may read another version: with `refresh`, or during a build."""
+        """True if a later epoch may read another version: with `refresh`, or during a build."""
         return self._source.changes
 
     def __len__(self) -> int:
@@ -267,13 +267,13 @@ class Loader:
                 self._clock.arrived(rows, nbytes, ready)
                 self._position.received(epoch, start)
                 yield outputs.pop()  # without a name, so that a batch that is dropped is freed
-                self._clock.asked()
+                self._clock.requested()
                 ready = source.stream.ready
 
     def _use(self, source: BatchSource) -> BatchSource:
         if source is not self._source:
             self._source = source
-            self._position.measure(len(self))
+            self._position.resize(len(self))
         return source
 
     def stats(self) -> LoaderStats:

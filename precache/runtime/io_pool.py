@@ -113,7 +113,7 @@ class Requests:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Have `request` on this thread go through these requests in the block."""
+        """Send calls of `request` on this thread through these requests, in the block."""
         _here.requests = self
         try:
             yield

@@ -111,7 +111,7 @@ class Threads:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that has the threads, and not a forked one."""
+        """True in the process that has the threads, False in a forked one."""
         return os.getpid() == self._process
 
     def require_here(self) -> None:

@@ -41,7 +41,7 @@ from precache.units import size
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.5
+PAGE_LOCKED_SHARE = 0.5
 """Share of the available memory for the registered shards of all ranks of a node together."""
 
 
@@ -341,12 +341,12 @@ def _require_room(columns: VersionReader, nbytes: int, copies: int = 1) -> None:
     free, needed = available_bytes(), nbytes * copies
     if free is None:
         raise UsageError("gather needs /proc/meminfo to know whether the shards fit")
-    if needed > SHARE * free:
+    if needed > PAGE_LOCKED_SHARE * free:
         raise UsageError(
             f"{columns.version.path} has {size(nbytes)} of shards"
             + (f", which each of {copies} ranks would copy" if copies > 1 else "")
-            + f", and {size(free)} of memory are available, of which {SHARE:.0%} may be "
-            "page-locked; leave gather out, or name fewer fields"
+            + f", and {size(free)} of memory are available, of which {PAGE_LOCKED_SHARE:.0%} may "
+            "be page-locked; leave gather out, or name fewer fields"
         )
 
 

@@ -15,7 +15,7 @@ from precache.units import size
 LOAD_ROWS = 256
 """Rows of a batch while loading."""
 
-SHARE = 0.9
+RESIDENT_SHARE = 0.9
 """Share of the free memory that a resident version may take."""
 
 
@@ -57,7 +57,7 @@ def _require_room(columns: VersionReader, device: torch.device) -> None:
         columns.version.rows * row_nbytes(*column) for column in columns.shapes.values()
     )
     free = _free_bytes(device)
-    if needed > SHARE * free:
+    if needed > RESIDENT_SHARE * free:
         where = "the host" if device.type == "cpu" else str(device)
         raise UsageError(
             f"{columns.version.path} takes {size(needed)} decoded, and {where} has {size(free)} "
