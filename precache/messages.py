@@ -1,10 +1,10 @@
-"""Text as people may see it: control characters escaped, nothing secret of a URL.
+"""Text for people: control characters escaped, and no secret of a URL.
 
-File names, class names, reasons and the answers of servers are written by others. A terminal obeys
+File names, class names, error texts and the answers of servers are foreign text. A terminal obeys
 the control characters in them, a newline forges a line, and an override of the writing direction
-hides how a name ends. Whatever did not come from the program's own source therefore goes through
-`printable` before it is shown. Errors do so when they are raised (`precache.errors`), lines and
-tables when they are printed (`precache.runtime.terminal`).
+hides the end of a name. All foreign text therefore goes through `printable` before it is shown:
+in errors when they are raised (`precache.errors`), in lines and tables when they are printed
+(`precache.runtime.terminal`).
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 """C0, DEL and C1, line and paragraph separators, overrides of direction, undecodable bytes."""
 
 _WITH_PORTS = frozenset(("http", "https", "ray"))
-"""Schemes with a host, which may have a port; those of object stores have a bucket."""
+"""Schemes whose URLs have a host, with or without a port; object stores have a bucket."""
 
 _PORT = re.compile(r"[^@:]*:\d*|\[[^\]@]*\](?::\d*)?")
 
 _URL = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]*://[^\s'\"<>]*[^\s'\"<>.,;:)\]]")
-"""Within other text, without the punctuation behind it."""
+"""A URL within other text, without the punctuation after it."""
 
 _PARAMETER = re.compile(
     r"\b(sig|AccountKey|X-Amz-Signature|X-Amz-Security-Token|X-Goog-Signature)=[^\s&;'\"<>]{16,}",
     re.IGNORECASE,
 )
-"""Keys and signatures that libraries quote without the URL that they are of."""
+"""Keys and signatures that libraries quote without their URL."""
 
 
 def printable(text: str) -> str:
-    r"""The text on one line: control characters as ``\x1b``, ``\n``, ``\u202e``."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    r"""Return the text on one line, with control characters as ``\x1b``, ``\n``, ``\u202e``."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def indented(text: str) -> str:
-    """Text of several lines, such as a traceback, of which only the first begins a line."""
+    """Indent all lines of a text but the first, such as a traceback."""
     return "\n    ".join(map(printable, text.rstrip("\n").split("\n")))
 
 
 def shown(uri: str | os.PathLike[str]) -> str:
-    """A path or URL without user, password, query and fragment, any of which may be a secret.
+    """Return a path or URL without user, password, query and fragment, which may be secret.
 
-    Object stores have no fragments, and keys with ``#`` in them.
+    URLs of object stores have no fragment; their keys may contain ``#``.
     """
     scheme, mark, rest = os.fspath(uri).partition("://")
     if not mark:
@@ -54,31 +54,31 @@ def shown(uri: str | os.PathLike[str]) -> str:
 
 
 def credentials_of(uri: str | os.PathLike[str]) -> str:
-    """``user:password`` as they stand in a URL, empty where it has none."""
+    """Return ``user:password`` of a URL, empty if it has none."""
     scheme, _, rest = os.fspath(uri).partition("://")
     return _user(scheme, rest).removesuffix("@")
 
 
 def _user(scheme: str, rest: str) -> str:
-    """User and password at the beginning of what follows ``scheme://``, with the ``@``.
+    """Return user and password at the beginning of `rest`, with the ``@``.
 
-    Not by urlsplit, which refuses some of what a user may have mistyped, and ends the user at a
-    slash, which secret keys have.
+    `urlsplit` would refuse some mistyped URLs, and would end the user at a slash, which secret keys
+    may contain.
     """
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     web = scheme.lower() in _WITH_PORTS
     if "@" in host:
         user = host[: host.rindex("@") + 1]
-        # bucket@version, and container@account of Azure's, hold no secret
+        # bucket@version, and container@account of Azure, hold no secret
         return user if web or ":" in user else ""
-    place = _PORT.fullmatch(host) if web else host.startswith("arn:")
-    if ":" in host and not place:
+    address = _PORT.fullmatch(host) if web else host.startswith("arn:")
+    if ":" in host and not address:
         return rest[: rest.rfind("@") + 1]
     return ""
 
 
 def without_secrets(text: str) -> str:
-    """Text with each URL in it as `shown` has it."""
+    """Return text with every URL in it replaced by `shown`."""
     if "://" in text:
-        text = _URL.sub(lambda found: shown(found[0]), text)
+        text = _URL.sub(lambda match: shown(match[0]), text)
     return _PARAMETER.sub(r"\1=…", text)

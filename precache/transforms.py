@@ -1,10 +1,10 @@
 """Batched transforms on the device: random for every sample, the same on every run.
 
-What a sample draws depends on (seed, epoch, row) and its transform's place alone: not on the batch
-it is in, the number of ranks, or where training was resumed. Where a row may come more than once in
-an epoch (drawn by weight, or to fill up the last batch), its position in the epoch's order, which
-all ranks share, takes the place of its number, so that each time it draws anew. Only what mixes
-samples (`MixUp`, `CutMix`) depends on the batch.
+The random numbers of a sample depend only on (seed, epoch, row) and the position of the transform:
+not on the batch, the number of ranks, or where training was resumed. If a row may come more than
+once in an epoch (drawn by weight, or to fill up the last batch), its position in the epoch's order,
+which all ranks share, replaces the row number, so that it gets new random numbers each time. Only
+transforms that mix samples (`MixUp`, `CutMix`) depend on the batch.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ GREY = (0.299, 0.587, 0.114)
 
 
 def _signed(value: int) -> int:
-    """A 64-bit pattern as the int64 that torch computes with."""
+    """Convert a 64-bit pattern to the int64 that torch computes with."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finalizer on int64; its shifts are logical, hence the masks."""
+    """Apply SplitMix64's finalizer to int64; its shifts are logical, hence the masks."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
     return x ^ ((x >> 31) & ((1 << 33) - 1))
@@ -47,24 +47,24 @@ class Draw:
     Attributes
     ----------
     key
-        Of the run, the epoch and the transform's place.
+        Identifies the run, the epoch and the position of the transform.
     step
-        Number of the batch in its epoch, for what mixes samples.
+        Number of the batch in its epoch, for transforms that mix samples.
     numbers
-        (N,) int64 that tell samples apart, on the device: row numbers, or -1 less the position in
-        the epoch's order of a row that may have come before.
+        (N,) int64 on the device that identify the samples: row numbers, or for a row that may have
+        come before, -1 minus its position in the epoch's order.
     """
 
     key: tuple[int | str, ...]
     step: int
     numbers: torch.Tensor
 
-    def inside(self, place: int) -> Draw:
-        """The draw of the transform at a place within this one."""
-        return Draw((*self.key, place), self.step, self.numbers)
+    def inside(self, index: int) -> Draw:
+        """Return the draw of the transform at an index within this one."""
+        return Draw((*self.key, index), self.step, self.numbers)
 
     def uniform(self, count: int) -> torch.Tensor:
-        """(N, count) float32, uniform in [0, 1), a function of (key, number)."""
+        """Draw (N, count) float32, uniform in [0, 1), a function of (key, number)."""
         seed = int.from_bytes(self._digest(), "little")
         columns = torch.arange(1, count + 1, device=self.numbers.device)
         # Odd multipliers keep distinct (number, column) apart before they are mixed.
@@ -75,7 +75,7 @@ class Draw:
         return ((mixed >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
 
     def numpy(self) -> np.random.Generator:
-        """A generator on the host, a function of (key, step)."""
+        """Return a generator on the host, a function of (key, step)."""
         words = [*self._digest(), self.step]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
@@ -84,15 +84,15 @@ class Draw:
 
 
 class Transform(ABC):
-    """Something done to a batch on its device; its random numbers come from `draw` alone."""
+    """A change of a batch on its device; its random numbers come from `draw` alone."""
 
     @abstractmethod
     def apply(self, batch: Batch, draw: Draw) -> Batch:
-        """The batch, changed; the one given stays as it is."""
+        """Return the changed batch; the argument is not modified."""
 
 
 class ImageTransform(Transform):
-    """Changes one field of (N, C, H, W) images, ``image`` unless told otherwise."""
+    """Changes one field of (N, C, H, W) images, by default ``image``."""
 
     field = "image"
 
@@ -104,12 +104,14 @@ class ImageTransform(Transform):
 
     @abstractmethod
     def images(self, images: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """The images, changed."""
+        """Return the changed images."""
 
 
 def _constant(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """float32 on the device of `like`. Made there directly, CUDA would have the host wait for all
-    that the device has to do."""
+    """Return float32 on the device of `like`.
+
+    Copied from the host, because creating it on CUDA would wait for all work of the device.
+    """
     return torch.tensor(values, dtype=torch.float32).to(like.device, non_blocking=True)
 
 
@@ -120,18 +122,18 @@ class Compose:
         self.steps = list(steps)
 
     def apply(self, batch: Any, draw: Draw) -> Any:
-        for place, step in enumerate(self.steps):
-            batch = run(step, batch, draw.inside(place))
+        for index, step in enumerate(self.steps):
+            batch = run(step, batch, draw.inside(index))
         return batch
 
 
 def run(step: Transform | Compose | Callable[[Any], Any], batch: Any, draw: Draw) -> Any:
-    """Apply a transform of ours, or call whatever else was given."""
+    """Apply a `Transform` or `Compose`, or call any other callable."""
     return step.apply(batch, draw) if isinstance(step, Transform | Compose) else step(batch)
 
 
 def is_drawn(step: Any) -> bool:
-    """Whether all of a transform is a function of the batch and the draw, for any thread to run."""
+    """Return whether any thread may run a transform: it uses the batch and the draw alone."""
     if isinstance(step, Compose):
         return all(map(is_drawn, step.steps))
     return isinstance(step, Transform)
@@ -203,7 +205,7 @@ class RandomResizedCrop(ImageTransform):
 
 
 def _grid(start: torch.Tensor, length: torch.Tensor, out: int, size: int) -> torch.Tensor:
-    """(N, out) coordinates in [-1, 1] that resize [start, start + length) and stay inside it."""
+    """Return (N, out) coordinates in [-1, 1] that resize [start, start + length), all inside it."""
     centres = torch.arange(out, device=start.device, dtype=torch.float32) + 0.5
     pixel = centres * (length[:, None] / out) - 0.5
     pixel = start[:, None] + pixel.clamp(min=0).minimum(length[:, None] - 1)
@@ -225,14 +227,14 @@ class HorizontalFlip(ImageTransform):
 
 
 def _like(images: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Back to the dtype before; integers rounded and kept within 0 to 255."""
+    """Convert to the dtype of `before`; integers are rounded and clipped to 0 to 255."""
     if before.is_floating_point():
         return images.to(before.dtype)
     return images.round_().clamp_(0, 255).to(before.dtype)
 
 
 def _top(images: torch.Tensor) -> float:
-    """The value of full brightness: 255 for integers, 1 for floats."""
+    """Return the value of full brightness: 255 for integers, 1 for floats."""
     return 1.0 if images.is_floating_point() else 255.0
 
 
@@ -277,7 +279,7 @@ def _grey(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _turn_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """RGB in [0, 1], its HSV hue moved by `turn` (Smith, "Color gamut transform pairs", 1978)."""
+    """Move the HSV hue of RGB in [0, 1] by `turn` (Smith, "Color gamut transform pairs", 1978)."""
     value, low = pixels.amax(1), pixels.amin(1)
     chroma = value - low
     safe = torch.where(chroma == 0, 1.0, chroma)
@@ -298,9 +300,9 @@ class Normalize(ImageTransform):
     Parameters
     ----------
     mean, std
-        In stored units (0 to 255 for uint8), as ``precache.open(uri).mean["image"]`` has them.
+        In stored units (0 to 255 for uint8), as in ``precache.open(uri).mean["image"]``.
     channels_last
-        Lay the result out as the convolutions of CUDA like it.
+        Use the memory layout that is fastest for convolutions on CUDA.
     """
 
     def __init__(
@@ -343,7 +345,7 @@ class ToDType(ImageTransform):
 
 
 def _beta(alpha: float, count: int, draw: Draw, device: torch.device) -> torch.Tensor:
-    """(count,) float32 drawn from Beta(alpha, alpha)."""
+    """Draw (count,) float32 from Beta(alpha, alpha)."""
     if alpha <= 0:
         raise UsageError(f"alpha is {alpha}; give a number above 0")
     shares = draw.numpy().beta(alpha, alpha, count).astype(np.float32)
@@ -354,8 +356,8 @@ class Mixing(Transform):
     """Mixes each sample with its predecessor in the batch; labels become (N, classes) float32.
 
     Labels must be from 0 to `classes` - 1. A `Loader` refuses others before its first batch, unless
-    a function of the user's own comes before and may change them; those are refused with their
-    batch on the CPU, and on a device, which it would take a wait to ask, they become NaN.
+    a callable of the user comes earlier and may change them. These are checked in each batch on
+    the CPU; on a device, where a check would wait for the device, wrong labels become NaN.
     """
 
     def __init__(self, classes: int, alpha: float) -> None:
@@ -363,18 +365,18 @@ class Mixing(Transform):
         self.alpha = alpha
 
     def require(self, labels: np.ndarray, rows: np.ndarray, where: str) -> None:
-        """Raise `UsageError` for labels (n,) of rows (n,) that are none of the classes."""
+        """Raise `UsageError` if a label (n,) of rows (n,) is outside of the classes."""
         wrong = np.flatnonzero((labels < 0) | (labels >= self.classes))
         if len(wrong):
-            some = ", ".join(map(str, rows[wrong[:5]].tolist()))
+            first = ", ".join(map(str, rows[wrong[:5]].tolist()))
             raise UsageError(
                 f"{where} has the label {labels[wrong[0]]}, and {type(self).__name__} takes 0 to "
                 f"{self.classes - 1}; {len(wrong)} rows have such labels, the first ones are "
-                f"{some}: leave them out by rows or weights, or give more classes"
+                f"{first}: leave them out by rows or weights, or give more classes"
             )
 
     def _shared(self, batch: Batch, share: torch.Tensor) -> torch.Tensor:
-        """(N, classes) float32: `share` of each label, the rest of its predecessor's."""
+        """Return (N, classes) float32: `share` of each label, the rest of its predecessor's."""
         labels = batch["label"]
         if labels.ndim != 1 or labels.is_floating_point():
             raise UsageError(
@@ -392,7 +394,7 @@ class Mixing(Transform):
 
 
 def label_mixing(transform: object) -> Mixing | None:
-    """The first step that mixes labels, where nothing before it may change them."""
+    """Return the first step that mixes labels, unless an earlier step may change them."""
     steps = [transform]
     while steps:
         step = steps.pop(0)
@@ -427,7 +429,7 @@ class CutMix(Mixing):
     """A box of each image replaced by the same box of its predecessor in the batch.
 
     The box keeps the image's aspect ratio and is clipped at its edges; labels become (N, classes)
-    float32 by the area that was left. Source: Yun et al., "CutMix", ICCV 2019.
+    float32 by the remaining area. Source: Yun et al., "CutMix", ICCV 2019.
     """
 
     def __init__(self, classes: int, alpha: float = 1.0) -> None:
@@ -447,7 +449,7 @@ class CutMix(Mixing):
 
 
 def _inside(centre: torch.Tensor, length: torch.Tensor, size: int) -> torch.Tensor:
-    """(N, size) bool: the whole pixels within half of `length` around `centre`."""
+    """Return (N, size) bool: the whole pixels within half of `length` around `centre`."""
     pixels = torch.arange(size, device=centre.device)[None, :]
     start = (centre - length / 2).round()[:, None]
     return (pixels >= start) & (pixels < (centre + length / 2).round()[:, None])

@@ -62,7 +62,7 @@ def bench(
     uri: str | os.PathLike[str],
     batch_size: int = 256,
     epochs: int = 3,
-    threads: int | None = None,
+    num_threads: int | None = None,
     tick: Callable[[str], None] = lambda what: None,
     **loader_options: Any,
 ) -> BenchResult:
@@ -74,6 +74,8 @@ def bench(
         Rows a batch; the number of rows where the store has fewer.
     epochs
         After the first.
+    num_threads
+        As of `Loader`.
     tick
         Told what is being measured.
     loader_options
@@ -86,7 +88,7 @@ def bench(
     row_nbytes = sum(field.row_nbytes for field in fields.values())
     batch_size = min(batch_size, rows)
     copy = _copier(rows, row_nbytes, batch_size)
-    with Loader(uri, batch_size, device="cpu", threads=threads, **loader_options) as loader:
+    with Loader(uri, batch_size, device="cpu", num_threads=num_threads, **loader_options) as loader:
         tick("first epoch")
         first = _measure(lambda: _read(loader))
         _measure(copy)

@@ -237,7 +237,7 @@ class _Probes:
 
     def _setup(self, device: torch.device, nbytes: int) -> Setup:
         loader, version = self._loader, version_of(self._loader)
-        shuffle = loader._order.shuffle if isinstance(loader, Loader) else None
+        shuffle = loader.identity()["shuffle"] if isinstance(loader, Loader) else None
         return Setup(
             workers=self._workers,
             prefetch=self._prefetch,
@@ -245,7 +245,7 @@ class _Probes:
             persistent=bool(getattr(loader, "persistent_workers", False)),
             epoch=_length(loader),
             cached=version is not None,
-            block_shuffle=shuffle is not None and shuffle.kind == "block",
+            block_shuffle=shuffle is not None and shuffle["kind"] == "block",
             cuda=device.type == "cuda",
             cores=cores(),
             batch_nbytes=nbytes,

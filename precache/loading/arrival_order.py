@@ -1,11 +1,10 @@
-"""The first epoch of a training that begins while its version is made."""
+"""The order of the first epoch of a training that begins while its version is built."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any
+from collections.abc import Generator, Iterator
 
 import numpy as np
 
@@ -15,40 +14,20 @@ from precache.store.live_version import LiveVersion
 
 log = logging.getLogger(__name__)
 
-FINISHED = "finished"
-"""Name of this order in a loader's state."""
-
-
-def check_options(given: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for options of a loader that need a version which is there."""
-    for name in ("rows", "weights", "resident", "refresh"):
-        if given[name] is not None:
-            raise UsageError(
-                f"{name} needs a version that is there, and this one is followed while it is "
-                "built; leave out one of both"
-            )
-    if given["gather"] == "device":
-        raise UsageError("gather='device' needs a version that is there; leave it out, or follow")
-    if given["shuffle"] is False or given["order"] == "key":
-        raise UsageError(
-            "rows come in the order in which shards are finished while a version is built; leave "
-            "out shuffle=False and order, or follow"
-        )
-
 
 class ArrivalOrder:
-    """Which rows an epoch reads, batch by batch, in the order in which shards are finished.
+    """Rows of each batch of an epoch, in the order in which shards are finished.
 
-    The rows of each shard are permuted by (seed, epoch, shard), holes left out, and follow those of
-    the shard before in the log. Step k of all ranks takes the rows at positions from k times the
-    global batch on, as in `Order`. Their number is that of the rows whose samples
-    are there, bad ones included, so that it is known from the beginning: positions beyond the last
-    row begin again, to make up for holes.
+    The rows of each shard, without holes, are permuted by (seed, epoch, shard), and follow those of
+    the shard before it in the log. Step k of all ranks takes the rows at positions from k times the
+    global batch on, as in `Order`. The length of an epoch is known from the beginning: it counts
+    all samples, bad ones included. Positions beyond the last valid row begin again, to make up for
+    holes.
 
     Parameters
     ----------
     stopped
-        Ends all waiting.
+        Ends all waiting once it is set.
     """
 
     shuffle = None
@@ -69,7 +48,7 @@ class ArrivalOrder:
         self._stopped = stopped
         self._ends = np.empty(0, np.int64)
         self._repeated = 0
-        self._told = False
+        self._logged = False
         if batch_size * world_size > version.planned:
             raise UsageError(
                 f"batch_size is {batch_size}, and {version.path} will have at most "
@@ -79,12 +58,12 @@ class ArrivalOrder:
 
     @property
     def global_batch(self) -> int:
-        """Rows a step of all ranks."""
+        """Rows of a step of all ranks."""
         return self.batch_size * self.world_size
 
     @property
     def _positions(self) -> int:
-        """Of an epoch, over all ranks."""
+        """Positions of an epoch, over all ranks."""
         planned = self._version.planned
         if self.drop_last:
             return planned - planned % self.global_batch
@@ -96,27 +75,27 @@ class ArrivalOrder:
         return -(-self._positions // self.global_batch)
 
     def blocks_at_once(self, block: int) -> int:
-        """Shards that must be at hand at a time, where no more than half of the samples are bad."""
-        least = max(1, self._version.planned // (2 * self._version.shards))
-        return min(self._version.shards, 2 * (self.global_batch // least + 3))
+        """Return the shards that are in use at a time if at most half of the samples are bad."""
+        fewest_rows = max(1, self._version.planned // (2 * self._version.shards))
+        return min(self._version.shards, 2 * (self.global_batch // fewest_rows + 3))
 
     def take_repeated(self) -> int:
-        """Rows that this rank read a second time in place of holes, since the last call."""
+        """Return the rows that this rank read again in place of holes, since the last call."""
         repeated, self._repeated = self._repeated, 0
         return repeated
 
     def again(self, number: int) -> np.ndarray | None:
-        """As of `precache.sampling.order.Order`, for a batch that was read."""
+        """Do as `precache.sampling.order.Order.again`, for a batch that was read."""
         return come_again(self._own(number), self._known)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
-        """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
+        """Yield row numbers (int64) of each batch of an epoch, from batch number `start` on."""
         for first, stop in self._spans(start):
             for number in range(first, stop):
                 yield self._rows(epoch, self._own(number))
 
     def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
-        """The same in runs of batches that can be read at once; waits before each for its shards.
+        """Yield runs of batches whose shards are finished; wait for the shards of each run.
 
         Raises
         ------
@@ -138,7 +117,7 @@ class ArrivalOrder:
             start = stop
 
     def _ready(self) -> int:
-        """Batches whose rows are known."""
+        """Return how many batches have known rows."""
         self._version.advance()
         counted = len(self._ends)
         sizes = [
@@ -152,17 +131,17 @@ class ArrivalOrder:
             return self._known // self.global_batch
         if not self._known:
             raise BuildError(f"no sample of {self._version.path} could be decoded")
-        self._tell()
+        self._log_holes()
         return self.batches
 
     @property
     def _known(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def _tell(self) -> None:
-        """Say once, of all ranks, what the holes came to."""
+    def _log_holes(self) -> None:
+        """Log once, on rank 0 alone, how many rows come twice because of holes."""
         holes = self._version.planned - self._known
-        if holes and self.rank == 0 and not self._told:
+        if holes and self.rank == 0 and not self._logged:
             again = max(0, min(self._positions, self._version.planned) - self._known)
             log.warning(
                 "%d samples of %s turned out bad: in the first epoch, %d rows come twice so that "
@@ -172,10 +151,10 @@ class ArrivalOrder:
                 again,
                 self.batches,
             )
-        self._told = True
+        self._logged = True
 
     def _run(self, epoch: int, start: int, stop: int) -> Generator[np.ndarray, None, None]:
-        """A run that is read, whose repetitions count."""
+        """Yield the batches of a run, and count the rows that come again."""
         for number in range(start, stop):
             own = self._own(number)
             known, planned = np.searchsorted(own, [self._known, self._version.planned])
@@ -192,13 +171,13 @@ class ArrivalOrder:
     def _rows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Rows at positions, which begin again beyond the last row."""
         positions = positions % self._known
-        places = np.searchsorted(self._ends, positions, side="right")
+        indices = np.searchsorted(self._ends, positions, side="right")
         rows = np.empty(len(positions), np.int64)
-        for place in np.unique(places).tolist():
-            here = places == place
-            shard, holes = self._version.finished[place]
+        for index in np.unique(indices).tolist():
+            selected = indices == index
+            shard, holes = self._version.finished[index]
             valid = np.setdiff1d(np.array(self._version.rows_of(shard), np.int64), holes)
-            start = int(self._ends[place]) - len(valid)
+            start = int(self._ends[index]) - len(valid)
             permute = Permutation(len(valid), "finished", self.seed, epoch, shard)
-            rows[here] = valid[permute(positions[here] - start)]
+            rows[selected] = valid[permute(positions[selected] - start)]
         return rows

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from precache.loading.slots import as_tensor
+from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
@@ -22,26 +22,30 @@ from precache.store.version import Keys, Version
 Batch = dict[str, torch.Tensor]
 
 
+LARGE_NBYTES = 1 << 30
+"""Batches from this size on are checked against the available memory before they are allocated."""
+
+
 class RowOfBatch(dict[str, torch.Tensor]):
-    """A sample of a batch: field -> view of the batch; copied and pickled as a plain dict."""
+    """A row of a batch: field -> view of the batch; copied and pickled as a plain dict."""
 
     def __reduce__(self) -> tuple[type, tuple[Batch]]:
         return dict, (dict(self),)
 
 
 class _RowsOfBatch(Sequence[RowOfBatch]):
-    """The samples of a batch, each made when it is first asked for.
+    """The rows of a batch, each made at its first access.
 
     Parameters
     ----------
     batch
-        Field -> (n, ...) tensor. By keyword, so that torch, which rebuilds sequences from their
-        members when it pins memory, makes a list of these.
+        Field -> (n, ...) tensor. Keyword only, so that torch, which rebuilds sequences from their
+        members when it pins memory, makes a list of the rows.
     """
 
     def __init__(self, *, batch: Batch) -> None:
         self._batch = batch
-        self._given: dict[int, tuple[RowOfBatch, Batch]] = {}
+        self._rows: dict[int, tuple[RowOfBatch, Batch]] = {}
 
     def __len__(self) -> int:
         return len(self._batch["row"])
@@ -53,18 +57,18 @@ class _RowsOfBatch(Sequence[RowOfBatch]):
     def __getitem__(self, index: int | slice) -> RowOfBatch | list[RowOfBatch]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        if place not in self._given:
-            views = {name: values[place] for name, values in self._batch.items()}
-            self._given[place] = RowOfBatch(views), views
-        return self._given[place][0]
+        number = range(len(self))[index]
+        if number not in self._rows:
+            views = {name: values[number] for name, values in self._batch.items()}
+            self._rows[number] = RowOfBatch(views), views
+        return self._rows[number][0]
 
     def whole(self) -> Batch | None:
-        """The batch; None if a sample was given other members."""
-        for place, (sample, views) in self._given.items():
-            if sample.keys() != views.keys() or any(sample[n] is not views[n] for n in views):
+        """Return the batch; None if the members of a row were replaced."""
+        for number, (row, views) in self._rows.items():
+            if row.keys() != views.keys() or any(row[n] is not views[n] for n in views):
                 return None
-            if any(_layout(view) != _layout(self._batch[n][place]) for n, view in views.items()):
+            if any(_layout(view) != _layout(self._batch[n][number]) for n, view in views.items()):
                 return None  # changed by `.data =`, or in its shape
         return self._batch
 
@@ -74,13 +78,13 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 _STACK = default_collate_fn_map[torch.Tensor]
-"""torch's own; a user may have put another in its place."""
+"""torch's own function, which a user may replace."""
 
 
 def _collate(
     samples: Sequence[Batch], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
 ) -> Any:
-    """As torch collates dicts, without a copy where samples are a whole batch."""
+    """Collate dicts as torch does, without a copy if `samples` are a whole batch."""
     stacks = default_collate_fn_map.get(torch.Tensor) is _STACK
     if stacks and isinstance(samples, _RowsOfBatch) and collate_fn_map is default_collate_fn_map:
         whole = samples.whole()
@@ -97,25 +101,25 @@ class CachedDataset(Dataset[Batch]):
     uri
         A store, ``STORE@prefix``, or a Zarr group together with a mapping as `fields`.
     fields
-        Names to read, by default all; or name -> path of an array in a group that other software
-        wrote.
+        Names of the fields to read, by default all; or name -> path of an array in a group that
+        other software wrote.
     verify
         When CRC32C checksums are checked: ``first``, ``always`` or ``off``.
     access
         ``map``, or ``pread`` for a network file system. Rows of a remote store are read by range
         requests, those of a batch together.
     storage_options
-        Of a remote file system, as its fsspec class takes them.
+        Options of a remote file system, as its fsspec class takes them.
     variant
-        Which one to read of a field with `variants = K`: that of epoch `variant`, until `set_epoch`
-        says another.
+        Of a field with `variants = K`, read the variant of epoch `variant`, until `set_epoch`
+        chooses another.
 
     Notes
     -----
     Index i is the i-th row that is not a hole, in row order. A pickle holds the version's path
     and the storage options, not its data. `Loader` is the faster way to read batches. The samples
-    that a `DataLoader` reads together lie together in memory, and torch's default collation hands
-    them on without a copy.
+    that a `DataLoader` reads together are contiguous in memory, and torch's default collation does
+    not copy them.
     """
 
     def __init__(
@@ -141,12 +145,12 @@ class CachedDataset(Dataset[Batch]):
     ) -> None:
         default_collate_fn_map[RowOfBatch] = _collate
         self._fields = dict(fields) if isinstance(fields, Mapping) else fields
-        self._how = {"verify": verify, "access": access, "storage_options": storage_options}
+        self._options = {"verify": verify, "access": access, "storage_options": storage_options}
         self._columns = VersionReader(uri, fields, verify, storage_options, access)
         self.set_epoch(variant)
 
     def set_epoch(self, epoch: int) -> None:
-        """Read the variants of an epoch, as `Loader` does; workers that run already do not hear."""
+        """Read the variants of an epoch, as `Loader` does; has no effect on running workers."""
         self._epoch = whole("epoch", epoch)
         self._columns = self._columns.at_epoch(self._epoch)
 
@@ -156,23 +160,29 @@ class CachedDataset(Dataset[Batch]):
 
     @functools.cached_property
     def keys(self) -> Sequence[str]:
-        """The samples' keys, by index."""
+        """Keys of the samples, by index."""
         return Keys(self.version, self._columns.valid(np.arange(len(self))))
+
+    @functools.cached_property
+    def _row_nbytes(self) -> int:
+        return sum(row_nbytes(*column) for column in self._columns.shapes.values())
 
     def __len__(self) -> int:
         return len(self._columns.valid)
 
     def __getitem__(self, index: int) -> Batch:
-        """Field -> tensor of one row without a batch axis, and `row` (int64)."""
+        """Return field -> tensor of one row without a batch axis, and `row` (int64)."""
         return dict(self.__getitems__([index])[0])
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[RowOfBatch]:
-        """The samples at `indices`, read together."""
+        """Return the samples at `indices`, read together."""
         count = len(self)
         ranks = np.array([operator.index(index) for index in indices], np.int64)
         if len(ranks) and not (-count <= ranks.min() and ranks.max() < count):
             raise IndexError(f"an index of {list(indices)} is outside of the {count} samples")
         rows = self._columns.valid(ranks % count if count else ranks)
+        if (nbytes := len(rows) * self._row_nbytes) >= LARGE_NBYTES:
+            require_memory(len(rows), nbytes)
         batch = {
             name: np.empty((len(rows), *shape), dtype)
             for name, (shape, dtype) in self._columns.shapes.items()
@@ -182,7 +192,7 @@ class CachedDataset(Dataset[Batch]):
 
     @staticmethod
     def collate(samples: Sequence[Batch]) -> Batch:
-        """Field -> (n, ...) tensor; what a `DataLoader` does with the samples by default."""
+        """Return field -> (n, ...) tensor, as a `DataLoader` does by default."""
         batch: Batch = _collate(samples, collate_fn_map=default_collate_fn_map)
         return batch
 
@@ -191,7 +201,7 @@ class CachedDataset(Dataset[Batch]):
             "uri": self.version.path,
             "fields": self._fields,
             "variant": self._epoch,
-            **self._how,
+            **self._options,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

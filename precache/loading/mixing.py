@@ -1,4 +1,4 @@
-"""`mix`: one iterable of batches from several loaders, in proportions that hold in every epoch."""
+"""`mix`: batches of several loaders as one iterable, in exact proportions in every epoch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from precache.runtime.integers import whole
 from precache.runtime.step_clock import FetchedObjects, LoaderStats
 from precache.sampling.mix_schedule import Turns, shares_of
 
-STATE_FORMAT = 1
+MIXTURE_STATE_FORMAT = 1
 
 POOLED_NBYTES = 1 << 20
-"""Fields of fewer bytes a batch are not worth it: a list of all labels must not hold images."""
+"""Smallest field, in bytes of a batch, that goes into pooled memory: small ones are often kept."""
 
 SLOTS = 3
-"""A batch with the caller, one in the making, and one to spare."""
+"""A batch with the caller, one in preparation, and a spare one."""
 
 
 def mix(
@@ -38,13 +38,13 @@ def mix(
     until: str | int = "all",
     seed: int = 0,
 ) -> Mixture:
-    """Batches of several loaders as one iterable, which takes the place of a `Loader`.
+    """Mix batches of several loaders; the result replaces a `Loader`.
 
     Parameters
     ----------
     loaders
-        The sources, each with its own store, transform and options. Only the mixture iterates over
-        them from here on, and closes them.
+        The sources, each with its own store, transform and options. From here on only the mixture
+        may iterate over them, and it closes them.
     weights
         With ``by="batch"``: the share of the steps of each source; by default as many as it has
         batches. The proportions are exact in every epoch.
@@ -53,11 +53,11 @@ def mix(
         sources may differ in shape. ``sample``: every batch has rows of all sources, as many of
         each as its loader's `batch_size`, one after another; fields, shapes and dtypes must agree.
     until
-        Where an epoch ends. ``all``: once every source was gone through; smaller ones begin again,
-        in new orders. ``first``: before any source would begin again; the others go on in the next
-        epoch where they stopped. Or a number of steps.
+        End of an epoch. ``all``: when every source was read to its end; smaller ones begin again,
+        in new orders. ``first``: before any source would begin again; the others continue in the
+        next epoch where they stopped. Or a number of steps.
     seed
-        Of the order of the sources, with the epoch.
+        Decides the order of the sources, together with the epoch.
 
     Returns
     -------
@@ -68,14 +68,14 @@ def mix(
     Raises
     ------
     UsageError
-        The loaders are not of one rank and device, weights or rule make no sense, or a source
-        would have no batch.
+        The loaders have different ranks or devices, an option makes no sense, or a source would
+        have no batch.
 
     Notes
     -----
-    By default an epoch means what it does for one loader: every row comes at least once. Where the
-    losses of the sources differ much, those of steps by batch jump; then mix by sample. Labels are
-    each store's own numbers: build with ``--classes OTHER.store`` where they are to mean the same.
+    By default an epoch reads every row at least once, as with one loader. If the losses of the
+    sources differ much, the loss jumps between steps by batch; then mix by sample. Each store
+    numbers its labels itself: build with ``--classes OTHER.store`` to share the numbers.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def mix(
     ...     for batch in batches:
     ...         step(batch["image"], batch["label"])
     """
-    _require_one_place(loaders)
+    _require_compatible(loaders)
     if by not in ("batch", "sample"):
         raise UsageError(f"by is {by!r}; choose one of batch, sample")
     seed = whole("seed", seed)
@@ -103,17 +103,17 @@ def mix(
         shares = shares_of(weights, len(loaders))
     elif by == "batch":
         shares = [Fraction(length, sum(lengths)) for length in lengths]
-    asked = {
+    settings = {
         "by": by,
         "weights": None if weights is None else [float(share) for share in shares or []],
         "until": until,
         "seed": seed,
     }
     turns = Turns.of(lengths, shares, until, seed)
-    return Mixture(loaders, turns, asked)
+    return Mixture(loaders, turns, settings)
 
 
-def _require_one_place(loaders: Any) -> None:
+def _require_compatible(loaders: Any) -> None:
     if not isinstance(loaders, Sequence) or not all(isinstance(x, Loader) for x in loaders):
         raise UsageError(f"mix takes a list of Loaders, not {loaders!r}")
     if not loaders:
@@ -133,22 +133,24 @@ def _require_one_place(loaders: Any) -> None:
 
 
 class Mixture:
-    """What `mix` returns: an iterable of batches; one iterator is one epoch.
+    """Batches of several loaders, as `mix` returns them; one iterator is one epoch.
 
     Attributes
     ----------
     loaders
         The sources.
     counts
-        Batches of each in an epoch; over ``len(loader)``, how often it is gone through.
+        Batches of each in an epoch; divided by ``len(loader)``, how often it is read.
     """
 
-    def __init__(self, loaders: Sequence[Loader], turns: Turns, asked: Mapping[str, Any]) -> None:
+    def __init__(
+        self, loaders: Sequence[Loader], turns: Turns, settings: Mapping[str, Any]
+    ) -> None:
         self.loaders = tuple(loaders)
         self.counts = turns.counts
         self._turns = turns
-        self._asked = dict(asked)
-        self._place = Position(len(turns))
+        self._settings = dict(settings)
+        self._position = Position(len(turns))
         self._clock = stall_clock(self.loaders[0].device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
@@ -158,7 +160,7 @@ class Mixture:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator runs."""
-        self._place.choose(epoch)
+        self._position.choose(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = self._run()
@@ -167,26 +169,28 @@ class Mixture:
 
     def _run(self) -> Generator[Any, None, None]:
         # With its first batch, not when it is made: some trainers make one that they never use.
-        epoch, start = self._place.begin()
+        epoch, start = self._position.begin()
         with contextlib.ExitStack() as ends:
-            rounds = [
-                ends.enter_context(contextlib.closing(_rounds(loader, *place)))
-                for loader, place in zip(
+            batches = [
+                ends.enter_context(contextlib.closing(_endless(loader, *position)))
+                for loader, position in zip(
                     self.loaders, self._turns.places(epoch, start), strict=True
                 )
             ]
             join = _Joiner()
             self._clock.begin()
             for number, sources in enumerate(self._turns.sources(epoch, start), start + 1):
-                parts = [next(rounds[source]) for source in sources]
-                parts[:] = [join(parts) if self._turns.together else _told(parts[0], sources[0])]
+                parts = [next(batches[source]) for source in sources]
+                parts[:] = [
+                    join(parts) if self._turns.together else _add_source(parts[0], sources[0])
+                ]
                 self._clock.arrived(0, 0, 0)
-                self._place.received(epoch, number)
-                yield parts.pop()  # and not a name more: what the caller drops is gone
-                self._clock.asked()
+                self._position.received(epoch, number)
+                yield parts.pop()  # without a name, so that a batch that is dropped is freed
+                self._clock.requested()
 
     def stats(self) -> LoaderStats:
-        """As `Loader.stats`, of all sources together, since the last call."""
+        """Do as `Loader.stats`, for all sources together."""
         parts = [loader.stats() for loader in self.loaders]
         own = self._clock.report(sum(part.cpu_seconds for part in parts))
         taken = sum(part.batches for part in parts)
@@ -202,12 +206,12 @@ class Mixture:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop is: what it has received, not what is being read ahead."""
+        """The position of the loop: what it has received, not what is being read ahead."""
         sources = [loader.identity() for loader in self.loaders]
-        return {**self._identity(), "sources": sources, **self._place.saved()}
+        return {**self._identity(), "sources": sources, **self._position.saved()}
 
     def _identity(self) -> dict[str, Any]:
-        return {"format": STATE_FORMAT, **self._asked}
+        return {"format": MIXTURE_STATE_FORMAT, **self._settings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the next iterator yields the rest of that epoch.
@@ -221,13 +225,13 @@ class Mixture:
         require_same(self._identity(), state, "this mixture")
         sources = state.get("sources")
         if not isinstance(sources, list) or len(sources) != len(self.loaders):
-            found = len(sources) if isinstance(sources, list) else sources
+            saved = len(sources) if isinstance(sources, list) else sources
             raise UsageError(
-                f"the saved state has sources={found!r} and this mixture has {len(self.loaders)}"
+                f"the saved state has sources={saved!r} and this mixture has {len(self.loaders)}"
             )
         for number, (loader, source) in enumerate(zip(self.loaders, sources, strict=True)):
             require_same(loader.identity(), source, f"source {number} of this mixture")
-        self._place.load(state)
+        self._position.load(state)
 
     def close(self) -> None:
         """End running iterators, and close the loaders."""
@@ -244,34 +248,34 @@ class Mixture:
         self.close()
 
 
-def _rounds(loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
-    """Batches of a loader from a place on, epoch after epoch."""
+def _endless(loader: Loader, epoch: int, batch: int) -> Generator[Any, None, None]:
+    """Yield batches of a loader from a position on, epoch after epoch."""
     while True:
         loader.seek(epoch, batch)
         yield from loader
         epoch, batch = epoch + 1, 0
 
 
-def _told(batch: Any, source: int) -> Any:
-    """A batch that tells its source."""
+def _add_source(batch: Any, source: int) -> Any:
+    """Return a batch with the number of its source."""
     if isinstance(batch, Mapping):
         return {**batch, "source": source}
     if isinstance(batch, tuple):
         return (*batch, source)
     raise UsageError(
-        f"the transform of source {source} gives a {type(batch).__name__}; give a dict or a tuple, "
-        "so that a batch can tell its source"
+        f"the transform of source {source} returns a {type(batch).__name__}; return a dict or a "
+        "tuple, to which the number of the source can be added"
     )
 
 
 class _Joiner:
-    """Makes one batch of several, on the CPU in memory that is used again once nobody holds it."""
+    """Joins batches into one, on the CPU in memory that is reused once nobody holds it."""
 
     def __init__(self) -> None:
         self._pools: dict[Any, SlotPool] = {}
 
     def __call__(self, parts: Sequence[Any]) -> Any:
-        """The rows of all parts, one after another; each tells its source."""
+        """Join the rows of all parts, and add the source of each row."""
         named = [_named(part, source) for source, part in enumerate(parts)]
         kinds = [{name: _kind(values) for name, values in part.items()} for part in named]
         for source, kind in enumerate(kinds):
@@ -281,17 +285,17 @@ class _Joiner:
                         f"{name} is {kinds[0].get(name)} in source 0 and {kind.get(name)} in "
                         f"source {source}; make them agree, or mix with by='batch'"
                     )
-        whole = {name: self._whole(name, [part[name] for part in named]) for name in named[0]}
-        some = [next(iter(part.values())) for part in named]
-        told = [torch.full((len(s),), n, device=s.device) for n, s in enumerate(some)]
-        whole["source"] = torch.cat(told)
-        return tuple(whole.values()) if isinstance(parts[0], tuple) else whole
+        batch = {name: self._concat(name, [part[name] for part in named]) for name in named[0]}
+        firsts = [next(iter(part.values())) for part in named]
+        numbers = [torch.full((len(v),), n, device=v.device) for n, v in enumerate(firsts)]
+        batch["source"] = torch.cat(numbers)
+        return tuple(batch.values()) if isinstance(parts[0], tuple) else batch
 
-    def _whole(self, name: Any, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Tensors one after another, as `torch.cat` makes of them.
+    def _concat(self, name: Any, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Concatenate tensors as `torch.cat` does.
 
-        Of large ones that costs five times as much: fresh memory, and threads that wait for each
-        other.
+        For large ones `torch.cat` costs five times as much: fresh memory, and threads that wait for
+        each other.
         """
         first, nbytes = parts[0], sum(part.nbytes for part in parts)
         if first.device.type != "cpu" or nbytes < POOLED_NBYTES:
@@ -302,17 +306,17 @@ class _Joiner:
         memory = pool.acquire()[:nbytes]
         flat = [part.contiguous().view(-1).view(torch.uint8).numpy().data for part in parts]
         kernels.join(flat, memory)
-        whole = torch.from_numpy(memory).view(first.dtype)
-        return whole.view(sum(map(len, parts)), *first.shape[1:])
+        joined = torch.from_numpy(memory).view(first.dtype)
+        return joined.view(sum(map(len, parts)), *first.shape[1:])
 
 
 def _named(batch: Any, source: int) -> dict[Any, torch.Tensor]:
-    """A batch as name -> tensor; what is in a tuple is named by its place."""
+    """Return a batch as name -> tensor; members of a tuple are named by their index."""
     named = dict(enumerate(batch)) if isinstance(batch, tuple) else batch
     if not isinstance(named, Mapping) or not all(torch.is_tensor(v) for v in named.values()):
         raise UsageError(
-            f"the transform of source {source} gives something else than a dict or tuple of "
-            "tensors, which cannot be mixed within a batch; mix with by='batch'"
+            f"the transform of source {source} does not return a dict or tuple of tensors, so it "
+            "cannot be mixed within a batch; mix with by='batch'"
         )
     return dict(named)
 

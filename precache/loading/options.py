@@ -1,17 +1,30 @@
-"""The options of a `Loader`, as far as they make sense before anything is opened."""
+"""The options of a `Loader`, validated before anything is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 
 from precache.errors import UsageError
-from precache.loading.ranks import find_local_rank
+from precache.loading.ranks import find_local_rank, find_rank
+from precache.reading.version_reader import FieldNames
 from precache.runtime.integers import whole
+from precache.storage.open import StorageOptions
+from precache.transforms import Compose, Transform
 
-CHOICES: Mapping[str, tuple[str | None, ...]] = {
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+RENAMED = {"threads": "num_threads", "ahead": "prefetch_batches", "window": "shuffle_window"}
+
+CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "shuffle": (True, False, "full", "block"),
     "output": ("dict", "tuple"),
     "order": ("row", "key"),
     "verify": ("first", "always", "off"),
@@ -21,63 +34,123 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "access": ("map", "pread"),
     "refresh": (None, "epoch"),
 }
-LEAST: Mapping[str, int | None] = {
+MINIMUM: Mapping[str, int | None] = {
     "batch_size": 1,
     "seed": None,
-    "threads": 1,
-    "ahead": 1,
-    "window": 1,
+    "num_threads": 1,
+    "prefetch_batches": 1,
+    "shuffle_window": 1,
     "num_canonical_nodes": 1,
     "rank": None,
     "world_size": None,
 }
-"""Options that are whole numbers, and the least of each."""
-OPTIONAL = ("threads", "ahead", "window", "rank", "world_size")
+"""Smallest value of each option that is a whole number; None where any will do."""
+OPTIONAL = ("num_threads", "prefetch_batches", "shuffle_window", "rank", "world_size")
 
 
-def sensible(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a `Loader`, by name, with plain ints, bools and choices.
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """The parameters of `Loader`, which documents them.
 
-    Raises
-    ------
-    UsageError
-        Some say nothing, or contradict each other.
+    `device`, `rank` and `world_size` are those that were found where none were given.
     """
-    given = {
-        **given,
-        **{name: require_choice(name, given[name], allowed) for name, allowed in CHOICES.items()},
-        **{
-            name: whole(name, given[name], least)
-            for name, least in LEAST.items()
-            if given[name] is not None or name not in OPTIONAL
-        },
-        "drop_last": bool(given["drop_last"]),
-    }
-    by_device = given["gather"] == "device"
-    if given["refresh"] and (
-        given["rows"] is not None or given["weights"] is not None or given["resident"] or by_device
-    ):
-        raise UsageError("rows, weights, resident and gather are of one version; leave out refresh")
-    if by_device and (given["resident"] or given["access"] != "map"):
-        raise UsageError("gather='device' maps shards; leave out resident and access")
-    if given["cache_limit"] is not None and given["cache_dir"] is None:
-        raise UsageError(
-            f"cache_limit is {given['cache_limit']!r} and there is no cache_dir; give both"
-        )
-    if given["cache_shared"] and given["cache_dir"] is None:
-        raise UsageError("cache_shared is True and there is no cache_dir; give both")
-    return given
+
+    batch_size: int
+    shuffle: bool | str
+    seed: int
+    drop_last: bool
+    device: torch.device
+    fields: FieldNames
+    transform: Transform | Compose | Callable[[Any], Any] | None
+    output: str
+    order: str
+    verify: str
+    num_threads: int | None
+    prefetch_batches: int | None
+    resident: str | None
+    shuffle_window: int | None
+    decompress: str
+    gather: str
+    access: str
+    cache_dir: str | os.PathLike[str] | None
+    cache_limit: int | str | None
+    cache_shared: bool
+    storage_options: StorageOptions
+    rank: int
+    world_size: int
+    num_canonical_nodes: int
+    rows: np.ndarray | Sequence[int] | None
+    weights: np.ndarray | Sequence[float] | None
+    refresh: str | None
+
+    @classmethod
+    def validated(cls, values: Mapping[str, Any]) -> LoaderOptions:
+        """Convert numbers to plain ints, and find the device and the rank.
+
+        Raises
+        ------
+        UsageError
+            A value makes no sense, or contradicts another one.
+        """
+        values = {
+            **values,
+            **{name: require_choice(name, values[name], of) for name, of in CHOICES.items()},
+            **{
+                name: whole(name, values[name], minimum)
+                for name, minimum in MINIMUM.items()
+                if values[name] is not None or name not in OPTIONAL
+            },
+            "drop_last": bool(values["drop_last"]),
+            "device": find_device(values["device"]),
+        }
+        rank, world_size = find_rank(values["rank"], values["world_size"])
+        options = cls(**{**values, "rank": rank, "world_size": world_size})
+        options._require_consistent()
+        return options
+
+    def _require_consistent(self) -> None:
+        by_device = self.gather == "device"
+        of_one_version = (self.rows, self.weights, self.resident)
+        if self.refresh and (by_device or any(value is not None for value in of_one_version)):
+            raise UsageError(
+                "rows, weights, resident and gather are of one version; leave out refresh"
+            )
+        if by_device and (self.resident or self.access != "map"):
+            raise UsageError("gather='device' maps shards; leave out resident and access")
+        if self.cache_limit is not None and self.cache_dir is None:
+            raise UsageError(
+                f"cache_limit is {self.cache_limit!r} and there is no cache_dir; give both"
+            )
+        if self.cache_shared and self.cache_dir is None:
+            raise UsageError("cache_shared is True and there is no cache_dir; give both")
+
+
+def refuse_renamed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate a function so that an old name of a keyword is refused with the new one."""
+
+    @functools.wraps(function)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        for old in RENAMED.keys() & kwargs.keys():
+            raise UsageError(f"Loader has no option {old}; give {RENAMED[old]}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def require_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
-    """Return the one of those allowed that a value equals; raise `UsageError` where none does."""
+    """Return the allowed value that `value` equals; raise `UsageError` if there is none."""
     if value not in allowed:
         raise UsageError(f"{name} is {value!r}; choose one of {', '.join(map(str, allowed))}")
     return allowed[allowed.index(value)]
 
 
 def find_device(device: str | torch.device | None) -> torch.device:
-    """The device that batches go to, with its number; by default this rank's, where there is CUDA.
+    """Return the device that batches go to, with its index.
+
+    Parameters
+    ----------
+    device
+        None for this rank's CUDA device, or the CPU if there is none.
 
     Raises
     ------
@@ -96,12 +169,12 @@ def find_device(device: str | torch.device | None) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"device {device!r} is not one torch knows: {error}") from None
     if chosen.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not one of ours; choose cpu or cuda")
+        raise UsageError(f"device {device!r} is not supported; choose cpu or cuda")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device!r} was asked for, and torch sees no CUDA device")
     if chosen.type == "cpu":
         return chosen
-    # With its number: the current device may be another one later, or on another thread.
+    # With its index: the current device may be another one later, or on another thread.
     unnumbered = chosen.index is None
     index = torch.cuda.current_device() if unnumbered else chosen.index
     count = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Where a training loop is, and the states that it is saved as: those of another are refused."""
+"""The position of a training loop, and the check of a saved state against the loop's settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from precache.runtime.integers import whole
 
 
 class Position:
-    """Epoch and batch that a loop has reached, and those that its next iterator begins at.
+    """The epoch and batch that a loop has reached, and those that its next iterator begins with.
 
     Parameters
     ----------
@@ -23,49 +23,49 @@ class Position:
         self._reached = self._next = (0, 0)
 
     def choose(self, epoch: int) -> None:
-        """Begin with `epoch`; one that was resumed in its middle goes on there."""
+        """Begin with `epoch`; an epoch that was resumed in its middle continues there."""
         epoch = whole("epoch", epoch)
         if epoch != self._next[0]:
             self._next = (epoch, 0)
         self._reached = self._next
 
     def begin(self) -> tuple[int, int]:
-        """Epoch and first batch of a new iterator; the one after it runs the next epoch."""
+        """Return epoch and first batch of a new iterator; the one after it runs the next epoch."""
         self._reached = epoch, _ = self._next
         self._next = (epoch + 1, 0)
         return self._reached
 
     def received(self, epoch: int, batches: int) -> None:
-        """The caller has so many batches of an epoch; the end of one is the next one's start."""
+        """Record that the caller has `batches` of an epoch; its end is the start of the next."""
         self._reached = (epoch, batches) if batches < self._length else (epoch + 1, 0)
 
     def saved(self) -> dict[str, int]:
-        """What the caller has received, as entries of a state."""
+        """Return what the caller has received, as entries of a state."""
         epoch, batch = self._reached
         return {"epoch": epoch, "batch": batch}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved.
+        """Continue where a state was saved.
 
         Raises
         ------
         UsageError
-            There is no such place.
+            An epoch has no such batch.
         """
         epoch, batch = state.get("epoch"), state.get("batch")
         try:
-            place = whole("epoch", epoch, 0), whole("batch", batch, 0)
+            position = whole("epoch", epoch, 0), whole("batch", batch, 0)
         except UsageError:
-            place = (0, self._length)
-        if place[1] >= self._length:
+            position = (0, self._length)
+        if position[1] >= self._length:
             raise UsageError(
                 f"the saved state is at epoch {epoch!r}, batch {batch!r}; an epoch has "
                 f"{self._length}"
             )
-        self.seek(*place)
+        self.seek(*position)
 
-    def measure(self, length: int) -> None:
-        """An epoch has so many batches from here on."""
+    def resize(self, length: int) -> None:
+        """Set the batches of an epoch."""
         self._length = length
 
     def seek(self, epoch: int, batch: int) -> None:
@@ -73,13 +73,13 @@ class Position:
         self._reached = self._next = (whole("epoch", epoch), whole("batch", batch))
 
 
-def require_same(own: Mapping[str, Any], state: Mapping[str, Any], whose: str) -> None:
+def require_same(own: Mapping[str, Any], state: Mapping[str, Any], owner: str) -> None:
     """Refuse a state that was saved with other settings.
 
     Raises
     ------
     UsageError
-        Names the first that differs, with both values.
+        The first setting that differs, with both values.
     """
     for name, value in own.items():
         if name not in state or state[name] != value:
@@ -87,5 +87,5 @@ def require_same(own: Mapping[str, Any], state: Mapping[str, Any], whose: str) -
             if name == "version" and state.get(name):
                 way = f"open that version, as 'STORE@{state[name]}', or start a new epoch"
             raise UsageError(
-                f"the saved state has {name}={state.get(name)!r} and {whose} has {value!r}; {way}"
+                f"the saved state has {name}={state.get(name)!r} and {owner} has {value!r}; {way}"
             )

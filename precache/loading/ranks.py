@@ -1,4 +1,4 @@
-"""Which rank of how many this process is."""
+"""Rank and world size of this process, from `torch.distributed` or the launcher."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
-"""As torchrun, Slurm's srun and Open MPI's mpirun set them, for each process."""
+"""Rank and world size as torchrun, Slurm's srun and Open MPI's mpirun set them."""
 
 LOCAL_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-"""The same, of its number among those of its node."""
+"""Rank among the processes of the node, from the same launchers."""
 
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-"""The same, of how many those are; Slurm's is a list such as ``4(x2),3``."""
+"""Number of processes of the node, from the same; Slurm's is a list such as ``4(x2),3``."""
 
 
 def find_rank(
@@ -29,7 +29,9 @@ def find_rank(
     world_size: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[int, int]:
-    """Rank and world size: as given, else of `torch.distributed`, of the launcher, or 0 of 1.
+    """Return rank and world size: the arguments, else from `torch.distributed` or the launcher.
+
+    Without any of these, this is rank 0 of 1.
 
     Raises
     ------
@@ -39,14 +41,14 @@ def find_rank(
     if (rank is None) != (world_size is None):
         raise UsageError(f"rank is {rank} and world_size is {world_size}; give both, or neither")
     if rank is None or world_size is None:
-        rank, world_size = _found(environment)
+        rank, world_size = _detect_rank(environment)
     if not 0 <= rank < world_size:
         raise UsageError(f"rank is {rank} of {world_size}; ranks count from 0")
     return rank, world_size
 
 
 def find_local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Which rank of its node this process is, where the launcher says so."""
+    """Return the rank of this process on its node; None without a launcher."""
     for name in LOCAL_VARIABLES:
         with contextlib.suppress(KeyError, ValueError):
             return int(environment[name])
@@ -54,7 +56,7 @@ def find_local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def find_local_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks a node has at most, as the launcher says; 1 without one."""
+    """Return the most ranks that a node has; 1 without a launcher."""
     for name in LOCAL_SIZES:
         with contextlib.suppress(KeyError, ValueError):
             parts = environment[name].split(",")
@@ -63,23 +65,17 @@ def find_local_size(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def require_rank(rank: int, world_size: int) -> None:
-    """Refuse a rank found before the launcher or `torch.distributed` told another.
-
-    Raises
-    ------
-    UsageError
-        With both.
-    """
-    found = find_rank()
-    if found != (rank, world_size):
+    """Raise `UsageError` if this process has another rank by now."""
+    current = find_rank()
+    if current != (rank, world_size):
         raise UsageError(
             f"this loader was made for rank {rank} of {world_size}, and this process became rank "
-            f"{found[0]} of {found[1]} since; make loaders once torch.distributed is initialised "
-            "(with Lightning, in train_dataloader), or give rank and world_size"
+            f"{current[0]} of {current[1]} since; make loaders once torch.distributed is "
+            "initialised (with Lightning, in train_dataloader), or give rank and world_size"
         )
 
 
-def _found(environment: Mapping[str, str]) -> tuple[int, int]:
+def _detect_rank(environment: Mapping[str, str]) -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     for names in VARIABLES:

@@ -1,4 +1,4 @@
-"""Which rows a loader reads, and how often: all that are valid, a subset, or by weight."""
+"""The rows that a loader reads: all valid rows, a subset, or draws by weight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Selection:
     Attributes
     ----------
     digest
-        XXH3-64 (hex) of what was asked for; None where that is every row alike.
+        XXH3-64 (hex) of rows and weights; None for all rows with equal weights.
     """
 
     valid: ValidRows | ChosenRows
@@ -31,7 +31,7 @@ class Selection:
 
     @property
     def read(self) -> np.ndarray:
-        """(n,) int64 rows that an epoch may read, ascending."""
+        """(n,) int64 rows that an epoch can read, ascending."""
         rows = self.valid(np.arange(len(self.valid)))
         return rows if self.weights is None else rows[self.weights > 0]
 
@@ -42,13 +42,13 @@ class Selection:
         rows: np.ndarray | Sequence[int] | None,
         weights: np.ndarray | Sequence[float] | None,
     ) -> Selection:
-        """What a user asks for, without the holes.
+        """Select the rows that a user chose, without the holes.
 
         Raises
         ------
         UsageError
-            There are no such rows, or none is left; the weights are not one for each row of the
-            version, or make no sense.
+            There are no such rows, or none is valid; there is not one weight for each row of the
+            version, or the weights make no sense.
         """
         valid: ValidRows | ChosenRows = columns.valid
         if rows is None and weights is None:
@@ -98,7 +98,7 @@ def _weights(columns: VersionReader, weights: np.ndarray) -> np.ndarray:
 
 
 def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.ndarray:
-    """As `Version.rows_where`."""
+    """Implement `Version.rows_where`."""
     small = [n for n, (_, array) in version.arrays.items() if array.row_nbytes <= SMALL_ROW_NBYTES]
     known = small if version.foreign else [*small, "key"]
     values = []
@@ -114,10 +114,10 @@ def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.nda
             )
         keys = name == "key" and name not in small
         values.append(np.array(list(version.keys)) if keys else read_whole(version, name))
-    found = np.asarray(predicate(*values))
-    if found.dtype != np.bool_ or found.shape != (version.rows,):
+    chosen = np.asarray(predicate(*values))
+    if chosen.dtype != np.bool_ or chosen.shape != (version.rows,):
         raise UsageError(
-            f"the predicate gives {found.dtype} {found.shape}; it takes whole arrays and must "
-            f"give bool ({version.rows},), such as lambda label: label < 10"
+            f"the predicate returns {chosen.dtype} {chosen.shape}; it takes whole arrays and must "
+            f"return bool ({version.rows},), such as lambda label: label < 10"
         )
-    return np.flatnonzero(found)
+    return np.flatnonzero(chosen)

@@ -1,8 +1,8 @@
-"""Slots: reusable host buffers that one batch is decoded into, and how they leave.
+"""Slots: reusable host buffers that one batch is decoded into, and their copies to a device.
 
-A slot comes back when the last array or tensor that shares its memory dies, whatever becomes of
-its batch. On the CPU the batch is the slot itself. On CUDA a slot is page-locked, copied once on a
-side stream, and held until that copy is done.
+A slot returns to its pool when the last array or tensor that shares its memory dies. On the CPU the
+batch is the slot itself. On CUDA a slot is page-locked, copied once on a side stream, and held
+until that copy is done.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from precache.errors import UsageError
+from precache.runtime.usage import available_bytes
 from precache.store.layout import align
 
 log = logging.getLogger(__name__)
 
 STEPS_AHEAD = 4
-"""Steps that the host may have queued on a device when it asks for the next batch."""
+"""Steps that may be queued on a device when the host requests the next batch."""
 
 Batch = dict[str, torch.Tensor]
 
 
 def as_tensor(values: np.ndarray) -> torch.Tensor:
-    """`torch.from_numpy`, also of bfloat16, which NumPy has from ml_dtypes alone."""
+    """Do as `torch.from_numpy`, also for bfloat16, which NumPy has from ml_dtypes alone."""
     try:
         return torch.from_numpy(values)
     except TypeError:
@@ -40,7 +42,7 @@ def as_tensor(values: np.ndarray) -> torch.Tensor:
 
 
 def as_array(values: torch.Tensor) -> np.ndarray:
-    """The other way round, of a tensor on the CPU."""
+    """Return the array that shares the memory of a tensor on the CPU."""
     try:
         return values.numpy()
     except TypeError:
@@ -51,13 +53,28 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def indexable(values: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that torch can index: it cannot in wide unsigned ones."""
+    """View a tensor in a dtype that torch can index: it cannot index wide unsigned ones."""
     return values.view(_SIGNED.get(values.dtype, values.dtype))
+
+
+def row_nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Return the bytes of a row of a field."""
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def require_memory(rows: int, nbytes: int) -> None:
+    """Raise `UsageError` if a batch does not fit into the available memory."""
+    free = available_bytes()
+    if free is not None and nbytes > free:
+        raise UsageError(
+            f"a batch of {rows} rows takes {nbytes} bytes, and {free} are free; give a smaller "
+            "batch_size"
+        )
 
 
 @dataclass(frozen=True)
 class Column:
-    """One field of a slot: row shape and dtype, and where it starts in a slot."""
+    """One field of a slot: its row shape and dtype, and its offset in a slot."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -77,7 +94,7 @@ class Column:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Where the fields of a batch lie in a slot, each at a multiple of 64 bytes."""
+    """Offsets of a batch's fields in a slot, each a multiple of 64 bytes."""
 
     columns: Mapping[str, Column]
     nbytes: int
@@ -92,14 +109,14 @@ class SlotLayout:
         return cls(columns, offset)
 
     def arrays(self, slot: np.ndarray, rows: int) -> dict[str, np.ndarray]:
-        """Field -> (rows, ...) view of the slot's memory."""
+        """Return field -> (rows, ...) view of the slot's memory."""
         return {
             name: slot[c.offset : c.offset + c.nbytes(rows)].view(c.dtype).reshape(rows, *c.shape)
             for name, c in self.columns.items()
         }
 
     def tensors(self, memory: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
-        """Field -> (rows, ...) tensor that shares the uint8 tensor `memory`."""
+        """Return field -> (rows, ...) tensor that shares the uint8 tensor `memory`."""
         return {
             name: memory[c.offset : c.offset + c.nbytes(rows)]
             .view(c.tensor_dtype)
@@ -109,45 +126,45 @@ class SlotLayout:
 
 
 class _Lent(weakref.ref[np.ndarray]):
-    """Watches the view that was handed out of a slot."""
+    """A weak reference to the view that was handed out of a slot."""
 
     slot: np.ndarray
 
 
 def slots_of_a_block(nbytes: int, slots: int) -> int:
-    """Slots of so many bytes that one page-locked allocation should hold, where `slots` are needed.
+    """Return how many of `slots` slots of `nbytes` one page-locked allocation should hold.
 
-    torch rounds each such allocation up to a power of two (CachingHostAllocator, 2.13): slots of
-    38.6 MB by themselves would each take 64 MiB, and three of them together 128 MiB. Of those
-    numbers that waste least, the smallest.
+    torch rounds each such allocation up to a power of two (CachingHostAllocator, 2.13): a slot of
+    38.6 MB alone would take 64 MiB, and three of them together take 128 MiB. The result wastes the
+    least memory; of several such numbers it is the smallest.
     """
     return min(
         range(1, max(1, slots) + 1),
-        key=lambda each: (-(-slots // each) * (1 << (each * nbytes - 1).bit_length()), each),
+        key=lambda count: (-(-slots // count) * (1 << (count * nbytes - 1).bit_length()), count),
     )
 
 
 class SlotPool:
-    """Slots of one size. An empty pool makes a fresh one, and says so once; of page-locked ones, as
-    many as `slots_of_a_block` says.
+    """Slots of one size.
+
+    An empty pool allocates a slot, or as many page-locked ones as `slots_of_a_block` returns.
 
     Parameters
     ----------
     keep
-        Slots made before the log speaks of it.
+        Slots that the pool may own; the first one beyond is logged.
     pinned_for
-        Page-lock them, for asynchronous copies to this CUDA device.
+        Page-lock the slots, for asynchronous copies to this CUDA device.
     """
 
     def __init__(self, nbytes: int, keep: int, pinned_for: torch.device | None = None) -> None:
         self.nbytes = nbytes
         self._keep = keep
         self._device = pinned_for
-        self._made = 0
-        self._told = False
-        # What runs when a batch dies may run inside the garbage collector, where it must take no
-        # lock, and in the middle of Ctrl-C, which Python code there would swallow: a deque's own
-        # append is neither. The slot given back last is the likeliest to be in a cache.
+        self._logged = False
+        # The callback of a batch that dies may run inside the garbage collector, where it must take
+        # no lock, and in the middle of Ctrl-C, which Python code there would swallow: a deque's own
+        # append does neither. The slot returned last is the likeliest to be in a cache.
         self._free: deque[_Lent] = deque()
         self._lent: dict[int, _Lent] = {}
         self._copies: deque[tuple[torch.cuda.Event, np.ndarray]] = deque()
@@ -158,9 +175,16 @@ class SlotPool:
             # torch does not know that a copy reads a part of a block, and would use that again.
             weakref.finalize(self, _await, self._copies, os.getpid())
 
+    @property
+    def owned(self) -> int:
+        """Slots of this pool, lent and free."""
+        return len(self._lent)
+
     def acquire(self) -> np.ndarray:
-        """A slot (uint8) that nobody reads; it comes back when the last array or tensor over its
-        memory dies."""
+        """Return a slot (uint8) that nobody reads.
+
+        It returns to the pool when the last array or tensor over its memory dies.
+        """
         if self._device is None:
             return self._acquire()
         # On a thread that never chose one, CUDA would set up the first device for this process.
@@ -174,7 +198,7 @@ class SlotPool:
             slot = self._returned(self._free.pop())
         except IndexError:
             slot = self._allocate()
-        # Of a memoryview, because a view of a view of an array would hold that array alone.
+        # From a memoryview, because a view of a view of an array would hold that array alone.
         view = np.frombuffer(slot.data, np.uint8)
         lent = _Lent(view, self._free.append)
         lent.slot = slot
@@ -186,29 +210,29 @@ class SlotPool:
         return lent.slot
 
     def trim(self, keep: int | None = None) -> None:
-        """Let go of free slots beyond `keep`; by default of those that the log spoke of."""
+        """Release free slots beyond `keep`, by default the pool's own limit."""
         keep = self._keep if keep is None else keep
         while len(self._free) > keep:
             try:
                 self._returned(self._free.popleft())
             except IndexError:  # another thread took it
                 return
-            self._made -= 1
 
     def settle(self, keep: int | None = None) -> None:
-        """Own no more than `keep` slots, by default as for `trim`, whoever holds them: what is
-        beyond belongs to its last reader alone, and goes with it."""
+        """Own no more than `keep` slots, by default the pool's own limit.
+
+        Lent slots beyond that are freed with their last reader, and do not return.
+        """
         keep = self._keep if keep is None else keep
         self.trim(keep)
         for key, lent in list(self._lent.items()):
-            if self._made <= keep:
+            if self.owned <= keep:
                 return
             if lent() is not None:  # else it is about to be free
                 self._lent.pop(key, None)
-                self._made -= 1
 
     def close(self) -> None:
-        """Wait for the copies under way, and let go of all memory that nobody reads."""
+        """Wait for running copies, and release all memory that nobody reads."""
         with self._copies_lock:
             _await(self._copies, os.getpid())
         self.settle(0)
@@ -227,9 +251,8 @@ class SlotPool:
                 self._copies.popleft()
 
     def _allocate(self) -> np.ndarray:
-        self._made += 1
-        if self._made > self._keep and not self._told:
-            self._told = True
+        if self.owned >= self._keep and not self._logged:
+            self._logged = True
             log.warning(
                 "more than %d batches of %.1f MB are held at once; more take fresh memory",
                 self._keep,
@@ -252,7 +275,7 @@ class SlotPool:
 
 
 def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> None:
-    """Wait for copies that a process began, and let go of the slots that they read."""
+    """Wait for copies that a process began, and release the slots that they read."""
     while copies:
         event, _ = copies[0]
         if os.getpid() == process:
@@ -263,14 +286,14 @@ def _await(copies: deque[tuple[torch.cuda.Event, np.ndarray]], process: int) -> 
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch that is on its way to a device, and there once `there` is passed."""
+    """A batch on its way to a device, where it is complete after the event `arrived`."""
 
     batch: Batch
-    there: torch.cuda.Event
+    arrived: torch.cuda.Event
 
 
 class DeviceCopier:
-    """Copies slots to a CUDA device on a side stream, one asynchronous copy a batch."""
+    """Copies slots to a CUDA device on a side stream, one asynchronous copy for each batch."""
 
     def __init__(self, pool: SlotPool, device: torch.device) -> None:
         self._pool = pool
@@ -279,10 +302,10 @@ class DeviceCopier:
         self._handed_out: deque[torch.cuda.Event] = deque()
 
     def send(self, slot: np.ndarray, nbytes: int, unpack: Callable[[torch.Tensor], Batch]) -> Sent:
-        """The first `nbytes` of a slot on the device, unpacked there; from any thread.
+        """Copy the first `nbytes` of a slot to the device, and unpack them there.
 
-        The copy and what `unpack` does run on the side stream, beside whatever the device has to
-        do; nobody waits for them yet.
+        The copy and `unpack` run on the side stream, beside other work of the device; nobody waits
+        for them yet. Any thread may call this.
         """
         # On threads that chose no device, leaving the stream would set up the first one.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -291,26 +314,26 @@ class DeviceCopier:
             copied.record(self._stream)
             self._pool.hold_until(copied, slot)
             batch = unpack(memory)
-            there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
-            there.record(self._stream)
-        return Sent(batch, there)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            arrived.record(self._stream)
+        return Sent(batch, arrived)
 
     def hand_out(self, sent: Sent) -> Batch:
-        """What was sent, for the caller's current stream, which waits for it.
+        """Return a sent batch for the caller's current stream, which waits for it.
 
-        The host waits only where it is `STEPS_AHEAD` steps before the device, whose memory would
-        fill up with batches otherwise.
+        The host waits only if `STEPS_AHEAD` steps are queued on the device, whose memory would fill
+        up with batches otherwise.
         """
         current = torch.cuda.current_stream(self._device)
         self._limit(current)
-        current.wait_event(sent.there)
+        current.wait_event(sent.arrived)
         for tensor in sent.batch.values():
             tensor.record_stream(current)
         return sent.batch
 
     def _limit(self, current: torch.cuda.Stream) -> None:
-        """Wait until few of the steps are left that were queued on the caller's stream."""
-        # Blocking: what waits must not spin. torch's own class and methods have no types.
+        """Wait until at most `STEPS_AHEAD` steps are queued on the caller's stream."""
+        # Blocking: the wait must not spin. torch's own class and methods have no types.
         queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         queued.record(current)
         self._handed_out.append(queued)
@@ -319,7 +342,7 @@ class DeviceCopier:
 
 
 def undo_image_tensor(rows: torch.Tensor) -> torch.Tensor:
-    """`undo_image` as tensor operations: (..., C, H, W) uint8 on any device -> the same, new."""
+    """Do as `undo_image` with tensor operations: (..., C, H, W) uint8, on any device, copied."""
     plain = torch.cumsum(rows, -2, dtype=torch.uint8)
     if plain.shape[-3] == 3:
         plain[..., 0, :, :] += plain[..., 1, :, :]

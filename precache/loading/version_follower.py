@@ -1,9 +1,8 @@
-"""Which version the next epoch reads: a loader that follows its store's commits."""
+"""`VersionFollower`: the current version of a store, from one epoch to the next."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 
 import torch.distributed
@@ -19,16 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class VersionFollower:
-    """Follows the current version of a store, from one epoch to the next.
+    """Follows the commits of a store.
 
     Raises
     ------
     UsageError
-        It is not a store that is named, but one of its versions or something else.
+        The URI names one version, or no store.
     """
 
-    def __init__(self, uri: str | os.PathLike[str], options: StorageOptions = None) -> None:
-        self._store = os.fspath(uri)
+    def __init__(self, uri: str, options: StorageOptions = None) -> None:
+        self._store = uri
         self._folder = open_folder(uri, options)
         if split_uri(uri, options)[1] is not None or self._folder.exists(ROOT):
             raise UsageError(
@@ -37,19 +36,19 @@ class VersionFollower:
             )
 
     def uri_of(self, version: str) -> str:
-        """Of one version of the store."""
+        """Return the URI of one version of the store."""
         return f"{self._store}@{version}"
 
-    def newer(self, own: Version, take: Callable[[str], None], world_size: int) -> str | None:
-        """The URI of the version that the epoch reads; None where it is the loader's own still.
+    def newer(self, own: Version, open_uri: Callable[[str], None], world_size: int) -> str | None:
+        """Return the URI of the version that the epoch reads; None to stay with `own`.
 
         Where `torch.distributed` is initialised, rank 0 decides for all of its processes, which
-        must call this together. The version is refused, and the log says so, where `take` raises.
+        must call this together. A version that `open_uri` cannot open is skipped, and logged.
 
         Parameters
         ----------
-        take
-            Opens a version, where this process decides.
+        open_uri
+            Opens a version; called in the process that decides.
         world_size
             Ranks that must agree.
         """
@@ -60,22 +59,22 @@ class VersionFollower:
                 "agree on a version; initialise it before the first epoch"
             )
         if alone:
-            return self._decide(own, take)
-        told = [self._decide(own, take) if torch.distributed.get_rank() == 0 else None]
-        torch.distributed.broadcast_object_list(told, src=0)
-        return told[0]
+            return self._decide(own, open_uri)
+        decision = [self._decide(own, open_uri) if torch.distributed.get_rank() == 0 else None]
+        torch.distributed.broadcast_object_list(decision, src=0)
+        return decision[0]
 
-    def _decide(self, own: Version, take: Callable[[str], None]) -> str | None:
+    def _decide(self, own: Version, open_uri: Callable[[str], None]) -> str | None:
         try:
-            log_entries = read_commits(self._folder)
-            if not log_entries:
-                raise StoreError(f"{shown(self._store)} has no commits, or is away")
-            current = log_entries[-1].version
+            commits = read_commits(self._folder)
+            if not commits:
+                raise StoreError(f"{shown(self._store)} has no commits, or is gone")
+            current = commits[-1].version
             if current == own.id:
                 return None
-            take(self.uri_of(current))
+            open_uri(self.uri_of(current))
         except PrecacheError as error:
-            log.error("version %s is read on: %s", own.id[:12], error)
+            log.error("the next epoch reads version %s again: %s", own.id[:12], error)
             return None
         log.info("version %s follows %s", current[:12], own.id[:12])
         return self.uri_of(current)

@@ -79,7 +79,7 @@ class StallRecorder:
 
     def asked(self) -> None:
         """The loop came back for the next batch; a report may be due."""
-        self._clock.asked()
+        self._clock.requested()
         self._asked_at = time.perf_counter()
         if not self._in_hand:
             return

@@ -12,7 +12,7 @@ import numpy as np
 
 from precache.errors import DamageError, StorageError
 from precache.reading.shard_files import ShardFiles, StoredObject
-from precache.runtime.io_pool import asked
+from precache.runtime.io_pool import request
 from precache.storage.base import Range
 from precache.store.version import Version
 
@@ -85,7 +85,7 @@ class RangedObjects(ShardFiles):
         return chunks
 
     def _read(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        return asked(partial(self.version.folder.read_ranges, ranges))
+        return request(partial(self.version.folder.read_ranges, ranges))
 
     def _require(
         self, got: bytes | StorageError, number: int, tail: tuple[int, ...], row: int

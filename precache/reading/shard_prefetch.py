@@ -28,7 +28,7 @@ from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.reading.disk_cache import OVERHEAD, DiskCache, Lease, on_disk, said
 from precache.reading.shard_files import MappedObjects
 from precache.recipe.variants import variants_of
-from precache.runtime.io_pool import Fetchers, settle
+from precache.runtime.io_pool import Fetchers, fail
 from precache.runtime.step_clock import FetchedObjects
 from precache.storage.local_files import map_file
 from precache.storage.private_folder import ForeignFile
@@ -476,7 +476,7 @@ class ShardFeed:
         self._stopped = True
         self._fetchers.stop()
         for shard in list(self._open.values()):
-            settle(shard.there, StorageError("stopped"))
+            fail(shard.there, StorageError("stopped"))
         for batch in list(self._queued):
             batch.proceed()
 

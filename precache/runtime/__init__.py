@@ -1,4 +1,4 @@
 """Threads, clocks, CPU and memory of this machine, the identity of processes, the terminal.
 
-Nothing here knows of stores.
+Nothing here depends on stores.
 """

@@ -1,9 +1,9 @@
-"""Whole numbers as callers give them, taken as plain ints where they enter.
+"""Validation of whole numbers from callers, as plain ints.
 
-NumPy's and torch's integers hash, print and pickle in other ways than `int`: an order or a draw
-seeded with one would be another, and `torch.load` refuses a state that holds one. So every public
-function takes its integers through `whole`, and what lies behind it has `int` alone. A bool is
-refused, since it stands in the place of another parameter where a number is meant.
+NumPy's and torch's integers hash, print and pickle differently from `int`: an order or a draw
+seeded with one would differ, and `torch.load` refuses a state that holds one. So every public
+function converts its integers with `whole`, and private code has `int` alone. A bool is refused:
+it is usually an argument in the wrong position.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Any
 from precache.errors import UsageError
 
 
-def whole(name: str, value: Any, least: int | None = None) -> int:
-    """`value` as an int.
+def whole(name: str, value: Any, minimum: int | None = None) -> int:
+    """Convert `value` to an int.
 
     Raises
     ------
     UsageError
-        It is no integer, or below `least`.
+        It is no integer, or below `minimum`.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or (least is not None and number < least):
-        above = "" if least is None else f" from {least} up"
-        raise UsageError(f"{name} is {value!r}; give a whole number{above}")
+    if number is None or (minimum is not None and number < minimum):
+        limit = "" if minimum is None else f" from {minimum} up"
+        raise UsageError(f"{name} is {value!r}; give a whole number{limit}")
     return number
 
 
 def sides(name: str, value: Any) -> tuple[int, int]:
-    """(height, width) of a pair, or of one number for both.
+    """Convert a pair, or one number for both, to (height, width).
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Threads that bring what is far away, and that nobody waits for longer than they like."""
+"""Threads for requests to storage; whoever waits for a request can be released at any time."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from precache.errors import StorageError
-from precache.runtime.ordered_map import collected
+from precache.runtime.ordered_map import collected, watch_collector
 
 Result = TypeVar("Result")
 Queue = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 log = logging.getLogger(__name__)
 
 GRACE = 5.0
-"""Seconds that an iterator's end waits for requests under way."""
+"""Seconds that an iterator's end waits for running requests."""
 
 
 class Fetchers:
-    """Threads that fetch. At its end the process does not wait for them, as for an executor's: a
-    request to a server that does not answer can take minutes to fail.
+    """Threads that make requests.
 
-    What their work holds is let go of when it is done.
+    Unlike an executor's threads, they do not delay the end of the process: a request to a server
+    that does not answer can take minutes to fail. They release what their work holds when it is
+    done.
 
     Parameters
     ----------
     where
-        Path or URL that they fetch from.
+        Path or URL of the requests, for the log.
     """
 
     def __init__(self, count: int, where: str) -> None:
+        watch_collector()
         self._where = where
         self._queue: Queue = SimpleQueue()
         self._starting = threading.Lock()
@@ -45,24 +47,23 @@ class Fetchers:
             for n in range(count)
         ]
 
-    def submit(self, work: Callable[[], Result], there: Future[Result]) -> None:
-        """Have a thread do it, and say when it is done, unless that was said already."""
+    def submit(self, work: Callable[[], Result], future: Future[Result]) -> None:
+        """Run `work` on a thread, unless `future` is done by then, and set its result."""
         with self._starting:
             for thread in self._threads:
                 if thread.ident is None:
                     thread.start()
-        self._queue.put((work, there))
+        self._queue.put((work, future))
 
     def stop(self) -> None:
-        """Let the threads end, once they have gone through what was submitted."""
+        """End the threads after all submitted work."""
         for _ in self._threads:
             self._queue.put(None)
 
     def join(self) -> bool:
-        """Wait a little for the threads to end; whether they did.
+        """Wait up to `GRACE` seconds for the threads to end; return whether they did.
 
-        Where the garbage collector ends an iterator, it must not wait, and they end by themselves;
-        nor does Ctrl-C wait.
+        Does not wait in the garbage collector, nor after Ctrl-C: the threads end by themselves.
         """
         if collected() or isinstance(sys.exception(), KeyboardInterrupt):
             return False
@@ -78,32 +79,32 @@ class Fetchers:
 
 def _run(queue: Queue) -> None:
     while (item := queue.get()) is not None:
-        work, there = item
-        if not there.done():
+        work, future = item
+        if not future.done():
             try:
                 result = work()
             except BaseException as error:
-                settle(there, error)
+                fail(future, error)
             else:
                 with contextlib.suppress(InvalidStateError):
-                    there.set_result(result)
+                    future.set_result(result)
                 del result
-        del work, there, item
+        del work, future, item
 
 
-def settle(there: Future[Any], error: BaseException) -> None:
-    """Say why it will not be there, unless something was said already."""
+def fail(future: Future[Any], error: BaseException) -> None:
+    """Set the error of a future, unless it is done."""
     with contextlib.suppress(InvalidStateError):
-        there.set_exception(error)
+        future.set_exception(error)
 
 
-# --- requests that are waited for ---------------------------------------------------------------
+# --- requests of one iterator -------------------------------------------------------------------
 
 _here = threading.local()
 
 
 class Requests:
-    """Requests of one iterator's threads, each of which waits for its own until that ends."""
+    """Requests of one iterator's threads, each of which waits for its own until `stop`."""
 
     def __init__(self, threads: int, where: str) -> None:
         self._fetchers = Fetchers(threads, where)
@@ -111,8 +112,8 @@ class Requests:
         self._stopped = False
 
     @contextlib.contextmanager
-    def made_here(self) -> Iterator[None]:
-        """What this thread asks for in the block, by `asked`, is one of them."""
+    def active(self) -> Iterator[None]:
+        """Send calls of `request` on this thread through these requests, in the block."""
         _here.requests = self
         try:
             yield
@@ -120,31 +121,31 @@ class Requests:
             del _here.requests
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns; `StorageError` as soon as nobody wants it."""
-        there: Future[Result] = Future()
-        self._waiting.add(there)
+        """Return the result of `work`; raise `StorageError` as soon as these are stopped."""
+        future: Future[Result] = Future()
+        self._waiting.add(future)
         try:
-            if self._stopped:  # looked at when `stop` may find it among those that wait
+            if self._stopped:  # checked once `stop` can find the future
                 raise StorageError("stopped")
-            self._fetchers.submit(work, there)
-            return there.result()
+            self._fetchers.submit(work, future)
+            return future.result()
         finally:
-            self._waiting.discard(there)
+            self._waiting.discard(future)
 
     def stop(self) -> None:
-        """Let go whoever waits for one."""
+        """Release all threads that wait for a request."""
         self._stopped = True
         self._fetchers.stop()
-        for there in list(self._waiting):
-            settle(there, StorageError("stopped"))
+        for future in list(self._waiting):
+            fail(future, StorageError("stopped"))
 
     def close(self) -> None:
-        """End them; nobody may be waiting for one."""
+        """End the threads; nobody may be waiting for a request."""
         self.stop()
         self._fetchers.join()
 
 
-def asked(work: Callable[[], Result]) -> Result:
-    """Do it as a request of the iterator that this thread works for, if it does."""
+def request(work: Callable[[], Result]) -> Result:
+    """Run `work` as a request of the iterator that this thread works for, if there is one."""
     requests: Requests | None = getattr(_here, "requests", None)
     return work() if requests is None else requests.call(work)

@@ -1,4 +1,4 @@
-"""What the machine did meanwhile, where it can be read; nothing here is required."""
+"""Load of the machine between two readings; a value that cannot be read is None."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ STAT = Path("/proc/stat")
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine did between two readings; None where that cannot be read.
+    """Load of a machine between two readings; None for what cannot be read.
 
     Attributes
     ----------
     cpu_cores
         Cores that this process and its descendants kept busy, on average; needs psutil.
     gpu_utilization
-        Share of the last sample period, of a sixth of a second to a second, in which a kernel ran
-        on this process's CUDA device, as `torch.cuda.utilization` says; needs nvidia-ml-py.
+        Share of the last sample period (1/6 to 1 second) in which a kernel ran on this process's
+        CUDA device, from `torch.cuda.utilization`; needs nvidia-ml-py.
     io_wait
         Share of the time in which some task of the machine waited for I/O (the ``some`` of
-        ``/proc/pressure/io``); where the kernel has none, the share of idle cores' time that was
-        spent waiting for I/O, of all cores' time (``/proc/stat``).
+        ``/proc/pressure/io``); if the kernel has no such file, the share of all cores' time that
+        they idled waiting for I/O (``/proc/stat``).
     """
 
     cpu_cores: float | None = None
@@ -37,9 +37,9 @@ class Machine:
 
 
 class MachineReader:
-    """Reads counters, and tells what they gained since it did so last; safe on any thread.
+    """Reads counters, and returns their increase since the last reading; safe on any thread.
 
-    The GPU is the current device of the thread that makes it: each thread has one of its own.
+    The GPU is the current device of the thread that creates the reader.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class MachineReader:
         self._last: tuple[float, float | None, float | None] | None = None
 
     def read(self) -> Machine:
-        """The machine since the last call; the first one knows nothing but the GPU."""
+        """Return the load since the last call; the first call returns the GPU's alone."""
         with self._lock:
             last, now = self._last, (time.monotonic(), _tree_cpu_seconds(), _io_wait_seconds())
             self._last = now
@@ -65,17 +65,17 @@ class MachineReader:
 
 
 def _tree_cpu_seconds() -> float | None:
-    """CPU time of this process and its descendants, those that were waited for included."""
+    """Return the CPU time of this process and its descendants, with those already waited for."""
     try:
         import psutil
     except ImportError:
         return None
     seconds = 0.0
-    here = psutil.Process()
-    for process in [here, *here.children(recursive=True)]:
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
         try:
             times = process.cpu_times()
-        except psutil.Error:  # it ended; its parent has its time when it has waited for it
+        except psutil.Error:  # it ended; its time counts as its parent's once that waited for it
             continue
         seconds += times.user + times.system + times.children_user + times.children_system
     return seconds
@@ -85,12 +85,12 @@ def _gpu_utilization(device: int) -> float | None:
     try:
         return torch.cuda.utilization(device) / 100
     except Exception:
-        # No library for it, or a driver that does not tell: each fails in a way of its own.
+        # A missing library or an old driver raises errors of many types.
         return None
 
 
 def _io_wait_seconds() -> float | None:
-    """A counter of seconds that something waited for I/O."""
+    """Read a counter of seconds in which some task waited for I/O."""
     try:
         some = PRESSURE.read_text("ascii").splitlines()[0]
         return int(some.rpartition("total=")[2]) / 1e6

@@ -1,9 +1,12 @@
-"""Threads that work ahead of a consumer: joined with their iterator, first error first; the end of
-the process lets them go, and does not wait for a server or a disk that does not answer."""
+"""Threads that work ahead of a consumer, in order; they end with their iterator.
+
+At the end of the process they are not waited for: a server or a disk may not answer.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import threading
@@ -12,7 +15,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -22,34 +24,34 @@ from precache.errors import UsageError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+EXIT_SECONDS = 0.5
+"""How long the end of the process waits for running work, of all iterators together."""
 
 _collecting: set[int] = set()
 """Threads on which the garbage collector runs."""
 
-EXIT_SECONDS = 0.5
-"""That the end of the process waits for work under way, of all iterators together."""
-
 _deadlines: list[float] = []
-"""When the end of the process goes on without what still works, once it has come to that."""
-
+"""When the end of the process stops waiting; empty before it begins."""
 
 _computing: set[int] = set()
 """Threads in the middle of work that the end of the process must not cut off."""
 
 
-def _note(phase: str, info: dict[str, int]) -> None:
+@functools.cache
+def watch_collector() -> None:
+    """Keep note of the threads on which the garbage collector runs, for `collected`."""
+    gc.callbacks.append(_note_collector)
+
+
+def _note_collector(phase: str, info: dict[str, int]) -> None:
     (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
 
 
-gc.callbacks.append(_note)
-
-
 def collected() -> bool:
-    """Whether the garbage collector, or the end of the process, is what ends an iterator.
+    """Return whether the garbage collector, or the end of the process, ends an iterator.
 
     The collector runs on any thread, in the middle of anything: to wait there for another thread,
-    or for a lock, may be to wait for oneself. At the end of the process, threads that still work
-    never end.
+    or for a lock, may deadlock. At the end of the process, threads that still work never end.
     """
     return threading.get_ident() in _collecting or bool(_deadlines)
 
@@ -58,7 +60,7 @@ def collected() -> bool:
 def computing() -> Iterator[None]:
     """Mark work that the end of the process waits for, however long it takes.
 
-    Python ends a daemon thread where that next takes the interpreter's lock; within C++ code, such
+    Python ends a daemon thread when it next takes the interpreter's lock; within C++ code, such
     as torch's, that aborts the process. Once the process ends, no such work begins any more.
     """
     thread = threading.get_ident()
@@ -73,34 +75,34 @@ def computing() -> Iterator[None]:
 
 
 class Threads:
-    """A pool of threads for one iterator, whatever becomes of that.
+    """A pool of threads for one iterator.
 
-    An iterator may be inherited by a forked process, where the threads are not, and it may be
-    collected as garbage on any thread. The end of the process lets its work go, and waits for it
-    `EXIT_SECONDS` at most: a server or a disk may not answer for minutes.
+    A forked process may inherit the iterator without its threads, and the garbage collector may end
+    it on any thread. The end of the process cancels its work, and waits for `EXIT_SECONDS` at most.
 
     Parameters
     ----------
     stop
-        Lets go, at the end of the process, those whose work waits for something.
+        Called at the end of the process, to release threads whose work waits for something.
     """
 
     def __init__(self, count: int, name: str, stop: Callable[[], None] = lambda: None) -> None:
+        watch_collector()
         self._count, self._name = count, name
         self._queue: _Queue = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._process = os.getpid()
-        # Not `atexit`: these run last in, first out, so before what their work needs is let go of.
+        # Not `atexit`: finalizers run last in, first out, so before those of what the work needs.
         self._end = weakref.finalize(
             self, _end_at_exit, self._queue, self._threads, stop, self._process
         )
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Have a thread do it."""
+        """Run ``work(*arguments)`` on a thread."""
         future: Future[Result] = Future()
-        self._queue.put((future, partial(work, *arguments)))
+        self._queue.put((future, functools.partial(work, *arguments)))
         if len(self._threads) < self._count:
-            # A daemon: the end of the process would wait for others before anything can be let go.
+            # A daemon: the end of the process would wait for others before it runs finalizers.
             name = f"{self._name}_{len(self._threads)}"
             thread = threading.Thread(target=_run, args=[self._queue], name=name, daemon=True)
             self._threads.append(thread)
@@ -109,20 +111,20 @@ class Threads:
 
     @property
     def here(self) -> bool:
-        """False in a process that was forked since."""
+        """True in the process that has the threads, False in a forked one."""
         return os.getpid() == self._process
 
     def require_here(self) -> None:
-        """Raise `UsageError` in a process that was forked since."""
+        """Raise `UsageError` in a forked process."""
         if not self.here:
             raise UsageError(
                 "this iterator was begun before the process forked; begin another one in the child"
             )
 
     def close(self, *, wait: bool = True) -> None:
-        """Cancel what has not begun, and join the threads if asked to `wait`.
+        """Cancel work that has not begun, and end the threads; with `wait`, join them.
 
-        Where the iterator is `collected`, they end by themselves.
+        Threads of an iterator that is `collected` are not joined.
         """
         if not self.here:
             return
@@ -150,7 +152,7 @@ def _run(queue: _Queue) -> None:
 
 
 def _cancel(queue: _Queue, threads: int) -> None:
-    """Cancel what has not begun, and end the threads."""
+    """Cancel work that has not begun, and end the threads."""
     with contextlib.suppress(Empty):
         while item := queue.get_nowait():
             item[0].cancel()
@@ -164,7 +166,7 @@ def _end_at_exit(
     if os.getpid() != process:
         return
     _cancel(queue, len(threads))
-    if threading.main_thread().is_alive():  # only the pool is lost
+    if threading.main_thread().is_alive():  # the pool was collected; the process goes on
         return
     _deadlines.append(time.monotonic() + EXIT_SECONDS)
     stop()
@@ -173,7 +175,7 @@ def _end_at_exit(
         if thread.ident in _computing:
             while thread.ident in _computing:
                 thread.join(0.05)
-            thread.join(EXIT_SECONDS)  # to let go of what it made
+            thread.join(EXIT_SECONDS)  # to release its results
 
 
 def prefetch(
@@ -184,10 +186,10 @@ def prefetch(
     together: int = 1,
     stop: Callable[[], None] = lambda: None,
 ) -> Generator[Result, None, None]:
-    """``map(work, items)`` in order, up to `ahead` times `together` results in the making.
+    """``map(work, items)`` in order, with up to `ahead` times `together` results in preparation.
 
-    Closing the generator, early or not, cancels what has not begun and joins every thread; an
-    error of `work` is raised at its item's turn.
+    Closing the generator, early or not, cancels work that has not begun and joins every thread. An
+    error of `work` or `items` is raised after the results of all items before it.
 
     Parameters
     ----------
@@ -195,23 +197,22 @@ def prefetch(
         Items that a thread works on before it wakes the consumer, which costs as much as little
         work does.
     stop
-        Called before threads are joined, to let go those whose work waits for something.
+        Called before threads are joined, to release those whose work waits for something.
     """
-    remaining = iter(items)
-    groups = iter(lambda: deque(islice(remaining, together)), deque())
+    groups = _groups(items, together)
     pending: deque[_Task[Result]] = deque()
     results: deque[Result] = deque()
     pool = Threads(threads, "precache", stop)
     try:
-        pending.extend(_begin(pool, work, group) for group in islice(groups, ahead))
+        pending.extend(_begin(pool, work, *group) for group in islice(groups, ahead))
         while pending:
             pool.require_here()
-            pending[0][1].exception()  # waits; the turn of an error comes after what is before it
+            pending[0][1].exception()  # waits; results before the error come first
             results, worked = pending.popleft()
-            pending.extend(_begin(pool, work, group) for group in islice(groups, 1))
+            pending.extend(_begin(pool, work, *group) for group in islice(groups, 1))
             while results:
                 pool.require_here()
-                yield results.popleft()  # and not a name more: what the consumer dropped is gone
+                yield results.popleft()  # without a name, so that a result that is dropped is freed
             try:
                 worked.result()
             finally:
@@ -222,14 +223,44 @@ def prefetch(
 
 
 _Task = tuple[deque[Result], Future[None]]
-"""Results of some items, up to the first that failed, and whether one did."""
+"""Results of a group of items, up to the first that failed, and the end of its work."""
 
 
-def _begin(pool: Threads, work: Callable[[Item], Result], items: deque[Item]) -> _Task[Result]:
+def _groups(items: Iterable[Item], together: int) -> Iterator[tuple[deque[Item], Exception | None]]:
+    """Yield groups of items; an error of `items` comes with the items before it."""
+    remaining = iter(items)
+    while True:
+        group: deque[Item] = deque()
+        errors: list[Exception] = []
+        try:
+            group.extend(islice(remaining, together))
+        except Exception as error:
+            errors.append(error)
+        if errors:
+            yield group, errors.pop()  # without a name: the error holds this frame
+            return
+        if not group:
+            return
+        yield group, None
+
+
+def _begin(
+    pool: Threads, work: Callable[[Item], Result], items: deque[Item], error: Exception | None
+) -> _Task[Result]:
     results: deque[Result] = deque()
-    return results, pool.submit(_work, work, items, results)
+    return results, pool.submit(_work, work, items, error, results)
 
 
-def _work(work: Callable[[Item], Result], items: deque[Item], results: deque[Result]) -> None:
-    while items:  # what the pool holds a little longer must not hold them
+def _work(
+    work: Callable[[Item], Result],
+    items: deque[Item],
+    error: Exception | None,
+    results: deque[Result],
+) -> None:
+    while items:  # the pool holds the deque a little longer, and must not hold the items
         results.append(work(items.popleft()))
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # it holds this frame

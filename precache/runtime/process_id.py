@@ -1,4 +1,4 @@
-"""Whether a process that left its name in a store still lives, as far as this machine can tell."""
+"""Identity of processes in a store, and whether a process of this machine has ended."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Process(BaseModel):
-    """A process as it names itself.
+    """The identity of a process.
 
     Attributes
     ----------
     node
-        The boot of its machine and its namespace of process ids: only where both are the same does
-        a number mean the same process.
+        The boot of its machine and its namespace of process ids; a pid is unique within both.
     started
-        Clock ticks from boot to its start: a number is given again.
+        Clock ticks from boot to its start, since pids are used again.
     host
-        Of its machine, for messages.
+        Name of its machine, for messages.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -35,17 +34,17 @@ class Process(BaseModel):
 
 
 def process_of(pid: int) -> Process:
-    """A process of this machine, which must live."""
+    """Return the identity of a running process of this machine."""
     _, started = _stat(pid) or ("", 0)
     return Process(node=_node(), pid=pid, started=started, host=socket.gethostname())
 
 
 def has_ended(process: Process) -> bool:
-    """Whether a process is known to have ended; False for those of other machines."""
+    """Return whether a process is known to have ended; False for those of other machines."""
     if process.node != _node():
         return False
-    found = _stat(process.pid)
-    return found is None or found[0] in "ZX" or found[1] != process.started
+    stat = _stat(process.pid)
+    return stat is None or stat[0] in "ZX" or stat[1] != process.started
 
 
 @functools.cache
@@ -55,7 +54,7 @@ def _node() -> str:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State and start of a process; None where there is none. Source: proc(5)."""
+    """Return state and start of a process; None if there is none. Source: proc(5)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The stall clock: how long a training loop waits for its data."""
+"""The stall clock, which measures how long a training loop waits for its data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
-WINDOW = 65_536
+KEPT_STEPS = 65_536
 """Steps kept between two reports."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds a step: mean, median, 95th percentile and maximum; zeros where there was none."""
+    """Seconds per step: mean, median, 95th percentile and maximum; zeros if there was none."""
 
     mean: float = 0.0
     median: float = 0.0
@@ -35,7 +35,7 @@ class Times:
 
 @dataclass(frozen=True)
 class FetchedObjects:
-    """Objects that came over the network, and their bytes."""
+    """Objects fetched over the network, and their bytes."""
 
     objects: int = 0
     nbytes: int = 0
@@ -43,27 +43,27 @@ class FetchedObjects:
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader did since the last report.
+    """Statistics of a loader since the last report.
 
     Attributes
     ----------
     batches, samples, bytes
-        Handed out.
+        Batches handed out, their rows and their bytes.
     data, step, iteration
-        Waiting for a batch, the caller's own time until it comes back for the next one, and both
-        together. On CUDA as the device spent it: what the host does while the device is busy does
-        not count.
+        Seconds of waiting for a batch, of the caller's own work until it requests the next one, and
+        of both together. On CUDA this is the device's time: the host's work while the device is
+        busy does not count.
     stall_ratio
-        Waiting over all; near 0 means that data is not what limits the training.
+        Waiting over all time; near 0 means that data does not limit the training.
     cpu_seconds
-        CPU time of the threads that read ahead and decode, in all.
+        Total CPU time of the threads that read ahead and decode.
     ready
-        Batches that lay decoded when one was asked for, on average; near 0 means that decoding
-        is what the loop waits for (of small batches, which come in rounds of up to 8, below 8).
+        Decoded batches when one was requested, on average; near 0 means that the loop waits for
+        decoding. Small batches come in rounds of up to 8: for them, below 8 means that.
     fetched
-        From a remote store into the disk cache; what was there already does not count.
+        Objects fetched from a remote store into the disk cache.
     repeated
-        Rows of an epoch that follows a build which came a second time, in place of bad samples.
+        Rows read a second time in place of bad samples, in an epoch that follows a build.
     """
 
     batches: int
@@ -80,7 +80,7 @@ class LoaderStats:
 
 
 class ThreadTime:
-    """CPU time that several threads spend on one thing."""
+    """CPU time of several threads, added up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class ThreadTime:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Add what the calling thread spends in the block."""
+        """Add the CPU time of the calling thread in the block."""
         started = time.thread_time()
         try:
             yield
@@ -97,7 +97,7 @@ class ThreadTime:
                 self._seconds += time.thread_time() - started
 
     def take(self) -> float:
-        """Seconds since the last call."""
+        """Return the seconds since the last call."""
         with self._lock:
             seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -105,18 +105,18 @@ class ThreadTime:
 
 Mark = TypeVar("Mark")
 Between = Callable[[Mark, Mark], float | None]
-"""Seconds from one mark to a later one, or None as long as the device has not come by."""
+"""Returns the seconds from one mark to a later one; None before the device has passed both."""
 
 Part = Literal["data", "step", "iteration"]
 
 
 class StallClock(Generic[Mark]):
-    """Tells waiting from working by two marks a step; cheap enough for every step.
+    """Separates waiting from working by two marks per step; cheap enough for every step.
 
     Parameters
     ----------
     mark
-        Takes the time, such as `time.perf_counter`, or records an event on a device's stream.
+        Returns the time, such as `time.perf_counter`, or records an event on a device's stream.
     between
         Seconds from one mark to another.
     """
@@ -124,49 +124,49 @@ class StallClock(Generic[Mark]):
     def __init__(self, mark: Callable[[], Mark], between: Between[Mark]) -> None:
         self._mark = mark
         self._between = between
-        self._asked: Mark | None = None
+        self._requested: Mark | None = None
         self._arrived: Mark | None = None
         self._open: deque[tuple[Part, Mark, Mark]] = deque()
         self._reset()
 
     def _reset(self) -> None:
         self._times: dict[Part, deque[float]] = {
-            part: deque(maxlen=WINDOW) for part in get_args(Part)
+            part: deque(maxlen=KEPT_STEPS) for part in get_args(Part)
         }
         self._totals: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
         self._batches = self._samples = self._bytes = self._ready = 0
 
     def begin(self) -> None:
-        """An epoch begins: what the caller did since the last one is not a step."""
+        """Begin an epoch: the caller's time since the last one is not a step."""
         self._arrived = None
-        self.asked()
+        self.requested()
 
-    def asked(self) -> None:
-        """The caller came back for the next batch."""
+    def requested(self) -> None:
+        """Record that the caller requests the next batch."""
         now = self._mark()
         if self._arrived is not None:
             self._open.append(("step", self._arrived, now))
-            if self._asked is not None:
-                self._open.append(("iteration", self._asked, now))
+            if self._requested is not None:
+                self._open.append(("iteration", self._requested, now))
             self._settle()
-        self._asked, self._arrived = now, None
+        self._requested, self._arrived = now, None
 
     def arrived(self, samples: int = 0, nbytes: int = 0, ready: int = 0) -> None:
-        """A batch is handed out; `ready` lay decoded when it was asked for."""
+        """Record that a batch is handed out; `ready` were decoded when it was requested."""
         self._arrived = self._mark()
-        if self._asked is not None:
-            self._open.append(("data", self._asked, self._arrived))
+        if self._requested is not None:
+            self._open.append(("data", self._requested, self._arrived))
         self._batches += 1
         self._samples += samples
         self._bytes += nbytes
         self._ready += ready
 
     def forget(self) -> None:
-        """The step in hand comes to no end: leave it out."""
+        """Leave out the current step, which does not end."""
         if self._arrived is not None and self._open and self._open[-1][2] is self._arrived:
             self._open.pop()
             self._batches -= 1
-        self._asked = self._arrived = None
+        self._requested = self._arrived = None
 
     def _settle(self) -> None:
         while self._open:
@@ -181,7 +181,7 @@ class StallClock(Generic[Mark]):
     def report(
         self, cpu_seconds: float = 0.0, fetched: FetchedObjects | None = None
     ) -> LoaderStats:
-        """Everything since the last report, which starts a new one."""
+        """Return statistics since the last report, and start the next."""
         self._settle()
         total = self._totals["data"] + self._totals["step"]
         stats = LoaderStats(

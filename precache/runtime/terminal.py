@@ -1,8 +1,8 @@
-"""What is printed for people: lines, rows and tables, in which no text of others has effect.
+"""Output for people: lines, rows and tables, in which foreign text cannot control the terminal.
 
-Every string that is printed is one line of literal text: markup, emoji codes and control characters
-in it are shown, not obeyed. What has several lines is printed in several calls, or is a rich object
-that is put together of such strings.
+Every printed string is one line of literal text: markup, emoji codes and control characters in it
+are shown, not obeyed. Text of several lines is printed in several calls, or as a rich object made
+of such strings.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Rows = list[tuple[str, str]]
 
 
 class Terminal(Console):
-    """A console to which a string is a line of literal text, in tables as well."""
+    """A console that prints strings as literal text, in tables too."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text as it is, escaped."""
+        """Return the text with control characters escaped."""
         style, justify, overflow = map(options.get, ("style", "justify", "overflow"))
         return Text(printable(text), style=style or "", justify=justify, overflow=overflow)
 
 
 def say(line: str, *, style: str = "", stderr: bool = False) -> None:
-    """Print a line; it is not broken, so that paths can be copied."""
+    """Print a line without wrapping it, so that paths can be copied."""
     Terminal(stderr=stderr).print(line, style=style, soft_wrap=True)
 
 
 def say_rows(rows: Iterable[tuple[str, str]], width: int = 0, out: Console | None = None) -> None:
-    """Print names and values below each other.
+    """Print names and values, one pair per line.
 
     Parameters
     ----------
     width
-        Of the names, at least.
+        Minimum width of the names.
     """
     rows = list(rows)
     width = max([width, *(len(name) + 2 for name, _ in rows)])
@@ -58,9 +58,9 @@ def say_error(error: BaseException) -> None:
 
 
 def guard_output() -> None:
-    """Have logging, warnings and tracebacks of this process keep to the same rule.
+    """Escape the text of logging, warnings and tracebacks of this process, too.
 
-    Handlers that the user has set up stay as they are.
+    Handlers that the user has configured are not changed.
     """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Formatter())

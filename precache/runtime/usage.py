@@ -1,4 +1,4 @@
-"""What this process and its descendants cost the machine, from /proc alone."""
+"""CPU, memory and I/O usage of this process and its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ CGROUPS = Path("/sys/fs/cgroup")
 TICK = os.sysconf("SC_CLK_TCK")
 
 Stat = dict[int, list[str]]
-"""Process id -> fields of ``/proc/[pid]/stat`` from the state, the third in proc(5), on."""
+"""Process id -> fields of ``/proc/[pid]/stat``, from the state (the third in proc(5)) on."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used, as counters or between two readings; None where the kernel does not tell.
+    """Counters, or their increase between two readings; None for what the kernel does not report.
 
     Attributes
     ----------
     wall, cpu
-        Seconds; CPU time of the process and its descendants, those that ended included.
+        Seconds of wall time, and of CPU time of the process and its descendants, ended ones
+        included.
     delay
-        Seconds that their threads were ready to run and had no core.
+        Seconds that their threads were ready to run but had no core.
     read_bytes
-        That a disk or a network file system had to deliver.
+        Bytes read from a disk or a network file system.
     called_bytes
-        That came by read(2) and its like, from the page cache and from pipes too.
+        Bytes returned by read(2) and similar calls, from the page cache and from pipes too.
     io_wait
         Seconds in which some task of the machine waited for I/O.
     """
@@ -44,7 +45,7 @@ class Usage:
     io_wait: float | None = None
 
     def __sub__(self, before: Usage) -> Usage:
-        """What came on top of an earlier reading; a process that ended takes its counters along."""
+        """Return the increase since an earlier reading; counters of ended processes are lost."""
         gained: dict[str, float | None] = {
             name: max(0.0, value - vars(before)[name])
             if value is not None and vars(before)[name] is not None
@@ -55,7 +56,7 @@ class Usage:
 
 
 def read_usage() -> Usage:
-    """Counters so far."""
+    """Read all counters."""
     stats = _tree()
     transfers = [_io(process) for process in stats]
     reads, calls = zip(*transfers, strict=True) if transfers else ((), ())
@@ -71,22 +72,25 @@ def read_usage() -> Usage:
 
 
 def cores() -> int:
-    """Cores that this process may use: those of its affinity, and no more than the CPU quotas of
-    its control groups make, rounded up (cgroups(7), of either version)."""
-    most = float(len(os.sched_getaffinity(0)))
+    """Return the number of cores that this process may use.
+
+    The limits are its affinity and the CPU quotas of its control groups, rounded up (cgroups(7),
+    versions 1 and 2).
+    """
+    limit = float(len(os.sched_getaffinity(0)))
     with contextlib.suppress(OSError):
         for line in (PROC / "self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or "cpu" in controllers.split(","):
                 root = CGROUPS / "cpu" if controllers else CGROUPS
                 group = root / path.lstrip("/")
-                # A container may see the whole path of its group, and only the group's own files.
-                most = min(most, *map(_quota, (group, *group.parents)))
-    return max(1, math.ceil(most))
+                # A container may see the whole path of its group, but only the group's own files.
+                limit = min(limit, *map(_quota, (group, *group.parents)))
+    return max(1, math.ceil(limit))
 
 
 def _quota(group: Path) -> float:
-    """Cores that a control group's CPU time makes."""
+    """Return the CPU quota of a control group, in cores."""
     for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
             text = " ".join((group / name).read_text("ascii") for name in files)
@@ -97,7 +101,7 @@ def _quota(group: Path) -> float:
 
 
 def available_bytes() -> int | None:
-    """Memory that could hold files, as the kernel estimates it."""
+    """Return the kernel's estimate of the available memory; None if it is not reported."""
     try:
         for line in (PROC / "meminfo").read_text("ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -108,7 +112,7 @@ def available_bytes() -> int | None:
 
 
 def _tree() -> Stat:
-    """This process and its descendants."""
+    """Read the status of this process and its descendants."""
     stats: Stat = {}
     for process in _processes():
         try:
@@ -116,10 +120,10 @@ def _tree() -> Stat:
         except OSError:  # it ended
             continue
         stats[process] = text.rpartition(")")[2].split()
-    found = [os.getpid()] if os.getpid() in stats else []
-    for process in found:  # grows meanwhile
-        found += [child for child, fields in stats.items() if int(fields[1]) == process]
-    return {process: stats[process] for process in found}
+    tree = [os.getpid()] if os.getpid() in stats else []
+    for process in tree:  # which grows in the loop
+        tree += [child for child, fields in stats.items() if int(fields[1]) == process]
+    return {process: stats[process] for process in tree}
 
 
 def _processes() -> Iterator[int]:
@@ -134,7 +138,7 @@ def _cpu(stats: Stat) -> float:
 
 
 def _delay(process: int) -> float | None:
-    """Run-queue time of a process's threads (``schedstat`` of the kernel's sched-stats.rst)."""
+    """Return the run-queue time of a process's threads (``schedstat``, sched-stats.rst)."""
     try:
         tasks = list((PROC / str(process) / "task").iterdir())
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import io
 import os
 import threading
@@ -26,6 +27,7 @@ class LockedFile(io.FileIO):
 
     def __init__(self, folder: OwnFolder, name: str) -> None:
         self._folder = folder
+        _watch_forks()
         with _opening:
             super().__init__(name, "r+", opener=self._create)
             _open.add(self)
@@ -91,6 +93,8 @@ def _let_go() -> None:
         file.close()
 
 
-os.register_at_fork(
-    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go
-)
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(
+        before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go
+    )

@@ -77,12 +77,12 @@ def _measure(store: Path, codec: str, rounds: int) -> First:
             batches = iter(loader)
             next(batches)
             wall.append((time.perf_counter() - began) * 1e3)
-            stream = loader._stream
+            stream = loader._source.stream
         with precache.Loader(store, BATCH, device="cpu", rows=rows) as loader:
             cost = cost_of(lambda loader=loader: sum(len(b["row"]) for b in loader))  # type: ignore[misc]
             cpu.append(cost.cpu_seconds * 1e3)
     assert isinstance(stream, BatchStream)
-    return First(codec, stream._threads, stream._pool._keep, wall[1:], cpu[1:])
+    return First(codec, stream._schedule.threads, stream._pool._keep, wall[1:], cpu[1:])
 
 
 def measure(photos: Path | None, folder: Path, rounds: int) -> list[First]:

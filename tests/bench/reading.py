@@ -164,13 +164,13 @@ def _batches(rows: int) -> Iterator[np.ndarray]:
 
 def _loader_that_leaves_filters_on(store: Path) -> precache.Loader:
     loader = precache.Loader(store, BATCH, device="cpu")
-    read = loader._columns.read
+    read = loader._source.reader.read
 
     def read_filtered(rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool) -> None:
         read(rows, out, undo=False)
 
     # A loader leaves filters on for a CUDA device alone, and this is to run without one.
-    loader._columns.read = read_filtered  # type: ignore[method-assign]
+    loader._source.reader.read = read_filtered  # type: ignore[method-assign]
     return loader
 
 
@@ -228,8 +228,8 @@ def _compare(
     floor = _zstd_epoch(store) if flat is None else _take_epoch(flat, rows)
     loaders = {DEFAULT: precache.Loader(store, BATCH, device="cpu")}
     for count in threads:
-        loaders[_threads(count)] = precache.Loader(store, BATCH, device="cpu", threads=count)
-    if loaders[DEFAULT]._columns.readers["image"].filtered:
+        loaders[_threads(count)] = precache.Loader(store, BATCH, device="cpu", num_threads=count)
+    if loaders[DEFAULT]._source.reader.readers["image"].filtered:
         loaders[FILTERED] = _loader_that_leaves_filters_on(store)
     ways: dict[str, Epoch] = {FLOOR: floor}
     for name, loader in loaders.items():

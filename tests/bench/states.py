@@ -59,8 +59,8 @@ def _loader(group: str, rows: int, shuffle: Shuffle) -> precache.Loader:
     """A loader with the order of a store of so many rows."""
     loader = precache.Loader(group, BATCH, device="cpu", fields={"x": "x"})
     holes = np.linspace(0, rows - 1, HOLES).astype(np.int64)
-    loader._order = Order(ValidRows(rows, holes), BATCH, shuffle)
-    loader._place = Position(len(loader))
+    loader._source.order = Order(ValidRows(rows, holes), BATCH, shuffle)
+    loader._position = Position(len(loader))
     loader.seek(3, len(loader) // 2)
     return loader
 
@@ -71,7 +71,7 @@ def measure(group: str) -> Iterator[Saving]:
         for rows in ROWS:
             loaders = [_loader(group, rows, shuffle) for _ in range(2)]
             mixture = precache.mix(loaders, [0.7, 0.3])
-            order, turns = loaders[0]._order, mixture._turns
+            order, turns = loaders[0]._source.order, mixture._turns
             resumes: dict[str, tuple[Any, Callable[[], object]]] = {
                 "loader": (loaders[0], lambda o=order: next(o.epoch(3, o.batches // 2))),
                 "mixture": (mixture, lambda t=turns: t.places(3, len(t) // 2)),

@@ -91,7 +91,7 @@ def test_reading_costs_more_with_a_filter_to_undo(tmp_path: Path) -> None:
     assert results["image"].warm.cpu_ms_per_1000 > results["raw"].warm.cpu_ms_per_1000
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"epochs": 0}, {"threads": 0}])
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"epochs": 0}, {"num_threads": 0}])
 def test_numbers_that_make_no_sense_are_named(store: BuiltStore, options: dict[str, int]) -> None:
     [name] = options
     with pytest.raises(UsageError, match=name):

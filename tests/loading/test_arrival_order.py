@@ -343,9 +343,9 @@ def test_nobody_followed_so_it_is_opened(held: Training) -> None:
 def test_what_needs_a_whole_version_is_refused(held: Training) -> None:
     version = held.ensure()
     for options, text in (
-        ({"rows": [1]}, "needs a version that is there"),
-        ({"resident": "host"}, "needs a version that is there"),
-        ({"refresh": "epoch"}, "needs a version that is there"),
+        ({"rows": [1]}, "needs a finished version"),
+        ({"resident": "host"}, "needs a finished version"),
+        ({"refresh": "epoch"}, "needs a finished version"),
         ({"shuffle": False}, "in the order in which shards are finished"),
         ({"order": "key"}, "in the order in which shards are finished"),
         ({"batch_size": 24}, "give at most 23"),

@@ -107,7 +107,7 @@ def test_frames_gathered_by_the_device_give_the_same_batches(
         expected = [_epoch(loader) for _ in range(3)]
     ways = WAYS["gathered and decompressed there"]
     with precache.Loader(path, 4, seed=2, device="cuda", **ways) as loader:
-        assert loader._stream._gathered == {"image"}  # else the driver refused
+        assert loader._source.stream._gathered == {"image"}  # else the driver refused
         for each in expected:
             _assert_same(_epoch(loader), each)
 
@@ -157,10 +157,10 @@ def test_rows_gathered_by_the_device_give_the_same_batches(
     with precache.Loader(path, 4, seed=2, device="cpu") as loader:
         expected = [_epoch(loader) for _ in range(3)]
     with precache.Loader(path, 4, seed=2, device="cuda", gather="device") as loader:
-        assert loader._stream._gathered == {"image"}  # else the driver refused
+        assert loader._source.stream._gathered == {"image"}  # else the driver refused
         for each in expected:
             _assert_same(_epoch(loader), each)
-        registered = loader._stream._registered
+        registered = loader._source.stream._registered
     assert not registered._end.alive  # so that nothing is page-locked any more
     with pytest.raises(UsageError, match="is closed"):
         iter(loader)
@@ -274,7 +274,7 @@ def test_page_locked_memory_does_not_grow_with_epochs(store: BuiltStore) -> None
             for number, _ in enumerate(loader):
                 if number == epoch % 4:
                     break
-        pool = loader._stream._pool
+        pool = loader._source.stream._pool
         block = slots_of_a_block(align(pool.nbytes), pool._keep)
         rounded = 1 << (block * align(pool.nbytes) - 1).bit_length()  # as torch does it
         assert held() - before <= (-(-pool._keep // block) + 1) * rounded
@@ -283,7 +283,7 @@ def test_page_locked_memory_does_not_grow_with_epochs(store: BuiltStore) -> None
 
 def test_a_graph_is_captured_while_batches_are_made(store: BuiltStore, on_host: Epoch) -> None:
     """What other threads do on the device is no part of a capture, and does not end it."""
-    with precache.Loader(store.path, 4, seed=2, device="cuda", threads=4) as loader:
+    with precache.Loader(store.path, 4, seed=2, device="cuda", num_threads=4) as loader:
         batches, found = iter(loader), []
         first = next(batches)
         held, graph = first["image"].float(), torch.cuda.CUDAGraph()

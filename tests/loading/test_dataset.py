@@ -66,6 +66,17 @@ def test_negative_indices_count_from_the_end(
         assert int(dataset[index]["row"]) == int(dataset[index + 21]["row"])
 
 
+def test_a_batch_beyond_the_memory_is_refused(
+    dataset: precache.CachedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.loading.slots.available_bytes", lambda: 1 << 29)
+    row = sum(values.nbytes for values in dataset[0].values())
+    count = (1 << 30) // row + 1
+    words = f"a batch of {count} rows takes {count * row} bytes, and {1 << 29} are free; give a "
+    with pytest.raises(UsageError, match=words + "smaller batch_size"):
+        dataset.__getitems__([0] * count)
+
+
 @pytest.mark.parametrize("index", [21, -22, 10**12])
 def test_other_indices_are_an_index_error(dataset: precache.CachedDataset, index: int) -> None:
     with pytest.raises(IndexError, match=f"{index}.* is outside of the 21 samples"):

@@ -71,7 +71,7 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     columns = VersionReader(str(store.path))
     monkeypatch.setattr(stream, "_framed", lambda columns, device: dict(columns.readers))
     monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
-    monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
+    monkeypatch.setattr(stream._FrameFailures, "add", lambda *arguments: None)
     monkeypatch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
     batches = BatchStream(columns, 4, CPU, decompress="device")
     rows = np.array([7, 1, 19])
@@ -80,7 +80,7 @@ def test_a_slot_of_frames_unpacks_to_the_batch(
     filled = part.batch
     assert filled.slot is not None
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
-    found = batches._unpack(filled, stream._Doubts({}), memory)
+    found = batches._unpack(filled, stream._FrameFailures({}), memory)
     assert list(found) == ["image", "label", "row"]
     assert found["row"].tolist() == rows.tolist()
     assert found["label"].tolist() == columns.small["label"][rows].tolist()

@@ -56,7 +56,7 @@ class Slow(Transform):
             torch.nn.functional.avg_pool2d(image, 3, 1, 1)
         return batch
 
-loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Slow(), threads=3)
+loader = precache.Loader(sys.argv[1], 4, shuffle=False, transform=Slow(), num_threads=3)
 batches = iter(loader)
 next(batches)
 """
@@ -79,7 +79,7 @@ def _assert_ends(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["ranges", "cache"])
-@pytest.mark.parametrize("loading", [{}, {"threads": 1}])
+@pytest.mark.parametrize("loading", [{}, {"num_threads": 1}])
 def test_an_exit_does_not_wait_for_a_server_that_hangs(
     stores: dict[str, BuiltStore],
     s3: S3Server,
@@ -117,7 +117,9 @@ def test_an_exit_does_not_wait_for_a_server_that_hangs(
 
 
 def test_an_exit_leaves_no_batch_in_the_making(stores: dict[str, BuiltStore]) -> None:
-    process = _process(READ, stores["image"].path, json.dumps({"threads": 4, "ahead": 6}))
+    process = _process(
+        READ, stores["image"].path, json.dumps({"num_threads": 4, "prefetch_batches": 6})
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     _assert_ends(process)

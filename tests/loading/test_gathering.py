@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precache.loading.gpu.gathering import Places, gather, gather_frames
+from precache.loading.gpu.gathering import RowOffsets, gather, gather_frames
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> tuple[Places, int]:
+def arrays(draw: st.DrawFn) -> tuple[RowOffsets, int]:
     """Where the rows of an array lie, and how many there are."""
     chunk_rows, row_nbytes = draw(st.integers(1, 4)), draw(st.integers(1, 40))
     shard_rows = chunk_rows * draw(st.integers(1, 5))
@@ -22,13 +22,13 @@ def arrays(draw: st.DrawFn) -> tuple[Places, int]:
     for _ in range(draw(st.integers(1, 4))):
         starts.append(end + draw(st.sampled_from([0, 8, 20])))
         end = starts[-1] + shard_nbytes
-    places = Places(np.array(starts, np.int64), shard_rows, chunk_rows, row_nbytes, pitch)
+    places = RowOffsets(np.array(starts, np.int64), shard_rows, chunk_rows, row_nbytes, pitch)
     return places, end
 
 
 @given(arrays(), st.data())
 def test_a_gather_takes_the_bytes_of_each_row(
-    laid_out: tuple[Places, int], data: st.DataObject
+    laid_out: tuple[RowOffsets, int], data: st.DataObject
 ) -> None:
     places, nbytes = laid_out
     memory = np.random.default_rng(0).integers(0, 256, -(-nbytes // 8) * 8).astype(np.uint8)
@@ -73,4 +73,4 @@ def test_frames_are_gathered_whole_wherever_they_lie(
 def test_the_largest_elements_are_gathered_that_rows_are_made_of(
     row_nbytes: int, pitch: int, unit: int
 ) -> None:
-    assert Places(np.array([0, 4096]), 8, 1, row_nbytes, pitch).unit == unit
+    assert RowOffsets(np.array([0, 4096]), 8, 1, row_nbytes, pitch).unit == unit

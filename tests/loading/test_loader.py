@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import precache
+from precache.diagnosis.bench import bench
 from precache.errors import PrecacheError, StoreError, UsageError
 from precache.store.small_arrays import small_array, string_array
 from tests.conftest import BuiltStore
@@ -106,7 +107,9 @@ def test_batches_and_their_number(
         assert [len(batch["row"]) for batch in loader] == sizes
 
 
-@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"threads": 2, "ahead": 1}])
+@pytest.mark.parametrize(
+    "options", [{"num_threads": 1}, {"num_threads": 3}, {"num_threads": 2, "prefetch_batches": 1}]
+)
 @pytest.mark.parametrize("resident", [None, "host", "device"])
 def test_threads_and_residence_change_nothing_but_the_time(
     image_store: BuiltStore, options: dict[str, Any], resident: str | None
@@ -128,12 +131,12 @@ def test_a_shuffle_is_a_function_of_seed_and_epoch(
     image_store: BuiltStore, shuffle: bool | str
 ) -> None:
     orders = {
-        (seed, epoch): _epoch(image_store, epoch, seed=seed, shuffle=shuffle, window=2)
+        (seed, epoch): _epoch(image_store, epoch, seed=seed, shuffle=shuffle, shuffle_window=2)
         for seed, epoch in itertools.product((0, 1), (0, 1, 2))
     }
     assert len({str(order) for order in orders.values()}) == 6
-    assert _epoch(image_store, 2, seed=1, shuffle=shuffle, window=2) == orders[1, 2]
-    with precache.Loader(image_store.path, 4, shuffle, 1, window=2) as loader:
+    assert _epoch(image_store, 2, seed=1, shuffle=shuffle, shuffle_window=2) == orders[1, 2]
+    with precache.Loader(image_store.path, 4, shuffle, 1, shuffle_window=2) as loader:
         assert [_rows(loader) for _ in range(3)] == [orders[1, epoch] for epoch in range(3)]
 
 
@@ -257,7 +260,7 @@ def test_an_error_of_the_transform_is_the_callers_and_the_loader_goes_on(
 
 ORDERS: dict[str, dict[str, Any]] = {
     "shuffled": {},
-    "in blocks": {"shuffle": "block", "window": 2},
+    "in blocks": {"shuffle": "block", "shuffle_window": 2},
     "by key": {"shuffle": False, "order": "key"},
     "without the last": {"drop_last": True},
 }
@@ -283,7 +286,7 @@ def test_a_loop_resumes_from_every_step(order: str, image_store: BuiltStore) -> 
 
 
 def test_a_state_is_what_was_received_and_not_what_is_read_ahead(image_store: BuiltStore) -> None:
-    with precache.Loader(image_store.path, 2, threads=2, ahead=6) as loader:
+    with precache.Loader(image_store.path, 2, num_threads=2, prefetch_batches=6) as loader:
         batches = iter(loader)
         assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (0, 0)
         next(batches)
@@ -343,11 +346,11 @@ def test_a_state_of_another_order_is_refused_by_name(
         assert other.state_dict() == own
 
 
-@pytest.mark.parametrize("change", [{"window": 3}, {"num_canonical_nodes": 2}])
+@pytest.mark.parametrize("change", [{"shuffle_window": 3}, {"num_canonical_nodes": 2}])
 def test_a_state_of_another_block_shuffle_is_refused(
     image_store: BuiltStore, change: dict[str, Any]
 ) -> None:
-    base: dict[str, Any] = {"batch_size": 4, "shuffle": "block", "window": 2}
+    base: dict[str, Any] = {"batch_size": 4, "shuffle": "block", "shuffle_window": 2}
     with (
         precache.Loader(image_store.path, **base) as loader,
         precache.Loader(image_store.path, **{**base, **change}) as other,
@@ -499,7 +502,7 @@ def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltSt
         # All at once: what counts descriptors keeps none open.
         return len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
-    with precache.Loader(tile_store.path, 8, threads=2) as loader:
+    with precache.Loader(tile_store.path, 8, num_threads=2) as loader:
         before = held()
         for _ in range(6):
             batches = iter(loader)
@@ -512,7 +515,7 @@ def test_many_epochs_hold_no_more_files_and_threads_than_one(tile_store: BuiltSt
 EXIT = """
 import sys
 import precache
-loader = precache.Loader(sys.argv[1], 2, threads=2, ahead=4)
+loader = precache.Loader(sys.argv[1], 2, num_threads=2, prefetch_batches=4)
 batches = iter(loader)
 batch = next(batches)
 view = batch["image"][0].numpy()
@@ -537,7 +540,7 @@ FORK = """
 import os, sys
 import precache
 
-loader = precache.Loader(sys.argv[1], 4, threads=2)
+loader = precache.Loader(sys.argv[1], 4, num_threads=2)
 expected = sorted(int(s["row"]) for s in precache.CachedDataset(sys.argv[1]))
 
 def child():
@@ -639,11 +642,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "output": ({"output": "list"}, "output is 'list'; choose one of dict, tuple"),
     "order": ({"order": "name", "shuffle": False}, "order is 'name'; choose one of row, key"),
     "shuffle": ({"shuffle": "some"}, "shuffle is 'some'; choose one of True, False, full, block"),
-    "window": ({"shuffle": "block", "window": 0}, "window is 0"),
+    "shuffle_window": ({"shuffle": "block", "shuffle_window": 0}, "shuffle_window is 0"),
     "verify": ({"verify": "maybe"}, "verify is 'maybe'; choose one of first, always, off"),
     "resident": ({"resident": "disk"}, "resident is 'disk'"),
-    "threads": ({"threads": -1}, "threads is -1"),
-    "ahead": ({"ahead": -1}, "ahead is -1"),
+    "num_threads": ({"num_threads": -1}, "num_threads is -1"),
+    "prefetch_batches": ({"prefetch_batches": -1}, "prefetch_batches is -1"),
     "unknown device": ({"device": "cdua"}, "device 'cdua' is not one torch knows"),
     "device without memory": ({"device": "meta"}, "meta"),
     "number of a device": ({"device": "cpu:x"}, "cpu:x"),
@@ -655,6 +658,19 @@ def test_a_wrong_option_is_refused_with_its_value(case: str, image_store: BuiltS
     options, words = REFUSED[case]
     with pytest.raises(UsageError, match=words):
         precache.Loader(image_store.path, **{"batch_size": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("threads", "num_threads"), ("ahead", "prefetch_batches"), ("window", "shuffle_window")],
+)
+def test_an_old_name_of_an_option_is_refused_with_the_new_one(
+    old: str, new: str, image_store: BuiltStore
+) -> None:
+    options: dict[str, Any] = {"batch_size": 4, old: 2}
+    for function in (precache.Loader, bench):
+        with pytest.raises(UsageError, match=f"no option {old}; give {new}"):
+            function(image_store.path, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -695,7 +711,7 @@ def test_a_version_that_is_removed_while_it_is_read_ends_the_epoch_in_words(
     image_store: BuiltStore, copy_store: Callable[[BuiltStore], BuiltStore], no_threads_left: None
 ) -> None:
     store = copy_store(image_store)
-    with precache.Loader(store.path, 2, shuffle=False, threads=1, ahead=1) as loader:
+    with precache.Loader(store.path, 2, shuffle=False, num_threads=1, prefetch_batches=1) as loader:
         batches = iter(loader)
         next(batches)
         shutil.rmtree(store.version_folder)
@@ -762,7 +778,7 @@ def test_memory_of_batches_held_at_once_is_let_go(image_store: BuiltStore) -> No
         del held
         for batch in loader:
             del batch
-        pool = loader._stream._pool  # type: ignore[union-attr]  # never None here
+        pool = loader._source.stream._pool  # type: ignore[union-attr]  # never None here
         assert len(pool._free) <= pool._keep
         loader.close()
         assert not pool._free

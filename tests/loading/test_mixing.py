@@ -238,7 +238,7 @@ def test_an_epoch_can_be_chosen(pair: list[BuiltStore]) -> None:
 
 
 def test_what_is_received_is_counted_and_nothing_is_left_over(pair: list[BuiltStore]) -> None:
-    with _mix(pair, options={"threads": 2, "ahead": 4}) as mixture:
+    with _mix(pair, options={"num_threads": 2, "prefetch_batches": 4}) as mixture:
         for _ in mixture:
             assert mixture.state_dict()["batch"] == 1
             break
@@ -329,12 +329,14 @@ def test_what_cannot_be_mixed_is_refused(pair: list[BuiltStore], alike: list[Bui
         next(iter(mixture))
     with (
         _mix(alike, options={"transform": lambda batch: [batch["image"]]}) as mixture,
-        pytest.raises(UsageError, match=r"the transform of source . gives a list; give a dict or"),
+        pytest.raises(
+            UsageError, match=r"the transform of source . returns a list; return a dict or"
+        ),
     ):
         next(iter(mixture))
     with (
         _mix(alike, by="sample", options={"transform": lambda batch: {"n": 1}}) as mixture,
-        pytest.raises(UsageError, match="the transform of source 0 gives something else"),
+        pytest.raises(UsageError, match="the transform of source 0 does not return a dict"),
     ):
         next(iter(mixture))
     far.close()

@@ -271,7 +271,7 @@ def test_nodes_need_only_their_own_share_in_their_caches(
         cache = tmp_path / str(rank)
         with precache.Loader(
             "memory://nodes", 2, device="cpu", cache_dir=cache, rank=rank, world_size=2,
-            num_canonical_nodes=2, window=1, drop_last=True,
+            num_canonical_nodes=2, shuffle_window=1, drop_last=True,
         ) as loader:  # fmt: skip
             for _ in range(3):
                 seen += [row for batch in loader for row in batch["row"].tolist()]

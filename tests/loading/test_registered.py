@@ -19,7 +19,7 @@ from precache.codecs import nvcomp
 from precache.errors import DamageError, UsageError
 from precache.loading import stream
 from precache.loading.gpu import registered as room
-from precache.loading.gpu.gathering import Places, gather
+from precache.loading.gpu.gathering import RowOffsets, gather
 from precache.loading.gpu.registered import DEVICEMAP, READ_ONLY, MappedFiles
 from precache.loading.stream import BatchStream
 from precache.reading.version_reader import VersionReader
@@ -65,7 +65,7 @@ def test_places_reach_beyond_four_gigabytes(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.seek(far + 4)
         file.write(bytes(range(row)))
-    places = Places(np.array([4]), 1 << 40, 1, row, 1 << 20)
+    places = RowOffsets(np.array([4]), 1 << 40, 1, row, 1 << 20)
     span = MappedFiles([(path, far + 4 + row)], private=False)
     rows = torch.from_numpy(places.of(np.array([far >> 20])))
     found = gather(span.host_tensor(), rows, row, places.unit)
@@ -168,7 +168,7 @@ def as_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorder], Callable[
         monkeypatch.setattr(room, "Driver", lambda device: driver)
         monkeypatch.setattr(MappedFiles, "device_tensor", lambda span, device: span.host_tensor())
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-        return functools.partial(room.registered, device=torch.device("cuda", 0))
+        return functools.partial(room.register_shards, device=torch.device("cuda", 0))
 
     return use
 
@@ -261,7 +261,7 @@ def _batch(
     filled = part.batch
     assert filled.slot is not None
     memory = torch.from_numpy(filled.slot[: filled.nbytes])
-    return batches._unpack(filled, stream._Doubts({}), memory)
+    return batches._unpack(filled, stream._FrameFailures({}), memory)
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def gathering(
     """A stream whose rows are gathered from registered shards."""
     register = as_device(Recorder())
     monkeypatch.setattr(
-        stream, "registered", lambda columns, device, **options: register(columns, **options)
+        stream, "register_shards", lambda columns, device, **options: register(columns, **options)
     )
     monkeypatch.setattr(
         stream,
@@ -279,7 +279,7 @@ def gathering(
         lambda columns, device: {n: r for n, r in columns.readers.items() if r.framed},
     )
     monkeypatch.setattr(nvcomp, "decompress", stand_in_for_nvcomp)
-    monkeypatch.setattr(stream._Doubts, "add", lambda *arguments: None)
+    monkeypatch.setattr(stream._FrameFailures, "add", lambda *arguments: None)
     monkeypatch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
     return lambda columns: BatchStream(columns, 8, CPU, decompress="device", gather="device")
 
@@ -412,7 +412,10 @@ def test_where_it_cannot_be_the_log_says_once_why(
         with precache.Loader(stores[codec].path, 4, device="cpu", gather="device") as loader:
             assert sum(len(batch["row"]) for batch in loader) == 21
     else:
-        assert room.registered(VersionReader(str(stores[codec].path)), torch.device(device)) is None
+        assert (
+            room.register_shards(VersionReader(str(stores[codec].path)), torch.device(device))
+            is None
+        )
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert record.message == f"rows are read by the host after all: {why}"

@@ -127,7 +127,7 @@ def test_rows_where_takes_keys_and_says_what_it_can_take(raw: BuiltStore) -> Non
         version.rows_where(lambda image: image > 0)
     with pytest.raises(UsageError, match="'size', and there is no such field"):
         version.rows_where(lambda label, size: label < size)
-    with pytest.raises(UsageError, match=r"gives int64 \(23,\); .* must give bool \(23,\)"):
+    with pytest.raises(UsageError, match=r"returns int64 \(23,\); .* must return bool \(23,\)"):
         version.rows_where(lambda label: label)
 
 

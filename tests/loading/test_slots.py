@@ -212,6 +212,8 @@ def test_no_slot_is_with_two_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert clashes == []
+    assert 1 <= pool.owned <= len(threads)
+    assert len(pool._free) == pool.owned
 
 
 # --- through the loader -------------------------------------------------------------------------
@@ -220,7 +222,7 @@ def test_no_slot_is_with_two_threads_at_once() -> None:
 def test_what_is_kept_of_a_batch_stays_what_it_was(store: BuiltStore) -> None:
     expected = store.rows()
     kept: list[tuple[int, np.ndarray]] = []
-    with precache.Loader(store.path, batch_size=3, threads=2) as loader:
+    with precache.Loader(store.path, batch_size=3, num_threads=2) as loader:
         for _ in range(3):
             for batch in loader:
                 kept.append((int(batch["row"][1]), batch["image"][1, :, 5:9].numpy()))
@@ -233,7 +235,7 @@ def test_what_is_kept_of_a_batch_stays_what_it_was(store: BuiltStore) -> None:
 def test_a_list_of_all_batches_is_an_epoch(
     store: BuiltStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with precache.Loader(store.path, batch_size=1, threads=1, ahead=2) as loader:
+    with precache.Loader(store.path, batch_size=1, num_threads=1, prefetch_batches=2) as loader:
         batches = list(loader)
     expected = store.rows()
     assert len({batch["image"].data_ptr() for batch in batches}) == 21
@@ -243,7 +245,7 @@ def test_a_list_of_all_batches_is_an_epoch(
 
 
 def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) -> None:
-    with precache.Loader(store.path, batch_size=2, threads=1, ahead=2) as loader:
+    with precache.Loader(store.path, batch_size=2, num_threads=1, prefetch_batches=2) as loader:
         addresses = [batch["image"].data_ptr() for _ in range(4) for batch in loader]
     assert len(addresses) == 44
     assert len(set(addresses)) <= 5
@@ -253,7 +255,7 @@ def test_a_loop_that_keeps_nothing_goes_round_in_a_few_slots(store: BuiltStore) 
 def test_memory_of_batches_that_are_dropped_after_their_epoch_is_free_at_once(
     store: BuiltStore,
 ) -> None:
-    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+    with precache.Loader(store.path, batch_size=1, num_threads=1, prefetch_batches=1) as loader:
         tracemalloc.start()
         try:
             batches = list(loader)
@@ -268,7 +270,7 @@ def test_memory_of_batches_that_are_dropped_after_their_epoch_is_free_at_once(
 
 
 def test_a_closed_loader_holds_no_memory_of_batches(store: BuiltStore) -> None:
-    with precache.Loader(store.path, batch_size=1, threads=1, ahead=1) as loader:
+    with precache.Loader(store.path, batch_size=1, num_threads=1, prefetch_batches=1) as loader:
         tracemalloc.start()
         try:
             batches = list(loader)
@@ -335,7 +337,7 @@ def test_all_threads_decode_the_same_batch(
         read(self, *args, **kwargs)
 
     monkeypatch.setattr(VersionReader, "read", read_together)
-    with precache.Loader(store.path, batch_size=21, threads=3) as loader:
+    with precache.Loader(store.path, batch_size=21, num_threads=3) as loader:
         [batch] = loader
     np.testing.assert_array_equal(batch["image"], store.rows()[batch["row"]])
 
@@ -345,10 +347,10 @@ def test_all_threads_decode_the_same_batch(
 def test_parts_of_a_batch_make_no_difference(
     threads: int, batch_size: int, store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with precache.Loader(store.path, batch_size, threads=1) as loader:
+    with precache.Loader(store.path, batch_size, num_threads=1) as loader:
         expected = [{name: each.numpy() for name, each in batch.items()} for batch in loader]
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
-    with precache.Loader(store.path, batch_size, threads=threads) as loader:
+    with precache.Loader(store.path, batch_size, num_threads=threads) as loader:
         for batch, whole in zip(loader, expected, strict=True):
             for name, values in whole.items():
                 np.testing.assert_array_equal(batch[name], values)
@@ -367,28 +369,28 @@ def test_damage_is_raised_at_its_batch_in_whichever_part_it_is(
     with Path(path).open("r+b") as file:
         file.seek(offset + length // 2)
         file.write(bytes(9))
-    with precache.Loader(store.path, 4, shuffle=False, threads=3) as loader:
+    with precache.Loader(store.path, 4, shuffle=False, num_threads=3) as loader:
         batches = iter(loader)
         for _ in range(3):
             next(batches)
         with pytest.raises(DamageError, match=re.escape(store.open().keys[row])):
             next(batches)
         gc.collect()
-        assert loader._stream._pool._made == len(loader._stream._pool._free)  # type: ignore[union-attr]
+        assert loader._source.stream._pool.owned == len(loader._source.stream._pool._free)  # type: ignore[union-attr]
 
 
 def test_slots_come_back_from_an_epoch_that_is_left(
     store: BuiltStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "PART_NBYTES", 1)
-    with precache.Loader(store.path, 2, threads=3) as loader:
+    with precache.Loader(store.path, 2, num_threads=3) as loader:
         for epoch in range(20):
             for number, batch in enumerate(loader):
                 del batch
                 if number == epoch % 5:
                     break
-            pool = loader._stream._pool  # type: ignore[union-attr]  # never None here
-            assert len(pool._free) == pool._made <= pool._keep
+            pool = loader._source.stream._pool  # type: ignore[union-attr]  # never None here
+            assert len(pool._free) == pool.owned <= pool._keep
 
 
 # --- to a device --------------------------------------------------------------------------------
@@ -444,7 +446,7 @@ def users(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 def _send(copier: DeviceCopier, slot: np.ndarray) -> tuple[Event, dict[str, Tensor]]:
     sent: Any = copier.send(slot, len(slot), lambda memory: {"image": Tensor()})  # type: ignore[dict-item]
-    return sent.there, copier.hand_out(sent)  # type: ignore[return-value]  # stand-ins
+    return sent.arrived, copier.hand_out(sent)  # type: ignore[return-value]  # stand-ins
 
 
 def test_the_callers_stream_waits_for_the_batch_and_keeps_its_memory(

@@ -450,7 +450,12 @@ def test_on_the_cpu_transforms_run_ahead_of_the_loop(
 ) -> None:
     watched = _Watched()
     with precache.Loader(
-        tile_store.path, 8, device="cpu", transform=wrap(watched), threads=threads, ahead=3
+        tile_store.path,
+        8,
+        device="cpu",
+        transform=wrap(watched),
+        num_threads=threads,
+        prefetch_batches=3,
     ) as loader:
         iterator = iter(loader)
         first = next(iterator)

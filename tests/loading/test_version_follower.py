@@ -122,7 +122,7 @@ def test_one_that_does_not_fit_is_not_taken(
         build_here(source, store, recipes[kind])
         assert check(loader, loader, right) == 10
         assert loader.version.id == version
-    assert f"version {version[:12]} is read on: " in caplog.text
+    assert f"the next epoch reads version {version[:12]} again: " in caplog.text
 
 
 def test_a_state_names_the_version_that_it_goes_on_with(source: Path, store: Path) -> None:

@@ -149,6 +149,27 @@ def test_every_benchmark_can_be_loaded(
     assert set(modules) <= _loaded(run_python, ", ".join(modules))
 
 
+def test_an_import_registers_nothing_with_the_interpreter(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_python(
+        """
+import atexit, gc, os, sys
+import torch, torch.utils.data, torch.distributed
+before = list(gc.callbacks)
+made = []
+def note(*functions, **more):
+    if sys._getframe(1).f_globals["__name__"].startswith("precache"):
+        made.append((functions, more))
+atexit.register = os.register_at_fork = note
+import precache.building, precache.loading.mixing, precache.metering.meter
+import precache.reading.disk_cache, precache.storage.remote, precache.transforms
+print(made, gc.callbacks == before)
+"""
+    )
+    assert done.stdout == "[] True\n"
+
+
 def test_opening_and_loading_need_no_zarr_python_and_no_decoder(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

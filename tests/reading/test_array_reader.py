@@ -173,7 +173,7 @@ def test_fields_of_every_dtype_are_the_same_to_every_reader(
 
 
 def test_fields_of_a_batch_belong_to_the_same_rows(many_fields: BuiltStore) -> None:
-    with precache.Loader(many_fields.path, 9, threads=2) as loader:
+    with precache.Loader(many_fields.path, 9, num_threads=2) as loader:
         for batch in loader:
             image = batch["image"].numpy()
             np.testing.assert_array_equal(batch["wide"].numpy(), image)

@@ -99,14 +99,14 @@ def on_a_device(folder: str, rows: np.ndarray) -> np.ndarray:
         patch.setattr(stream, "SMALL_ROW_NBYTES", 0)  # for a device, slots hold all fields
         patch.setattr(version_reader, "SMALL_ROW_NBYTES", 0)
         batches = stream.BatchStream(
-            version_reader.VersionReader(folder, {"x": "x"}), len(rows), CPU, threads=1
+            version_reader.VersionReader(folder, {"x": "x"}), len(rows), CPU, num_threads=1
         )
         patch.setattr(batches, "_copier", "whatever sends slots")
         [part] = batches._split([rows])
         batches._fill(batches._columns, part)
         assert part.batch.slot is not None
         memory = torch.from_numpy(part.batch.slot[: part.batch.nbytes])
-        return batches._unpack(part.batch, stream._Doubts({}), memory)["x"].numpy()
+        return batches._unpack(part.batch, stream._FrameFailures({}), memory)["x"].numpy()
 
 
 @given(any_images(), st.booleans(), st.data())

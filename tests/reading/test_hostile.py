@@ -75,7 +75,7 @@ def own(arrays: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def by_loader(group: Path, **how: Any) -> None:
-    with precache.Loader(group, 2, fields={"x": "x"}, device="cpu", threads=2, **how) as loader:
+    with precache.Loader(group, 2, fields={"x": "x"}, device="cpu", num_threads=2, **how) as loader:
         for _, _ in zip(range(4), loader, strict=False):
             pass
 

@@ -66,7 +66,7 @@ def test_rows_are_those_of_a_map(kind: str, codec: str, request: pytest.FixtureR
 @pytest.mark.parametrize("access", ["map", "pread"])
 def test_a_loader_reads_by_pread_what_it_reads_from_a_map(access: str, store: BuiltStore) -> None:
     expected = store.rows()
-    with precache.Loader(store.path, 5, device="cpu", access=access, threads=2) as loader:
+    with precache.Loader(store.path, 5, device="cpu", access=access, num_threads=2) as loader:
         for _ in range(2):
             seen = []
             for batch in loader:
@@ -262,7 +262,7 @@ def test_an_early_end_does_not_wait_for_a_server_that_hangs(
     precache.pull(store.path, "s3://bucket/hangs", storage_options=s3.options())
     url, options = "s3://bucket/hangs", s3.options(proxy.port)
     with precache.Loader(
-        url, 4, device="cpu", shuffle=False, threads=2, storage_options=options
+        url, 4, device="cpu", shuffle=False, num_threads=2, storage_options=options
     ) as loader:
         before = threading.active_count()
         asked, answer = threading.Event(), threading.Event()
@@ -324,13 +324,13 @@ def test_requests_of_an_iterator_end_with_it() -> None:
         assert answer.wait(60)
 
     def work() -> None:
-        with requests.made_here():
-            assert io_pool.asked(lambda: 5) == 5
+        with requests.active():
+            assert io_pool.request(lambda: 5) == 5
             with pytest.raises(ValueError, match="of no use"):
-                io_pool.asked(lambda: int("of no use"))
+                io_pool.request(lambda: int("of no use"))
             with pytest.raises(StorageError, match="stopped"):
-                io_pool.asked(hang)
-        assert io_pool.asked(threading.current_thread) is thread
+                io_pool.request(hang)
+        assert io_pool.request(threading.current_thread) is thread
         ended.append("ended")
 
     thread = threading.Thread(target=work)
@@ -339,7 +339,7 @@ def test_requests_of_an_iterator_end_with_it() -> None:
     requests.stop()
     thread.join()
     assert ended == ["ended"]
-    with requests.made_here(), pytest.raises(StorageError, match="stopped"):
-        io_pool.asked(lambda: 5)
+    with requests.active(), pytest.raises(StorageError, match="stopped"):
+        io_pool.request(lambda: 5)
     answer.set()
     requests.close()

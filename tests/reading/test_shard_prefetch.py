@@ -148,7 +148,7 @@ def test_training_starts_with_the_first_shards(
     with precache.Loader(
         url,
         8,
-        window=2,
+        shuffle_window=2,
         device="cpu",
         cache_dir=tmp_path / "cache",
         storage_options=s3.options(proxy.port),
@@ -178,7 +178,7 @@ def test_a_cache_of_half_the_store_keeps_some_of_it_over_the_epochs(
         assert loader.state_dict()["shuffle"] == shuffle
 
 
-@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": "block", "window": 3}])
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": "block", "shuffle_window": 3}])
 @pytest.mark.parametrize("batch_size", [1, 7, 40, 159])
 def test_any_order_and_batch_size_gets_by_with_what_it_claims(
     batch_size: int,
@@ -210,8 +210,8 @@ def test_shares_of_nodes_that_meet_within_a_shard_do_not_block_an_epoch(
     store = make_store(image_folder(310, (40, 40)), shard_samples=8)
     precache.pull(store.path, "memory://shares")
     with precache.Loader(
-        "memory://shares", 46, "block", 92, device="cpu", window=4, num_canonical_nodes=2,
-        threads=4, cache_dir=tmp_path,
+        "memory://shares", 46, "block", 92, device="cpu", shuffle_window=4, num_canonical_nodes=2,
+        num_threads=4, cache_dir=tmp_path,
     ) as loader:  # fmt: skip
         loader.set_epoch(2)
         assert_whole(epoch(loader), store)
@@ -314,9 +314,15 @@ def test_an_iterator_collected_on_a_thread_that_fetches_for_it_ends(
     monkeypatch.setattr(shard_prefetch.ShardFeed, "_fetch", collecting)
     before = threading.active_count()
     loader = precache.Loader(
-        "memory://collected", 8, device="cpu", cache_dir=tmp_path, window=2, ahead=3, threads=2
+        "memory://collected",
+        8,
+        device="cpu",
+        cache_dir=tmp_path,
+        shuffle_window=2,
+        prefetch_batches=3,
+        num_threads=2,
     )
-    first.update((next(loader._order.epoch(0)) // 10).tolist())
+    first.update((next(loader._source.order.epoch(0)) // 10).tolist())
     gc.disable()
     try:
         trainer = Trainer(iter(loader))
@@ -394,11 +400,11 @@ def test_a_state_from_another_window_is_refused(
     url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"device": "cpu", "storage_options": s3.options()}
-    with precache.Loader(url, 8, cache_dir=tmp_path, window=2, **options) as loader:
+    with precache.Loader(url, 8, cache_dir=tmp_path, shuffle_window=2, **options) as loader:
         next(iter(loader))
         state = loader.state_dict()
     with (
-        precache.Loader(url, 8, cache_dir=tmp_path, window=3, **options) as loader,
+        precache.Loader(url, 8, cache_dir=tmp_path, shuffle_window=3, **options) as loader,
         pytest.raises(UsageError, match="the saved state has shuffle="),
     ):
         loader.load_state_dict(state)
@@ -673,7 +679,7 @@ def test_damage_that_comes_while_a_copy_is_read_is_mended(
     url: str, large: BuiltStore, s3: S3Server, tmp_path: Path
 ) -> None:
     """On every thread that reads it, and where it was checked before."""
-    with _cached(url, s3.options(), tmp_path, verify="always", threads=3) as loader:
+    with _cached(url, s3.options(), tmp_path, verify="always", num_threads=3) as loader:
         assert_whole(epoch(loader), large)
         loader.stats()
         for number in (5, 9):
@@ -751,7 +757,7 @@ def test_a_cache_that_cannot_be_written_any_more_is_an_error_and_no_hang(
 
     loader = precache.Loader(
         url, 20, device="cpu", cache_dir=tmp_path, storage_options=s3.options(),
-        shuffle="block", window=1, threads=1, ahead=4,
+        shuffle="block", shuffle_window=1, num_threads=1, prefetch_batches=4,
     )  # fmt: skip
     with pytest.raises(StorageError, match="cannot write of"):
         list(loader)
@@ -820,7 +826,7 @@ def test_two_loaders_share_a_small_cache_and_one_is_killed_and_begins_again(
     asked = shards_asked(proxy)
     assert len(asked) == 16
     assert max(asked.values()) <= 3 * 3  # no loader fetches a shard twice in an epoch
-    with _cached(url, s3.options(), cache, cache_limit=limit, window=2) as loader:
+    with _cached(url, s3.options(), cache, cache_limit=limit, shuffle_window=2) as loader:
         assert len(list((cache / "users").iterdir())) == 1
         assert_whole(epoch(loader), large)
 
@@ -843,7 +849,7 @@ def test_two_loaders_at_once_fetch_each_shard_once_where_all_fit(
     found: list[Read] = []
 
     def train(seed: int) -> None:
-        with _cached(url, s3.options(proxy.port), tmp_path, seed=seed, window=2) as loader:
+        with _cached(url, s3.options(proxy.port), tmp_path, seed=seed, shuffle_window=2) as loader:
             start.wait()
             found.append(epoch(loader))
 

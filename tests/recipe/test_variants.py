@@ -123,7 +123,7 @@ def test_what_is_the_same_for_all_is_done_once(source: Path, tmp_path: Path) -> 
         {"access": "pread"},
         {"resident": "host"},
         {"resident": "device"},
-        {"threads": 2, "batch_size": 5},
+        {"num_threads": 2, "batch_size": 5},
     ],
 )
 def test_epoch_e_reads_variant_e_modulo_k(

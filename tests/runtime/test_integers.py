@@ -29,9 +29,9 @@ def test_a_loader_takes_any_integer_as_the_plain_one(
     numbers = {
         "batch_size": 4,
         "seed": 3,
-        "threads": 2,
-        "ahead": 3,
-        "window": 2,
+        "num_threads": 2,
+        "prefetch_batches": 3,
+        "shuffle_window": 2,
         "num_canonical_nodes": 2,
         "rank": 1,
         "world_size": 2,
@@ -109,13 +109,20 @@ def test_a_build_takes_any_integer(photos: Path, tmp_path: Path) -> None:
     ("name", "value"),
     [
         *itertools.product(
-            ["batch_size", "seed", "threads", "ahead", "window", "num_canonical_nodes"],
+            [
+                "batch_size",
+                "seed",
+                "num_threads",
+                "prefetch_batches",
+                "shuffle_window",
+                "num_canonical_nodes",
+            ],
             [True, 2.0, "2", np.float32(2), np.bool_(True)],
         ),
         ("batch_size", 0),
         ("batch_size", None),
         ("seed", None),
-        ("threads", np.int64(0)),
+        ("num_threads", np.int64(0)),
     ],
 )
 def test_what_is_no_whole_number_is_refused(

@@ -83,6 +83,43 @@ def test_an_error_is_raised_at_the_turn_of_its_item(together: int) -> None:
         next(results)
 
 
+@pytest.mark.parametrize("together", [1, 2, 3, 20])
+@pytest.mark.parametrize("good", [0, 1, 5, 6])
+def test_an_error_of_the_items_is_raised_after_the_results_before_it(
+    together: int, good: int
+) -> None:
+    def items() -> Iterator[int]:
+        yield from range(good)
+        raise ValueError(f"item {good}")
+
+    results = prefetch(lambda x: x, items(), threads=2, ahead=4, together=together)
+    assert [next(results) for _ in range(good)] == list(range(good))
+    with pytest.raises(ValueError, match=f"item {good}"):
+        next(results)
+    with pytest.raises(StopIteration):
+        next(results)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_error_of_the_items_holds_nothing_once_it_was_handled() -> None:
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+
+    def items(held: Held) -> Iterator[int]:
+        yield from range(4)
+        raise ValueError(f"after {held}")
+
+    results = prefetch(lambda x: x, items(held), threads=2, ahead=3, together=2)
+    assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="after"):
+        next(results)
+    del results, items, held
+    poll(lambda: alive() is None, "threads that have ended release their work")
+
+
 @pytest.mark.usefixtures("no_collection")
 def test_an_error_holds_nothing_once_it_was_handled() -> None:
     class Held:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.loading.cuda_clock import _seconds_between
-from precache.runtime.step_clock import WINDOW, StallClock, ThreadTime, Times
+from precache.runtime.step_clock import KEPT_STEPS, StallClock, ThreadTime, Times
 
 SECONDS = st.lists(st.floats(0, 10), min_size=1, max_size=50)
 
@@ -54,7 +54,7 @@ def _run(hands: Hands, clock: StallClock[float], steps: list[tuple[float, float]
         hands.now += waited
         clock.arrived(samples=4, nbytes=100, ready=3)
         hands.now += worked
-        clock.asked()
+        clock.requested()
 
 
 def test_a_report_sums_batches_and_tells_waiting_from_working() -> None:
@@ -137,7 +137,7 @@ def test_a_device_stalls_for_as_long_as_it_has_nothing_to_do(
         device.queue(working)
         if waits:
             device.synchronize()
-        clock.asked()
+        clock.requested()
     device.synchronize()
     stats = clock.report()
     assert stats.stall_ratio == pytest.approx(1 - device.busy / device.free, abs=1e-9)
@@ -171,10 +171,10 @@ def test_a_report_starts_a_new_one() -> None:
 def test_a_clock_that_is_never_asked_keeps_a_bounded_history_and_true_totals() -> None:
     hands = Hands()
     clock = hands.clock()
-    _run(hands, clock, [(1.0, 1.0)] * (WINDOW + 10))
-    assert all(len(times) == WINDOW for times in clock._times.values())
+    _run(hands, clock, [(1.0, 1.0)] * (KEPT_STEPS + 10))
+    assert all(len(times) == KEPT_STEPS for times in clock._times.values())
     stats = clock.report()
-    assert stats.batches == WINDOW + 10
+    assert stats.batches == KEPT_STEPS + 10
     assert stats.stall_ratio == 0.5
 
 

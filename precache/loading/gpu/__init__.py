@@ -1,1 +1,1 @@
-"""Rows gathered by a CUDA device: resident versions and registered shards."""
+"""Rows that a CUDA device gathers: from resident versions and registered shards."""

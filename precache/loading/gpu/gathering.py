@@ -1,4 +1,4 @@
-"""Which bytes of a range of memory a batch's rows are, and one gather of them, on any device."""
+"""Offsets of rows in a range of memory, and a gather of rows at offsets, on any device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from precache.store.layout import align
 
 ELEMENTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What a device gathers at a time, by bytes: of larger elements it reads faster."""
+"""Bytes -> dtype of the elements that are gathered: a device reads larger ones faster."""
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the rows of an array lie in a range of memory.
+class RowOffsets:
+    """Offsets of the rows of an array in a range of memory.
 
     Attributes
     ----------
@@ -37,31 +37,36 @@ class Places:
 
     @functools.cached_property
     def unit(self) -> int:
-        """The largest element, in bytes, of which rows and their places are multiples."""
+        """The largest element, in bytes, that divides rows and their offsets."""
         return math.gcd(8, self.row_nbytes, self.pitch, *self.starts.tolist())
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """(n,) int64: where each row begins, in units."""
-        numbers, inside = np.divmod(rows, self.shard_rows)
+        """(n,) int64 offsets of rows, in units."""
+        shards, inside = np.divmod(rows, self.shard_rows)
         chunks, within = np.divmod(inside, self.chunk_rows)
-        places: np.ndarray = self.starts[numbers] + chunks * self.pitch + within * self.row_nbytes
-        return places // self.unit
+        offsets: np.ndarray = self.starts[shards] + chunks * self.pitch + within * self.row_nbytes
+        return offsets // self.unit
 
 
-def gather(memory: torch.Tensor, places: torch.Tensor, row_nbytes: int, unit: int) -> torch.Tensor:
-    """(n, row_nbytes) uint8 rows that begin at `places`, counted in units, of uint8 `memory`.
+def gather(memory: torch.Tensor, offsets: torch.Tensor, row_nbytes: int, unit: int) -> torch.Tensor:
+    """Gather the rows that begin at `offsets`, in units, of uint8 `memory`.
 
-    One operation on any device: rows at all places are a view whose rows overlap.
+    One operation on any device: all possible rows are a view of `memory` whose rows overlap.
+
+    Returns
+    -------
+    torch.Tensor
+        (n, row_nbytes) uint8.
     """
     elements = memory.view(ELEMENTS[unit])
     width = row_nbytes // unit
-    every = elements.as_strided((len(elements) - width + 1, width), (1, 1))
-    return every.index_select(0, places).view(torch.uint8)
+    rows = elements.as_strided((len(elements) - width + 1, width), (1, 1))
+    return rows.index_select(0, offsets).view(torch.uint8)
 
 
 @dataclass(frozen=True)
-class Frames:
-    """Where the frames of an array's rows lie in a range of memory.
+class FrameOffsets:
+    """Offsets of the frames of an array's rows in a range of memory.
 
     Attributes
     ----------
@@ -76,20 +81,19 @@ class Frames:
 def gather_frames(
     memory: torch.Tensor, starts: torch.Tensor, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Frames of up to `longest` bytes that begin at `starts` (n,) of `memory`, as much of it for
-    each.
+    """Gather frames of up to `longest` bytes that begin at `starts` (n,) of `memory`.
 
     Returns
     -------
     tuple of torch.Tensor
-        Memory (uint8) that holds the frames, and (n,) int64: where each begins there.
+        Memory (uint8) that holds the frames, and (n,) int64: offset of each frame in it.
     """
     unit = max(ELEMENTS)
     width = align(longest + unit - 1, unit)
-    places = (starts // unit).clamp(max=(len(memory) - width) // unit)
-    rows = gather(memory, places, width, unit)
+    offsets = (starts // unit).clamp(max=(len(memory) - width) // unit)
+    rows = gather(memory, offsets, width, unit)
     number = torch.arange(len(starts), device=starts.device)
-    return rows.view(-1), starts - places * unit + number * width
+    return rows.view(-1), starts - offsets * unit + number * width
 
 
-Placed = Places | Frames
+Offsets = RowOffsets | FrameOffsets

@@ -1,13 +1,12 @@
-"""Rows that a CUDA device reads from shards by itself: zero-copy for fields of plain rows, and for
-zstd frames that it decompresses as well.
+"""Shards that a CUDA device reads directly: plain rows, and zstd frames that it decompresses.
 
-The shards are mapped one behind another into one range of addresses, and registered with the
-driver. What the device then sees is one tensor, from which a single gather takes the rows of a
-batch, in however many shards they lie. Pages stay page-locked until `Registered.close`.
+All shards are mapped into one range of addresses, one behind another, and registered with the
+driver. The device sees the range as one tensor, and a single gather takes the rows of a batch from
+any number of shards. Pages stay page-locked until `RegisteredShards.close`.
 
-Where the driver registers read-only memory, these are the pages of the page cache, which all
-processes share; where it does not (on many discrete GPUs), writable private maps are registered
-instead, whose pages the kernel then copies for this process.
+If the driver registers read-only memory, these are the pages of the page cache, which all processes
+share. If it does not (on many discrete GPUs), writable private maps are registered instead, whose
+pages the kernel copies for this process.
 
 Sources: CUDA driver API, cuMemHostRegister and cuMemHostGetDevicePointer; mmap(2); the CUDA Array
 Interface, version 3, as Numba describes it.
@@ -31,7 +30,7 @@ import numpy as np
 import torch
 
 from precache.errors import StorageError, UsageError
-from precache.loading.gpu.gathering import Frames, Placed, Places, gather, gather_frames
+from precache.loading.gpu.gathering import FrameOffsets, Offsets, RowOffsets, gather, gather_frames
 from precache.loading.ranks import find_local_size
 from precache.reading.array_reader import ArrayReader
 from precache.reading.version_reader import VersionReader
@@ -42,27 +41,27 @@ from precache.units import size
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.5
-"""Of the memory available, that registered shards may take, of all ranks of a node together."""
+PAGE_LOCKED_SHARE = 0.5
+"""Share of the available memory for the registered shards of all ranks of a node together."""
 
 
 # --- the range of addresses ---------------------------------------------------------------------
 
 
 class MappedFiles:
-    """Files mapped one behind another, each from a page on; never written to.
+    """Files mapped read-only one behind another, each from the start of a page.
 
     Parameters
     ----------
     files
         Paths and sizes in bytes.
     private
-        Map them as memory of this process, whose pages are copied when they are registered.
+        Map them as private memory, whose pages are copied when they are registered.
 
     Attributes
     ----------
     address, nbytes
-        Of the whole range.
+        Address and size of the whole range.
     pieces
         Address and bytes, in whole pages, of each file.
     """
@@ -87,16 +86,16 @@ class MappedFiles:
             start += length
 
     def starts(self) -> list[int]:
-        """First byte of each file in the range."""
+        """Return the offset of each file in the range."""
         return [address - self.address for address, _ in self.pieces]
 
     def host_tensor(self) -> torch.Tensor:
-        """(nbytes,) uint8 as the host sees it; valid until `close`."""
+        """Return the range as (nbytes,) uint8 on the host; valid until `close`."""
         memory = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
         return torch.from_numpy(np.ctypeslib.as_array(memory))
 
     def device_tensor(self, device: torch.device) -> torch.Tensor:
-        """(nbytes,) uint8 as a device sees it that all pieces are registered with."""
+        """Return the range as (nbytes,) uint8 on a device with which all pieces are registered."""
         return torch.as_tensor(_Interface(self.address, self.nbytes), device=device)
 
     def close(self) -> None:
@@ -105,7 +104,7 @@ class MappedFiles:
 
 
 class _Interface:
-    """Memory that torch takes for a device's own, without copying it."""
+    """Memory that torch uses as a device's own, without copying it."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -118,7 +117,7 @@ class _Interface:
 
 
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
-"""Of mmap(2) on Linux; Python's module leaves them out."""
+"""Flags of mmap(2) on Linux that Python's module lacks."""
 
 
 # --- the driver ---------------------------------------------------------------------------------
@@ -128,12 +127,13 @@ DEVICEMAP, READ_ONLY = 0x2, 0x8
 
 
 class _RefusedError(Exception):
-    """The driver does not do it; the text says what and why."""
+    """The driver refused a call; the text names the call and the status."""
 
 
 class Driver:
-    """The driver of one device. Its own interface, because a refusal by the runtime's would be
-    raised once more by the next kernel that torch launches.
+    """The CUDA driver's API for one device.
+
+    Not the runtime's API: the next kernel that torch launches would raise its errors again.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class Driver:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """Torch's context of the device is the calling thread's own in the block."""
+        """Make torch's context of the device current on the calling thread."""
         context, device = ctypes.c_void_p(), ctypes.c_int()
         self._call("cuInit", 0)
         self._call("cuDeviceGet", ctypes.byref(device), self._device)
@@ -183,21 +183,21 @@ class Driver:
 
 
 def _lock(driver: Driver, span: MappedFiles, flags: int) -> None:
-    """Register a whole span, or nothing of it."""
-    done: list[int] = []
+    """Register all pieces of a span, or none."""
+    registered: list[int] = []
     with driver.context():
         try:
             for address, nbytes in span.pieces:
                 driver.register(address, nbytes, flags)
-                done.append(address)
+                registered.append(address)
         except _RefusedError:
-            for address in done:
+            for address in registered:
                 driver.unregister(address)
             raise
 
 
 def _unlock(driver: Driver, span: MappedFiles, device: torch.device, process: int) -> None:
-    """Unregister and unmap a span, once the device has read what it was told to."""
+    """Unregister and unmap a span, after all reads that the device has queued."""
     if os.getpid() != process:  # the driver does not know a process that was forked
         return
     with contextlib.suppress(RuntimeError, _RefusedError):  # a device that failed reads no more
@@ -211,42 +211,52 @@ def _unlock(driver: Driver, span: MappedFiles, device: torch.device, process: in
 # --- registering --------------------------------------------------------------------------------
 
 
-class Registered:
-    """Arrays whose rows a device gathers from memory that it reads itself.
+class RegisteredShards:
+    """Arrays whose rows a device gathers from registered memory.
 
     Attributes
     ----------
-    places
-        Array -> where its rows, or their frames, lie.
+    layouts
+        Array -> offsets of its rows, or of their frames.
 
     Parameters
     ----------
     memory
-        uint8, as the device sees it.
+        uint8, on the device.
     end
-        Lets go of that; called once, by `close`, or when nobody holds this any more, or at exit.
+        Releases the memory; called once, by `close`, when this is collected, or at exit.
     """
 
     def __init__(
-        self, memory: torch.Tensor, places: Mapping[str, Placed], end: Callable[[], None]
+        self, memory: torch.Tensor, layouts: Mapping[str, Offsets], end: Callable[[], None]
     ) -> None:
-        self.places = places
+        self.layouts = layouts
         self._memory: torch.Tensor | None = memory
         self._end = weakref.finalize(self, end)
         self._lock = threading.Lock()
 
-    def gather(self, array: str, places: torch.Tensor) -> torch.Tensor:
-        """(n, bytes of a row) uint8 on the device, on its current stream, from (n,) int64 places
-        there, as `Places.of` gives them."""
-        layout = self.places[array]
-        assert isinstance(layout, Places)  # a plain array
+    def gather(self, array: str, offsets: torch.Tensor) -> torch.Tensor:
+        """Gather rows on the device's current stream.
+
+        Parameters
+        ----------
+        offsets
+            (n,) int64 on the device, from `RowOffsets.of`.
+
+        Returns
+        -------
+        torch.Tensor
+            (n, bytes of a row) uint8.
+        """
+        layout = self.layouts[array]
+        assert isinstance(layout, RowOffsets)  # a plain array
         with self._open() as memory:
-            return gather(memory, places, layout.row_nbytes, layout.unit)
+            return gather(memory, offsets, layout.row_nbytes, layout.unit)
 
     def gather_frames(
         self, starts: torch.Tensor, longest: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the function, on the device's current stream."""
+        """Gather frames, as the function does, on the device's current stream."""
         with self._open() as memory:
             return gather_frames(memory, starts, longest)
 
@@ -258,29 +268,29 @@ class Registered:
             yield self._memory
 
     def close(self) -> None:
-        """Wait for the device, and let go of the memory."""
+        """Wait for the device, and release the memory."""
         with self._lock:
             self._memory = None
             self._end()
 
 
-def registered(
+def register_shards(
     columns: VersionReader, device: torch.device, *, frames: bool = False
-) -> Registered | None:
-    """The plain fields' shards for a device to read; says why where there is none.
+) -> RegisteredShards | None:
+    """Register the shards of plain fields for a device to read; log why if there is none.
 
     Parameters
     ----------
     frames
-        Those of fields with a zstd frame for each row, too.
+        Also register fields with a zstd frame for each row.
 
     Raises
     ------
     UsageError
-        They would take more than half of the memory available, once, or where they are copied, once
-        for each rank of the node; found before any is read.
+        The shards, or the copies of all ranks of the node if they are copied, would take more than
+        half of the available memory; none was read.
     """
-    files, places = _plan(columns, frames)
+    files, layouts = _plan(columns, frames)
     if device.type != "cuda":
         why = f"batches go to the {device.type}"
     elif not files:
@@ -288,23 +298,25 @@ def registered(
     else:
         _require_room(columns, sum(nbytes for _, nbytes in files))
         try:
-            return _registered(columns, files, places, device)
+            return _register(columns, files, layouts, device)
         except (OSError, _RefusedError) as error:
             why = f"{error}"
     log.warning("rows are read by the host after all: %s", why)
     return None
 
 
-def _plan(columns: VersionReader, frames: bool) -> tuple[list[tuple[Path, int]], dict[str, Placed]]:
-    """Files to map, in order, and where the rows of each array lie in a span of them."""
+def _plan(
+    columns: VersionReader, frames: bool
+) -> tuple[list[tuple[Path, int]], dict[str, Offsets]]:
+    """Choose the files to map, in order, and compute the offsets of each array's rows."""
     readers: dict[str, ArrayReader] = {}
     for turn in range(columns.turns):
         readers |= {reader.name: reader for reader in columns.at_epoch(turn).readers.values()}
     files: list[tuple[Path, int]] = []
-    places: dict[str, Placed] = {}
+    layouts: dict[str, Offsets] = {}
     end = 0
 
-    def place(path: Path, nbytes: int) -> int:
+    def append(path: Path, nbytes: int) -> int:
         nonlocal end
         files.append((path, nbytes))
         start, end = end, end + align(nbytes, mmap.PAGESIZE)
@@ -313,35 +325,37 @@ def _plan(columns: VersionReader, frames: bool) -> tuple[list[tuple[Path, int]],
     for name, reader in readers.items():
         array = reader.array
         if plain := reader.plain_objects():
-            starts = [place(path, nbytes) + first for path, nbytes, first in plain]
+            starts = [append(path, nbytes) + first for path, nbytes, first in plain]
             shard_rows, chunk_rows = array.object_shape[0], array.chunk_shape[0]
             first = np.array(starts, np.int64)
-            places[name] = Places(first, shard_rows, chunk_rows, array.row_nbytes, reader.pitch)
+            layouts[name] = RowOffsets(
+                first, shard_rows, chunk_rows, array.row_nbytes, reader.pitch
+            )
         elif frames and reader.framed and (framed := reader.frame_objects()):
-            extents = [np.add(each, (place(path, nbytes), 0)) for path, nbytes, each in framed]
-            places[name] = Frames(*np.concatenate(extents).T.copy())
-    return files, places
+            extents = [np.add(rows, (append(path, nbytes), 0)) for path, nbytes, rows in framed]
+            layouts[name] = FrameOffsets(*np.concatenate(extents).T.copy())
+    return files, layouts
 
 
 def _require_room(columns: VersionReader, nbytes: int, copies: int = 1) -> None:
     free, needed = available_bytes(), nbytes * copies
     if free is None:
         raise UsageError("gather needs /proc/meminfo to know whether the shards fit")
-    if needed > SHARE * free:
+    if needed > PAGE_LOCKED_SHARE * free:
         raise UsageError(
             f"{columns.version.path} has {size(nbytes)} of shards"
             + (f", which each of {copies} ranks would copy" if copies > 1 else "")
-            + f", and {size(free)} of memory are available, of which {SHARE:.0%} may be "
-            "page-locked; leave gather out, or name fewer fields"
+            + f", and {size(free)} of memory are available, of which {PAGE_LOCKED_SHARE:.0%} may "
+            "be page-locked; leave gather out, or name fewer fields"
         )
 
 
-def _registered(
+def _register(
     columns: VersionReader,
     files: Sequence[tuple[Path, int]],
-    places: Mapping[str, Placed],
+    layouts: Mapping[str, Offsets],
     device: torch.device,
-) -> Registered:
+) -> RegisteredShards:
     driver = Driver(device)
     span = MappedFiles(files, private=False)
     try:
@@ -361,4 +375,4 @@ def _registered(
             size(span.nbytes),
         )
     end = functools.partial(_unlock, driver, span, device, os.getpid())
-    return Registered(span.device_tensor(device), places, end)
+    return RegisteredShards(span.device_tensor(device), layouts, end)

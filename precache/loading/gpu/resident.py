@@ -1,12 +1,11 @@
-"""Resident: a version that fits is decoded once, into host or device memory, and gathered there."""
+"""Resident versions: decoded once into host or device memory, and gathered from there."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from precache.errors import UsageError
-from precache.loading.slots import Batch, indexable
+from precache.loading.slots import Batch, indexable, row_nbytes
 from precache.loading.stream import BatchStream
 from precache.reading.version_reader import VersionReader
 from precache.runtime.usage import available_bytes
@@ -14,52 +13,51 @@ from precache.sampling.order import Order
 from precache.units import size
 
 LOAD_ROWS = 256
-"""Rows a batch while loading."""
+"""Rows of a batch while loading."""
 
-SHARE = 0.9
-"""Of the free memory, that a resident version may take."""
+RESIDENT_SHARE = 0.9
+"""Share of the free memory that a resident version may take."""
 
 
 def load(columns: VersionReader, device: torch.device) -> list[Batch]:
-    """Every field of a version, decoded, by row number, in the memory of `device`.
+    """Decode every field of a version into the memory of `device`, by row number.
 
     Returns
     -------
     list[Batch]
-        As each epoch reads it, over and over: one for each variant.
+        One for each epoch until the variants repeat.
 
     Raises
     ------
     UsageError
-        It does not fit; found before anything is loaded.
+        It does not fit; nothing was loaded.
     """
     _require_room(columns, device)
     count = min(LOAD_ROWS, len(columns.valid))
     stream = BatchStream(columns, count, device)
-    return [_held(columns, stream, turn, count, device) for turn in range(columns.turns)]
+    return [_load_turn(columns, stream, turn, count, device) for turn in range(columns.turns)]
 
 
-def _held(
+def _load_turn(
     columns: VersionReader, stream: BatchStream, turn: int, count: int, device: torch.device
 ) -> Batch:
-    held: Batch = {}
+    fields: Batch = {}
     rows = Order(columns.valid, count, shuffle=None).epoch(0)
     for batch in stream.batches(rows, turn):
         for name, values in batch.items():
-            if name not in held:
+            if name not in fields:
                 shape = (columns.version.rows, *values.shape[1:])
-                held[name] = torch.zeros(shape, dtype=values.dtype, device=device)
-            indexable(held[name]).index_copy_(0, batch["row"], indexable(values))
-    return held
+                fields[name] = torch.zeros(shape, dtype=values.dtype, device=device)
+            indexable(fields[name]).index_copy_(0, batch["row"], indexable(values))
+    return fields
 
 
 def _require_room(columns: VersionReader, device: torch.device) -> None:
     needed = columns.turns * sum(
-        columns.version.rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
-        for shape, dtype in columns.shapes.values()
+        columns.version.rows * row_nbytes(*column) for column in columns.shapes.values()
     )
     free = _free_bytes(device)
-    if needed > SHARE * free:
+    if needed > RESIDENT_SHARE * free:
         where = "the host" if device.type == "cpu" else str(device)
         raise UsageError(
             f"{columns.version.path} takes {size(needed)} decoded, and {where} has {size(free)} "

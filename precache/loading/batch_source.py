@@ -1,0 +1,443 @@
+"""Batch sources: the version that an epoch of a `Loader` reads, the order of its rows, its batches.
+
+One class for each way in which a loader chooses the version of an epoch: always the same one, the
+one that is current when the epoch begins, or one that is still being built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from precache.errors import UsageError
+from precache.loading.arrival_order import ArrivalOrder
+from precache.loading.gpu import resident
+from precache.loading.options import LoaderOptions
+from precache.loading.selection import Selection
+from precache.loading.slots import Batch, as_array
+from precache.loading.stream import BatchStream, ResidentStream, Rows
+from precache.loading.version_follower import VersionFollower
+from precache.reading.disk_cache import DiskCache
+from precache.reading.version_reader import VersionReader
+from precache.sampling.order import Order, Shuffle
+from precache.store.live_version import LiveVersion
+from precache.store.version import Version
+from precache.transforms import Draw, is_drawn, label_mixing, run
+
+STATE_FORMAT = 1
+
+SHUFFLE_WINDOW = 8
+"""Shards that a block shuffle mixes by default."""
+
+FINISHED = "finished"
+"""Name in a loader's state of the order in which shards are finished."""
+
+FinishedBatch = tuple[int, int, list[Any]]
+"""Rows and bytes of a batch, and a list that holds the output alone, so that it can be dropped."""
+
+
+class BatchSource:
+    """Batches of one version, the same one in every epoch.
+
+    Parameters
+    ----------
+    closed
+        Set once the loader is closed.
+    end_iterators
+        Ends the loader's iterators.
+
+    Attributes
+    ----------
+    changes
+        Whether a later epoch may read another version.
+    in_rounds
+        Whether small batches may be made several at a time.
+    output
+        Fields of a batch that is a tuple; None for a dict.
+    """
+
+    changes = False
+    in_rounds = True
+
+    def __init__(
+        self,
+        uri: str | Version,
+        options: LoaderOptions,
+        closed: threading.Event,
+        end_iterators: Callable[[], None],
+    ) -> None:
+        self._options = options
+        self._closed = closed
+        self._end_iterators = end_iterators
+        cache = None
+        # A resident version needs no copy on a disk.
+        if options.cache_dir and not options.resident:
+            cache = DiskCache.at(
+                options.cache_dir, options.cache_limit, shared=options.cache_shared
+            )
+        self.reader = VersionReader(
+            uri, options.fields, options.verify, options.storage_options, options.access, cache
+        )
+        if options.gather == "device" and not self.reader.local:
+            raise UsageError(
+                f"gather='device' maps shards of a local disk, and {self.version.path} is remote; "
+                "fetch it with precache pull first, or leave gather out"
+            )
+        shuffle = _choose_shuffle(options, self.reader)
+        self._selection = Selection.of(self.reader, options.rows, options.weights)
+        self._mixing = label_mixing(options.transform)
+        if self._mixing:
+            self._require_labels(self._rows_with_labels())
+        self.order = self._make_order(shuffle)
+        self.output = _choose_output(options.output, self.reader)
+        self.stream = self._make_stream()
+        # Other callables may expect batches one after another, on the thread of the loop.
+        self._transforms_early = (
+            options.device.type == "cpu"
+            and isinstance(self.stream, BatchStream)
+            and is_drawn(options.transform)
+        )
+        if self.reader.cached:  # last: an error above must leave nothing claimed
+            shards = self.order.blocks_at_once(self.reader.cached.rows_per_shard)
+            self.reader.cached.claim(shards)
+
+    @property
+    def version(self) -> Version:
+        """The version being read."""
+        return self.reader.version
+
+    @property
+    def together(self) -> int:
+        """Batches that are made at a time."""
+        return 1 if self._transforms_early else self.stream.together
+
+    # --- which version an epoch reads ---
+
+    def at_epoch(self, epoch: int, start: int) -> BatchSource:
+        """Return the source of an epoch that is read from batch `start` on."""
+        return self
+
+    def at_state(self, state: Mapping[str, Any]) -> BatchSource:
+        """Return the source of the version that a state was saved with, if there is a choice."""
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that decides the batches of each step."""
+        order = self.order
+        return {
+            "format": STATE_FORMAT,
+            "version": self.version.id,
+            "global_batch": order.global_batch,
+            "order": self._order_name(),
+            "shuffle": None if order.shuffle is None else dataclasses.asdict(order.shuffle),
+            "seed": order.seed,
+            "drop_last": order.drop_last,
+            "rows": self._selection.digest,
+        }
+
+    def _order_name(self) -> str:
+        return self._options.order
+
+    def _replace(self, other: BatchSource) -> BatchSource:
+        """Return another source in place of this one."""
+        self.stream.close()
+        return other
+
+    def _reopen(self, uri: str | Version, kind: Callable[..., BatchSource]) -> BatchSource:
+        """Open another version with the same options.
+
+        All iterators end, and this source's part of the disk cache is free.
+        """
+        self._end_iterators()
+        if self.reader.cached:
+            self.reader.cached.close()
+        shapes = self.reader.shapes
+        fields = [name for name in shapes if name != "row"]
+        options = dataclasses.replace(self._options, fields=fields)
+        other = kind(uri, options, self._closed, self._end_iterators)
+        if other.reader.shapes != shapes:
+            other.close()
+            raise UsageError(
+                f"{other.version.folder} has {other.reader.shapes}, and this loader reads {shapes}"
+            )
+        return other
+
+    # --- batches ---
+
+    def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
+        """Return the (n,) int64 rows of a batch of an epoch."""
+        return next(self.order.epoch(epoch, batch))
+
+    def batches(self, epoch: int, start: int) -> Generator[FinishedBatch, None, None]:
+        """Yield the batches of an epoch from number `start` on."""
+        finish = (functools.partial(self._finish, epoch, n) for n in itertools.count(start))
+        early = [finish] if self._transforms_early else []
+        for rows in self._runs(epoch, start):
+            batches: Generator[Any, None, None] = self.stream.batches(rows, epoch, *early)
+            with contextlib.closing(batches):
+                for batch in batches:
+                    if self._closed.is_set():
+                        return
+                    finished: FinishedBatch = batch if early else next(finish)(batch)
+                    del batch  # what the caller drops is gone
+                    yield finished
+
+    def take_repeated(self) -> int:
+        """Return the rows read a second time in place of holes, since the last call."""
+        return 0
+
+    def _runs(self, epoch: int, start: int) -> Iterator[Rows]:
+        return self.order.runs(epoch, start)
+
+    def _finish(self, epoch: int, number: int, batch: Batch) -> FinishedBatch:
+        """Apply the transform, and shape the output."""
+        rows, nbytes = len(batch["row"]), sum(values.nbytes for values in batch.values())
+        transform = self._options.transform
+        if transform is not None:
+            numbers, again = batch["row"], self.order.again(number)
+            if again is not None:
+                repeated = torch.from_numpy(again).to(self._options.device, non_blocking=True)
+                numbers = torch.where(repeated < 0, repeated, numbers)
+            draw = Draw((self.order.seed, epoch), number, numbers)
+            batch = run(transform, batch, draw)
+        output = batch if self.output is None else tuple(batch[name] for name in self.output)
+        return rows, nbytes, [output]
+
+    def close(self) -> None:
+        """Release the memory of slots, and this source's part of the disk cache."""
+        self.stream.close()
+        if self.reader.cached:
+            self.reader.cached.close()
+
+    # --- opening ---
+
+    def _make_order(self, shuffle: Shuffle | None) -> Order | ArrivalOrder:
+        options, weights, valid = self._options, self._selection.weights, self._selection.valid
+        ranks = options.world_size
+        if options.batch_size * ranks > len(valid):
+            shared = f" for {ranks} ranks" if ranks > 1 else ""
+            raise UsageError(
+                f"batch_size is {options.batch_size}, and {self.version.path} has {len(valid)} "
+                f"valid rows{shared}; give at most {len(valid) // ranks}"
+            )
+        if weights is not None and shuffle is None:
+            raise UsageError("weights draw rows at random; leave out shuffle=False with them")
+        if options.order == "key" and shuffle is not None:
+            raise UsageError("order='key' reads in a fixed order; give shuffle=False with it")
+        sequence = None
+        if options.order == "key":
+            rows = valid(np.arange(len(valid)))
+            keys = list(self.version.keys)
+            sequence = np.array(sorted(rows.tolist(), key=lambda row: keys[row]), np.int64)
+        return Order(
+            valid,
+            options.batch_size,
+            shuffle,
+            options.seed,
+            options.drop_last,
+            sequence,
+            weights,
+            options.rank,
+            ranks,
+        )
+
+    def _make_stream(self) -> BatchStream | ResidentStream:
+        options, reader = self._options, self.reader
+        if options.resident == "device" and options.device.type != "cpu":
+            return ResidentStream(resident.load(reader, options.device), options.device)
+        if options.resident is not None:
+            for turn, fields in enumerate(resident.load(reader, torch.device("cpu"))):
+                arrays = {name: as_array(values) for name, values in fields.items()}
+                reader.at_epoch(turn).adopt(arrays)
+        return BatchStream(
+            reader,
+            options.batch_size,
+            options.device,
+            options.num_threads,
+            options.prefetch_batches,
+            options.decompress,
+            options.gather,
+            in_rounds=self.in_rounds,
+        )
+
+    def _rows_with_labels(self) -> np.ndarray:
+        """Rows whose labels are known."""
+        return self._selection.read
+
+    def _require_labels(self, rows: np.ndarray) -> None:
+        """Refuse labels that the transform cannot mix."""
+        labels = self.reader.small.get("label")
+        if self._mixing and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+            self._mixing.require(labels[rows], rows, self.version.path)
+
+
+class CurrentVersionSource(BatchSource):
+    """Batches of the version of a store that is current when an epoch begins."""
+
+    changes = True
+
+    def __init__(self, follower: VersionFollower, *args: Any) -> None:
+        self._follower = follower
+        super().__init__(*args)
+
+    def at_epoch(self, epoch: int, start: int) -> BatchSource:
+        if start:
+            return self
+        opened: list[BatchSource] = []
+        uri = self._follower.newer(
+            self.version, lambda uri: opened.append(self._open(uri)), self._options.world_size
+        )
+        if uri is None:
+            return self
+        return self._replace(opened.pop() if opened else self._open(uri))
+
+    def at_state(self, state: Mapping[str, Any]) -> BatchSource:
+        version = state.get("version")
+        if not isinstance(version, str) or version == self.version.id:
+            return self
+        return self._replace(self._open(self._follower.uri_of(version)))
+
+    def _open(self, uri: str) -> BatchSource:
+        return self._reopen(uri, functools.partial(CurrentVersionSource, self._follower))
+
+
+class LiveSource(BatchSource):
+    """Batches of a version that is being built, in the order in which its shards are finished.
+
+    Epochs after the first wait for the build, and read the version that it commits.
+    """
+
+    changes = True
+    in_rounds = False  # a batch may have to wait for the build, and must not delay the one before
+
+    def __init__(self, version: LiveVersion, options: LoaderOptions, *args: Any) -> None:
+        _require_supported(options)
+        self._live = version
+        super().__init__(version, options, *args)
+
+    def at_epoch(self, epoch: int, start: int) -> BatchSource:
+        return self._await_version() if epoch else self
+
+    def at_state(self, state: Mapping[str, Any]) -> BatchSource:
+        # The state of a later epoch has another order.
+        return self if state.get("order") == FINISHED else self._await_version()
+
+    def rows_of_batch(self, epoch: int, batch: int) -> np.ndarray:
+        if epoch:
+            raise UsageError(f"epoch is {epoch}, and its order is known once the version is built")
+        return super().rows_of_batch(epoch, batch)
+
+    def take_repeated(self) -> int:
+        return self._arrivals.take_repeated()
+
+    def _await_version(self) -> BatchSource:
+        version = self._live.await_commit(self._closed)
+        return self if version is None else self._replace(self._reopen(version, BatchSource))
+
+    def _order_name(self) -> str:
+        return FINISHED
+
+    def _make_order(self, shuffle: Shuffle | None) -> ArrivalOrder:
+        options = self._options
+        self._arrivals = ArrivalOrder(
+            self._live,
+            options.batch_size,
+            options.seed,
+            options.drop_last,
+            options.rank,
+            options.world_size,
+            self._closed,
+        )
+        return self._arrivals
+
+    def _rows_with_labels(self) -> np.ndarray:
+        rows = super()._rows_with_labels()
+        labelled: np.ndarray = rows[self._live.labels[rows] >= 0]
+        return labelled
+
+    def _runs(self, epoch: int, start: int) -> Iterator[Rows]:
+        runs = super()._runs(epoch, start)
+        return map(self._checked, runs) if self._mixing else runs
+
+    def _checked(self, rows: Rows) -> Rows:
+        """Yield the same rows; their labels may have been fetched with the samples."""
+        with contextlib.closing(rows):
+            for numbers in rows:
+                self._require_labels(numbers)
+                yield numbers
+
+
+def open_source(
+    uri: str | os.PathLike[str] | Version,
+    options: LoaderOptions,
+    closed: threading.Event,
+    end_iterators: Callable[[], None],
+) -> BatchSource:
+    """Open the source that the options choose, with the version of the first epoch."""
+    if isinstance(uri, LiveVersion):
+        return LiveSource(uri, options, closed, end_iterators)
+    name = uri if isinstance(uri, Version) else os.fspath(uri)
+    if options.refresh:
+        follower = VersionFollower(os.fspath(name), options.storage_options)
+        return CurrentVersionSource(follower, name, options, closed, end_iterators)
+    return BatchSource(name, options, closed, end_iterators)
+
+
+def _choose_shuffle(options: LoaderOptions, reader: VersionReader) -> Shuffle | None:
+    shuffle, nodes, ranks = options.shuffle, options.num_canonical_nodes, options.world_size
+    by_blocks = shuffle == "block" or (shuffle is True and reader.cached is not None)
+    if not by_blocks:
+        if nodes > 1:
+            raise UsageError(f"num_canonical_nodes is {nodes}; give shuffle='block' with it")
+        return Shuffle() if shuffle else None
+    if options.batch_size * ranks % nodes:
+        raise UsageError(
+            f"num_canonical_nodes is {nodes}, and {ranks} ranks read {options.batch_size} rows "
+            "each a step; choose a batch_size that deals out evenly"
+        )
+    window = options.shuffle_window
+    if window is None:
+        window = SHUFFLE_WINDOW
+        # Free space must not change the order: each rank has a disk of its own.
+        if reader.cached and options.cache_limit is not None:
+            window = reader.cached.window(SHUFFLE_WINDOW)
+    shard_rows = [array.array.object_shape[0] for array in reader.readers.values()]
+    return Shuffle("block", max(shard_rows, default=1), window, nodes)
+
+
+def _choose_output(output: str, reader: VersionReader) -> tuple[str, str] | None:
+    if output == "dict":
+        return None
+    missing = {"image", "label"} - set(reader.shapes)
+    if missing:
+        raise UsageError(
+            f"output='tuple' gives (image, label), and {', '.join(sorted(missing))} is not "
+            f"among {', '.join(reader.shapes)}; use output='dict'"
+        )
+    return ("image", "label")
+
+
+def _require_supported(options: LoaderOptions) -> None:
+    """Refuse options that need a version whose build has ended."""
+    for name in ("rows", "weights", "resident", "refresh"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"{name} needs a finished version, and this one is followed while it is built; "
+                f"leave out {name}, or follow=True"
+            )
+    if options.gather == "device":
+        raise UsageError("gather='device' needs a finished version; leave it out, or follow=True")
+    if options.shuffle is False or options.order == "key":
+        raise UsageError(
+            "rows come in the order in which shards are finished while a version is built; leave "
+            "out shuffle=False and order, or follow=True"
+        )
