@@ -258,7 +258,7 @@ class _Trials:
         if not made:
             return None
         rows = _some_fetched(work, made)
-        old = next((each for each in made if len(each.taken) and each.base is not None), None)
+        old = next((each for each in made if len(each.taken)), None)
         task = RatesTask(
             self._job,
             goal.shapes,
