@@ -258,16 +258,8 @@ class _Profiler:
         built = [shard for shard in shards if not shard.linked]
         if not built:
             return None
-<<<<<<< HEAD
         rows = _some_fetched(work, built)
-        old = next((s for s in built if len(s.taken) and s.base is not None), None)
-||||||| 0b51c9a
-        rows = _some_fetched(work, made)
-        old = next((each for each in made if len(each.taken) and each.base is not None), None)
-=======
-        rows = _some_fetched(work, made)
-        old = next((each for each in made if len(each.taken)), None)
->>>>>>> tasks
+        old = next((shard for shard in built if len(shard.taken)), None)
         task = RatesTask(
             self._job,
             target.shapes,
