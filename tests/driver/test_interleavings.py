@@ -29,10 +29,9 @@ from numcodecs import zstd
 import precache.store.commit_log
 import precache_workers.driver.build
 import precache_workers.driver.commit
-import precache_workers.driver.heartbeat
 import precache_workers.driver.run_monitor
+import precache_workers.profiling.probe
 import precache_workers.shards.field_writer
-import precache_workers.shards.probe
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
 from precache.errors import BuildError, FetchError, PrecacheError
@@ -41,7 +40,6 @@ from precache.maintenance import transfer
 from precache.maintenance.verify import verify_version
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
-from precache.store import build_status
 from precache.store import lease as claims
 from precache.store.attributes import Claimed
 from precache.store.commit_log import BUILD, ROOT, read_commits
@@ -89,8 +87,8 @@ SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
     (claims, "_remove_until"),
     (Claims, "numbers"),
-    (precache_workers.driver.heartbeat.BuildLease, "end"),
-    (precache_workers.driver.heartbeat.BuildLease, "others"),
+    (claims.BuildLease, "end"),
+    (claims.BuildLease, "others"),
     (precache_workers.driver.commit, "_write"),
     (precache_workers.driver.commit, "append_commit"),
     (precache_workers.driver.build, "commit"),
@@ -176,12 +174,12 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(precache_workers.driver.build, "source_to_keep", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
-    monkeypatch.setattr(precache_workers.driver.run_monitor, "FinishedLog", Silent)
+    monkeypatch.setattr(precache_workers.driver.run_monitor, "ShardLogWriter", Silent)
     monkeypatch.setattr(
         precache_workers.driver.commit, "prefetch", one_by_one
     )  # on the actor's own thread
     for module in (
-        precache_workers.shards.probe,
+        precache_workers.profiling.probe,
         precache_workers.shards.shard_task,
     ):  # on the actor's own thread
         monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
@@ -196,16 +194,14 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 2e9)
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
-    for module in (claims, precache_workers.driver.heartbeat):
-        monkeypatch.setattr(module, "BEAT_SECONDS", 1e6)
-        monkeypatch.setattr(module, "process_of", own_process)
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 1e6)
+    monkeypatch.setattr(claims, "process_of", own_process)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
     monkeypatch.setattr(Claims, "take", forgetting(Claims.take))
-    for module in (claims, build_status):
-        monkeypatch.setattr(module, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
+    monkeypatch.setattr(claims, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 
 @dataclass(frozen=True)
@@ -239,11 +235,11 @@ def build(source: Rows, retry_failed: bool = False) -> str:
         retry_failed=retry_failed,
     )
     with BuildProgress(False) as progress:
-        account = RunMonitor(request, progress)
+        monitor = RunMonitor(request, progress)
         try:
-            return _Build(request, progress, account).run().version
+            return _Build(request, progress, monitor).run().version
         except Exception as error:
-            account.fail(error)
+            monitor.fail(error)
             raise
 
 
@@ -422,13 +418,13 @@ def minimal(source: Rows) -> str:
     goal = TargetVersion.of(ACTORS.store, VersionSpec(RECIPE, "f", table, table.digest), 4, SHAPES)
     request = Request(source, "store", RECIPE, address="serial")  # type: ignore[arg-type]
     with BuildProgress(False) as progress:
-        account = RunMonitor(request, progress)
-        build = _Build(request, progress, account)
+        monitor = RunMonitor(request, progress)
+        build = _Build(request, progress, monitor)
         build.listed = ListedSource(goal.spec, Placed(table), 0, {}, False, 0.0)
         try:
             return build._make(run_serial, Work(goal, None, {}, [0])).version
         except Exception as error:
-            account.fail(error)
+            monitor.fail(error)
             raise
 
 

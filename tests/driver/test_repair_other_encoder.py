@@ -16,7 +16,7 @@ import precache
 from precache.errors import BuildError, FetchError
 from precache_workers.driver import repair
 from precache_workers.ops import identity
-from precache_workers.shards import rows as shardrows
+from precache_workers.shards import field_writer
 from precache_workers.sources.base import FolderSource
 from tests.support.building import build_here, pixels, remains, shard_files, write_jpegs
 
@@ -50,7 +50,7 @@ def build_by_another(source: Path, store: Path, recipe: precache.Recipe) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(identity.installed_versions(), "numcodecs", "0.0.1")
-        patch.setattr(shardrows, "encoder", encoder)
+        patch.setattr(field_writer, "encoder", encoder)
         build(source, store, recipe)
 
 

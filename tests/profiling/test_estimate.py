@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan
-from precache_workers.profiling.estimate import TimeCost, UnitTimes, estimate, makespan
+from precache_workers.profiling.estimate import UnitTimes, estimate, makespan
+from precache_workers.profiling.measurements import TimeCost
 
 
 @given(st.lists(st.floats(0, 100)), st.integers(1, 20))
@@ -26,7 +28,7 @@ def test_the_last_wave_is_as_long_as_a_whole_one() -> None:
 def shard(fetched: int, rows: FieldRows, linked: bool = False, reused: bool = False) -> ShardPlan:
     return ShardPlan(
         shard=0,
-        base=None,
+        base=BaseShard.empty(),
         linked=linked,
         reused=reused,
         fetched=np.arange(fetched),

@@ -58,6 +58,11 @@ class BaseShard:
     content_decides: bool
     retries: bool = False
 
+    @classmethod
+    def empty(cls) -> BaseShard:
+        """Return a base shard of which nothing can be reused."""
+        return cls({}, (), (), {}, content_decides=False)
+
     def only(self, names: Collection[str]) -> BaseShard:
         """Return the shard with these fields alone."""
         return replace(self, fields={n: f for n, f in self.fields.items() if n in names})

@@ -19,7 +19,7 @@ from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
 from precache.store.attributes import Attributes
 from precache.store.row_table import RowTable
-from precache_workers.ops.behaviour import Outputs, digest_of, how_far
+from precache_workers.ops.behaviour import Outputs, digest_of, first_difference
 from precache_workers.ops.identity import (
     as_recorded,
     behaviours,
@@ -238,7 +238,7 @@ def op_changes(
         if name in before and digest_of(before[name]) != digest_of(outputs):
             used = libraries.get(name, ("numpy",))
             suspects = tuple(library for library in used if library in changed) or used
-            changes.append(OpChange(name, suspects, *how_far(before[name], outputs)))
+            changes.append(OpChange(name, suspects, *first_difference(before[name], outputs)))
     return tuple(changes)
 
 

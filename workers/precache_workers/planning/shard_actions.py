@@ -106,6 +106,10 @@ class ShardActions:
     ----------
     runs
         Runs of rows by their places, and the actions of each of these rows.
+    fetched
+        Places of rows whose samples are fetched.
+    reused
+        Places of rows of which some field is made of the base version.
     content
         XXH3-128 (hex) of the sample that the base has for each row; empty where it is unknown.
     linked
@@ -117,22 +121,14 @@ class ShardActions:
     """
 
     runs: tuple[tuple[range, RowActions], ...]
-    base: BaseShard | None
+    fetched: Sequence[int]
+    reused: Sequence[int]
+    base: BaseShard
     content: Sequence[str]
     linked: bool
     finished: bool
     reuse: RowActions
     compute: RowActions
-
-    @property
-    def fetched(self) -> list[int]:
-        """Places of rows whose samples are fetched."""
-        return [place for rows, row in self.runs if row.fetches for place in rows]
-
-    @property
-    def reused(self) -> list[int]:
-        """Places of rows of which some field is made of the base version."""
-        return [place for rows, row in self.runs if row.reuses and not row.hole for place in rows]
 
     def with_sample(self, place: int, content: str, hole: str = "") -> RowActions:
         """Settle how a row is made whose sample was fetched, by the sample's content.
@@ -143,8 +139,8 @@ class ShardActions:
             Reason, where the sample must not be decoded, or could not be fetched.
         """
         base, unchanged = self.base, content != "" and content == self.content[place]
-        unchanged = unchanged and base is not None and (base.same[place] or base.content_decides)
-        base_hole = base.holes.get(place, "") if base and unchanged else ""
+        unchanged = unchanged and (base.same[place] or base.content_decides)
+        base_hole = base.holes.get(place, "") if unchanged else ""
         if hole or (base_hole and self.finished):
             return RowActions({}, hole or base_hole, unchanged)
         return self.reuse if unchanged and not base_hole else self.compute
@@ -173,10 +169,8 @@ def decide_actions(
     """
     computed: dict[str, Action] = dict.fromkeys(recipe.fields, Compute())
     compute = RowActions(computed, fetches=True)
-    hole = RowActions({}, REMOVED)
     if base is None or not base.fields:
-        runs = _runs([hole if place in removed else compute for place in range(rows)])
-        return ShardActions(tuple(runs), None, [""] * rows, False, False, compute, compute)
+        base = BaseShard.empty()
     complete = base.fields.keys() == recipe.fields.keys()
     finished = complete and all(field.match.finished for field in base.fields.values())
     linkable = {
@@ -206,8 +200,18 @@ def decide_actions(
             ways[place] = RowActions({}, reason, reuses=True) if reason else reuse
     contents = [*base.content, *[""] * (rows - len(base.content))]
     for place in removed:
-        ways[place], contents[place] = hole, ""
-    return ShardActions(tuple(_runs(ways)), base, contents, linked, finished, reuse, compute)
+        ways[place], contents[place] = RowActions({}, REMOVED), ""
+    return ShardActions(
+        runs=tuple(_runs(ways)),
+        fetched=[place for place, way in enumerate(ways) if way.fetches],
+        reused=[place for place, way in enumerate(ways) if way.reuses and not way.hole],
+        base=base,
+        content=contents,
+        linked=linked,
+        finished=finished,
+        reuse=reuse,
+        compute=compute,
+    )
 
 
 def _runs(ways: Sequence[RowActions]) -> Iterator[tuple[range, RowActions]]:

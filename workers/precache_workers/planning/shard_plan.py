@@ -72,7 +72,7 @@ class ShardPlan:
     """
 
     shard: int
-    base: BaseShard | None
+    base: BaseShard
     linked: bool
     reused: bool
     fetched: np.ndarray
@@ -99,30 +99,25 @@ def plan_shards(work: Work, content_decides: bool) -> Iterator[ShardPlan]:
 
 def _sizes(base: BaseVersion) -> dict[tuple[str, str], int]:
     """Bytes of the objects of base versions, by version and name."""
-    arrays = {(base.folder_of(name), match.array) for name, match in base.fields.items()}
+    folders = {name: base.folder_of(name) for name in base.fields}
+    arrays = {(folders[n].name, match.array): folders[n] for n, match in base.fields.items()}
     return {
-        (folder.name, name): size
-        for folder, array in arrays
+        (version, name): size
+        for (version, array), folder in arrays.items()
         for name, size in folder.sizes(array).items()
     }
 
 
-def _plan_shard(target: TargetVersion, shard: int, base: BaseShard | None) -> ShardPlan:
+def _plan_shard(target: TargetVersion, shard: int, part: BaseShard | None) -> ShardPlan:
     rows = target.rows_of(shard)
     removed = {row - rows.start for row in target.table.removed if row in rows}
-    actions = decide_actions(target.spec.recipe, target.shapes, len(rows), base, removed)
-    fetched = actions.fetched
+    actions = decide_actions(target.spec.recipe, target.shapes, len(rows), part, removed)
+    base, fetched = actions.base, actions.fetched
     chunk_rows = {n: s.chunk_rows(target.rows_per_shard) for n, s in target.shapes.items()}
     reuse = actions.reuse.fields.items()
     linked = [name for name, action in reuse if isinstance(action, Link)]
-    linked_nbytes = base.nbytes_of(linked) if base else 0
-    retried = compared = 0
-    if base is not None and actions.base is not None:
-        holes = base.holes.keys()
-        retried = len(holes - removed) if base.retries else 0
-        if base.content_decides:
-            known = (place for place in fetched if actions.content[place])
-            compared = sum(not base.same[place] for place in known)
+    linked_nbytes = base.nbytes_of(linked)
+    other = [place for place in fetched if actions.content[place] and not base.same[place]]
     return ShardPlan(
         shard=shard,
         base=base,
@@ -130,10 +125,10 @@ def _plan_shard(target: TargetVersion, shard: int, base: BaseShard | None) -> Sh
         reused=_is_reused(actions, len(rows), removed),
         fetched=np.array(fetched, np.int64),
         taken=np.array(actions.reused, np.int64),
-        compared=compared,
+        compared=len(other) if base.content_decides else 0,
         rows_reused=len(rows) - len(fetched) - len(removed),
-        retried=retried,
-        read_nbytes=(base.nbytes_of(base.fields) if base else 0) - linked_nbytes,
+        retried=len(base.holes.keys() - removed) if base.retries else 0,
+        read_nbytes=base.nbytes_of(base.fields) - linked_nbytes,
         linked_nbytes=linked_nbytes,
         fields={
             name: FieldRows(linked=len(rows))
@@ -148,8 +143,7 @@ def _is_reused(actions: ShardActions, rows: int, removed: set[int]) -> bool:
     """Return whether all objects will be those of the base, as far as can be known before."""
     base = actions.base
     return actions.linked or (
-        base is not None
-        and len(base.same) == rows
+        len(base.same) == rows
         and actions.finished
         and not actions.fetched
         and all(field.match.encoded for field in base.fields.values())
@@ -175,4 +169,4 @@ def _field_rows(name: str, actions: ShardActions, chunk_rows: int) -> FieldRows:
 
 def _is_encoded(name: str, actions: ShardActions) -> bool:
     """Return whether the base stores a field by the codec that it is to have."""
-    return actions.base is not None and actions.base.fields[name].match.encoded
+    return actions.base.fields[name].match.encoded

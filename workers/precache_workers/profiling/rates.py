@@ -1,10 +1,11 @@
-"""A few rows made, timed and thrown away: what a row of each kind costs here."""
+"""Unit times of a build on this machine, from a few rows that are built in memory and dropped."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -14,8 +15,16 @@ from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.base_shard import BaseShard
 from precache_workers.planning.shard_actions import Action, Compute, reuse_action
-from precache_workers.profiling.estimate import TimeCost, UnitTimes
-from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
+from precache_workers.profiling.estimate import UnitTimes
+from precache_workers.profiling.harness import (
+    SampleRun,
+    Samples,
+    reason_of,
+    run_samples,
+    timed,
+)
+from precache_workers.profiling.measurements import TimeCost
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.base_rows import BaseRows, open_base
 from precache_workers.shards.field_writer import FieldWriter
 from precache_workers.shards.samples import (
@@ -26,8 +35,7 @@ from precache_workers.shards.samples import (
     one_thread,
     recipes_of,
 )
-from precache_workers.shards.timing import Timing
-from precache_workers.sources.base import Sample
+from precache_workers.sources.base import Fetched, Sample
 
 INDEX_ENTRY = 16
 """Bytes of a shard's index for each chunk."""
@@ -35,16 +43,16 @@ INDEX_ENTRY = 16
 
 @dataclass(frozen=True)
 class RatesTask(SampleTask):
-    """Rows to be timed.
+    """Rows to be measured.
 
     Attributes
     ----------
     keys, sizes
         Of samples to be fetched and computed.
     base
-        A shard of the base version, of which rows are reused.
+        A base shard whose rows are reused.
     places
-        Places of these rows.
+        Places of these rows in the shard.
     """
 
     job: Job
@@ -57,33 +65,19 @@ class RatesTask(SampleTask):
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.lap()
-
-    def lap(self) -> TimeCost:
-        """Seconds since the last lap."""
-        now = time.perf_counter(), time.process_time()
-        since = getattr(self, "_since", now)
-        self._since = now
-        return TimeCost(now[0] - since[0], now[1] - since[1])
-
-
 def measure_rates(task: RatesTask) -> UnitTimes:
-    """Make the rows, in memory alone."""
+    """Build the rows, in memory alone."""
     return run_in_time(lambda: _measure(task), task.job.sample_seconds)
 
 
 def _measure(task: RatesTask) -> UnitTimes:
-    recipes = recipes_of(task.job)
+    recipes, count = recipes_of(task.job), max(1, len(task.keys))
     with one_thread():
-        samples, fetch, nbytes, failed = _fetch(task)
-        if samples:
-            _warm(recipes, *samples[0])
-        computed = _compute(task, recipes, samples, failed)
+        samples, fetch = timed(lambda: _fetch(task), time.process_time)
+        computed, nbytes, failed = _compute(task, recipes, samples)
         opening, taken = _reuse(task, recipes)
     return UnitTimes(
-        fetch,
+        fetch / count,
         nbytes,
         {name: cost for name, (cost, _) in computed.items()},
         {name: cost for name, (cost, _) in taken.items()},
@@ -91,82 +85,58 @@ def _measure(task: RatesTask) -> UnitTimes:
         {name: stored for name, (_, stored) in taken.items()},
         opening,
         len(task.keys),
-        tuple(failed.items()),
+        failed,
     )
 
 
-def _fetch(task: RatesTask) -> tuple[list[tuple[str, Sample]], TimeCost, float, dict[str, str]]:
-    """Samples, what each cost, its bytes, and those that cannot be fetched."""
-    clock, timing = _Clock(), Timing()
-    found: list[tuple[str, Sample]] = []
-    failed = {}
-    for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes, task.barred, task.alone):
-        if not isinstance(sample, Sample):
-            failed[key] = str(sample)
-        elif key in task.barred:
-            failed[key] = task.barred[key]
-        else:
-            found.append((key, sample))
-    cost = clock.lap().over(max(1, len(task.keys)))
-    for _, sample in found:
-        timing.count(sample)
-    return found, cost, timing.nbytes / max(1, len(found)), failed
-
-
-def _warm(recipes: Mapping[str, FieldRecipe], key: str, sample: Sample) -> None:
-    """The first row of a process is dearer than the others."""
-    notes().begin(DECODING, key)
-    for recipe in recipes.values():
-        try:
-            recipe(sample, key)
-        except Exception:  # it will be told of when it is timed
-            continue
-    notes().end()
+def _fetch(task: RatesTask) -> list[tuple[str, Fetched]]:
+    job = task.job
+    return list(fetch_ahead(job.source, task.keys, task.sizes, task.barred, task.alone))
 
 
 def _compute(
-    task: RatesTask,
-    recipes: Mapping[str, FieldRecipe],
-    samples: Sequence[tuple[str, Sample]],
-    failed: dict[str, str],
-) -> dict[str, tuple[TimeCost, float]]:
-    """What a row of each array costs, and its stored bytes; adds to `failed`.
+    task: RatesTask, recipes: Mapping[str, FieldRecipe], samples: Sequence[tuple[str, Fetched]]
+) -> tuple[dict[str, tuple[TimeCost, float]], float, tuple[tuple[str, str], ...]]:
+    """Return the cost and stored bytes of a row of each array, bytes of a sample, and failures.
 
-    Of variants, which have ops in common, each costs its share of what all of them do.
+    Each of several variants, which have ops in common, costs its share of all of them.
     """
-    costs: dict[str, tuple[TimeCost, float]] = {}
+    writers = {name: _writer(task, recipe, None) for name, recipe in recipes.items()}
+
+    def compute_rows(run: SampleRun, sample: Sample) -> None:
+        def compute(name: str) -> None:
+            Compute().make_row(writers[name], 0, run.key, sample)
+            writers[name].keep(0)
+
+        for name in writers:
+            run.time(name, partial(compute, name), time.process_time)
+
+    fetched: Samples = (pair for pair in samples)
+    runs = list(run_samples(fetched, compute_rows, barred=task.barred, warm_up=recipes))
+    rows = max(1, sum(isinstance(sample, Sample) for _, sample in samples))
+    computed: dict[str, tuple[TimeCost, float]] = {}
     for arrays in variants_of(recipes).values():
-        writers = [_writer(task, recipes[array], None) for array in arrays]
-        clock, at = _Clock(), notes()
-        for place, (key, sample) in enumerate(samples):
-            at.begin(DECODING, key)
-            for writer in writers:
-                try:
-                    Compute().make_row(writer, place, key, sample)
-                    writer.keep(place)
-                except Exception as error:  # whatever a decoder raises on a hostile file
-                    reason = str(error) if isinstance(error, SampleError) else repr(error)
-                    failed.setdefault(key, reason)
-                    writer.leave_hole(place)
-        at.end()
-        stored = [_stored(writer, len(samples)) for writer in writers]
-        cost = clock.lap().over(max(1, len(samples)) * len(arrays))
-        costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
-    return costs
+        times = [run.times.get(name, TimeCost()) for run, _ in runs for name in arrays]
+        finish = partial(_stored, [writers[name] for name in arrays], rows)
+        stored, finishing = timed(finish, time.process_time)
+        cost = sum(times, finishing) / (rows * len(arrays))
+        computed |= {name: (cost, nbytes) for name, nbytes in zip(arrays, stored, strict=True)}
+    nbytes = sum(run.nbytes for run, _ in runs) / rows
+    failed = [(run.key, reason_of(error)) for run, error in runs if isinstance(error, Exception)]
+    return computed, nbytes, tuple(failed)
 
 
 def _reuse(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
 ) -> tuple[TimeCost, dict[str, tuple[TimeCost, float]]]:
-    """Time opening the base version's objects, by byte, and reusing each array's rows.
+    """Return the cost of opening a byte of the base shard, and of reusing a row of each array.
 
-    Variants that resume the same object share what they have in common, as in `_compute`.
+    Variants that resume from one array of the base share what they have in common.
     """
-    base, clock = task.base, _Clock()
+    base = task.base
     if base is None:
         return TimeCost(), {}
-    opened = open_base(base, check=True)
-    opening = clock.lap().over(max(1, base.nbytes_of(opened)))
+    opened, opening = timed(lambda: open_base(base, check=True), time.process_time)
     finished = [[name] for name, rows in opened.items() if rows.field.match.finished]
     begun = variants_of(name for name, rows in opened.items() if not rows.field.match.finished)
     costs: dict[str, tuple[TimeCost, float]] = {}
@@ -174,19 +144,26 @@ def _reuse(
         writers = [_writer(task, recipes[array], opened[array]) for array in arrays]
         for writer in writers:
             writer.start_writing()
-        clock = _Clock()
         match = opened[arrays[0]].field.match
         step = opened[arrays[0]].chunk_rows if match.finished else 1
-        for run, reused in _runs(np.array(task.places), step):
-            _reuse_run(writers, run, reuse_action(match) if reused else None)
-        stored = [_stored(writer, len(task.places)) for writer in writers]
-        cost = clock.lap().over(max(1, len(task.places)) * len(arrays))
+        reuse = partial(_reuse_rows, task, writers, step, reuse_action(match))
+        stored, cost = timed(reuse, time.process_time)
+        cost /= max(1, len(task.places)) * len(arrays)
         costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
-    return opening, costs
+    return opening / max(1, base.nbytes_of(opened)), costs
+
+
+def _reuse_rows(
+    task: RatesTask, writers: Sequence[FieldWriter], step: int, action: Action
+) -> list[float]:
+    """Reuse the rows; returns the stored bytes of a row of each writer."""
+    for run, reused in _runs(np.array(task.places), step):
+        _reuse_run(writers, run, action if reused else None)
+    return _stored(writers, len(task.places))
 
 
 def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
-    """Yield the rows of the chunks that hold these places, in runs, and whether they are these."""
+    """Yield runs of rows of the chunks that hold any of the places; True for runs of places."""
     rows = (np.unique(places // step)[:, None] * step + np.arange(step)).ravel()
     reused = np.isin(rows, places)
     breaks = np.flatnonzero((np.diff(rows) != 1) | (reused[1:] != reused[:-1])) + 1
@@ -195,7 +172,7 @@ def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
 
 
 def _reuse_run(writers: Sequence[FieldWriter], run: range, action: Action | None) -> None:
-    """Reuse rows; without an action, fill up chunks that are encoded with them."""
+    """Reuse a run of rows; without an action, leave holes for other rows of the same chunks."""
     if action is not None and all(writer.copies_runs for writer in writers):
         for writer in writers:
             writer.copy(run)
@@ -209,12 +186,12 @@ def _reuse_run(writers: Sequence[FieldWriter], run: range, action: Action | None
             try:
                 action.make_row(writer, place, key, None)
                 writer.keep(place)
-            except SampleError:  # the build leaves a hole, too
+            except SampleError:  # a hole in the build, too
                 writer.leave_hole(place)
 
 
 def _writer(task: RatesTask, ops: FieldRecipe, base: BaseRows | None) -> FieldWriter:
-    """Create a writer for as many rows as are timed, in chunks as large as the build's."""
+    """Create a writer for the measured rows, in chunks as large as the build's."""
     shape = task.shapes[ops.name]
     step = shape.chunk_rows(task.rows_per_shard)
     chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
@@ -223,8 +200,10 @@ def _writer(task: RatesTask, ops: FieldRecipe, base: BaseRows | None) -> FieldWr
     return FieldWriter(ops.name, declared, shape, rows, ops=ops, base=base, reused=task.places)
 
 
-def _stored(writer: FieldWriter, rows: int) -> float:
-    """Finish a shard; returns its stored bytes per row."""
-    parts = writer.finish().parts
-    stored = sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)
-    return stored / max(1, rows)
+def _stored(writers: Sequence[FieldWriter], rows: int) -> list[float]:
+    """Finish shards; returns the stored bytes per row of each."""
+    finished = [writer.finish().parts for writer in writers]
+    return [
+        (sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)) / max(1, rows)
+        for parts in finished
+    ]

@@ -163,8 +163,6 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
     """Execute the actions of every row, put the objects, and write the receipt."""
     ops = {} if actions.linked else recipes_of(task.job)
     timing = Timing()
-    holes = actions.base.holes if actions.base else ()
-    reused = actions.reused
     writers = {
         name: FieldWriter(
             name,
@@ -173,8 +171,8 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
             task.rows_per_shard,
             ops=ops.get(name),
             base=opened.get(name),
-            holes=holes,
-            reused=reused,
+            holes=actions.base.holes,
+            reused=actions.reused,
         )
         for name, declared in task.job.recipe.fields.items()
     }
