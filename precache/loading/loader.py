@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from precache.codecs.kernels import tell_if_missing
+from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.arrival_order import FINISHED, ArrivalOrder, check_options
 from precache.loading.cuda_clock import stall_clock
@@ -241,7 +241,7 @@ class Loader:
         )
         # Whatever else was given may expect batches one after another, on the thread of the loop.
         self._ahead = self.device.type == "cpu" and stream is None and is_drawn(transform)
-        tell_if_missing()
+        warn_if_slow()
         self._clock = stall_clock(self.device)
         self._iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
         # At the end of the process, while there still are modules, and before what they read goes.
@@ -512,5 +512,6 @@ def _made_resident(
         return ResidentStream(residence.load(columns, device), device)
     if resident is not None:
         for turn, held in enumerate(residence.load(columns, torch.device("cpu"))):
-            columns.at_epoch(turn).adopt({name: as_array(values) for name, values in held.items()})
+            values = {name: as_array(column) for name, column in held.items()}
+            columns.at_epoch(turn).read_from_memory(values)
     return None

@@ -295,7 +295,7 @@ def _shards(version: Version) -> list[_Shard]:
 def _receive(version: Version) -> _Received:
     """Read all of a version but its shards; `DamageError` where it is not what it should be."""
     assert version.attributes is not None
-    version.bring(version.stored)
+    version.prefetch(version.stored)
     contents, problem = Contents.of(version.attributes), ""
     for _ in range(2):  # bytes may change on their way
         names = [ROOT, *contents.small]

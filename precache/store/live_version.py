@@ -108,7 +108,7 @@ class LiveVersion(Version):
         """As of a version that is there; its group's document comes last."""
         return not self.folder.exists()
 
-    def bring(self, fields: object) -> None:
+    def prefetch(self, fields: object) -> None:
         """Nothing: it is all here."""
 
     def rows_of(self, shard: int) -> range:

@@ -140,7 +140,7 @@ class Version:
         self.attributes = attributes
         self.arrays = dict(arrays)
         self.rows = rows
-        self._brought: dict[str, np.ndarray] = {}
+        self._prefetched: dict[str, np.ndarray] = {}
 
     def __repr__(self) -> str:
         return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
@@ -407,17 +407,17 @@ class Version:
         except Exception:  # an error text must not fail for want of a key
             return f"row {row}"
 
-    def bring(self, arrays: Iterable[str]) -> None:
+    def prefetch(self, arrays: Iterable[str]) -> None:
         """Read the small arrays that reading `arrays` takes, together: of use far away."""
         if self.foreign:
             return
         names = ["valid", "label", *(f"shards/{name}" for name in arrays)]
-        self._brought = self._read(names)
+        self._prefetched = self._read(names)
         self._ahead = self.folder  # what is left there is not wanted
 
     def _small(self, name: str) -> np.ndarray:
-        brought = self._brought.get(name)
-        return self._read([name])[name] if brought is None else brought
+        prefetched = self._prefetched.get(name)
+        return self._read([name])[name] if prefetched is None else prefetched
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         with self._reading():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.codecs.image import load_zstd
+from precache.codecs.image import import_zstd
 from precache.errors import (
     BuildError,
     CrashError,
@@ -220,7 +220,7 @@ class _Build:
         """Row shapes and stored bytes, from a few samples."""
         if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
-        load_zstd()
+        import_zstd()
         from precache_workers.shards.probe import measured, probe_task, run_probe
 
         self.progress.phase("Measuring a few samples")
