@@ -19,7 +19,7 @@ from precache.loading.position import Position, require_same
 from precache.loading.slots import SlotPool
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import FetchedObjects, LoaderStats
-from precache.sampling.mix_schedule import Turns, shares_of
+from precache.sampling.mix_schedule import MixSchedule, shares_of
 
 STATE_FORMAT = 1
 
@@ -109,7 +109,7 @@ def mix(
         "until": until,
         "seed": seed,
     }
-    turns = Turns.of(lengths, shares, until, seed)
+    turns = MixSchedule.of(lengths, shares, until, seed)
     return Mixture(loaders, turns, asked)
 
 
@@ -143,7 +143,9 @@ class Mixture:
         Batches of each in an epoch; over ``len(loader)``, how often it is gone through.
     """
 
-    def __init__(self, loaders: Sequence[Loader], turns: Turns, asked: Mapping[str, Any]) -> None:
+    def __init__(
+        self, loaders: Sequence[Loader], turns: MixSchedule, asked: Mapping[str, Any]
+    ) -> None:
         self.loaders = tuple(loaders)
         self.counts = turns.counts
         self._turns = turns
@@ -172,7 +174,7 @@ class Mixture:
             rounds = [
                 ends.enter_context(contextlib.closing(_rounds(loader, *place)))
                 for loader, place in zip(
-                    self.loaders, self._turns.places(epoch, start), strict=True
+                    self.loaders, self._turns.positions_at(epoch, start), strict=True
                 )
             ]
             join = _Joiner()

@@ -42,7 +42,7 @@ class ReadAhead:
         return self._quiet < QUIET_BATCHES
 
     def advise(self, rows: np.ndarray) -> None:
-        """Have the kernel start reading the stored bytes of rows."""
+        """Start reading the stored bytes of rows into the page cache."""
         with self._thread_time.counted():
             for reader in self._readers:
                 for path, extents in reader.extents(rows).items():

@@ -16,7 +16,7 @@ from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
 from precache.store.layout import MISSING, decode_index
-from precache.store.version import Version, gone
+from precache.store.version import Version, gone_error
 
 MAX_CHUNKS = 1 << 30
 """Chunks of an array, for each of which a byte records whether it was checked."""
@@ -191,7 +191,7 @@ class ShardFiles(ABC):
     def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> PrecacheError:
         """Make the error for an object damaged at a row, or for a version that was removed."""
         if self.version.is_gone():
-            return gone(self.version.path)
+            return gone_error(self.version.path)
         path = self.version.folder.path(self.name(number, tail))
         return DamageError(
             f"shard {path} is damaged at row {row} ({self.version.describe(row)}): {reason}; "

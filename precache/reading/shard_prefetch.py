@@ -516,7 +516,7 @@ def _xxh3(descriptor: int) -> int:
 
 
 def _read_ahead(descriptor: int, size: int) -> None:
-    """Have the kernel read a whole object, all of whose rows are needed soon."""
+    """Start reading a whole object into the page cache: all of its rows are needed soon."""
     for start in range(0, size, 2 << 20):
         os.posix_fadvise(descriptor, start, 2 << 20, os.POSIX_FADV_WILLNEED)
 

@@ -43,10 +43,10 @@ from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import build_status
 from precache.store import lease as claims
-from precache.store.attributes import Claimed
 from precache.store.commit_log import BUILD, ROOT, read_commits
+from precache.store.documents import LeaseDocument
 from precache.store.layout import RowShape
-from precache.store.lease import Claim, Claims
+from precache.store.lease import Lease, NamedLease
 from precache.store.open import open_own
 from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
@@ -88,7 +88,7 @@ SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 
 KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
     (claims, "_remove_until"),
-    (Claims, "numbers"),
+    (NamedLease, "numbers"),
     (precache_workers.driver.heartbeat.BuildLease, "end"),
     (precache_workers.driver.heartbeat.BuildLease, "others"),
     (precache_workers.driver.commit, "_write"),
@@ -130,10 +130,10 @@ def json_of_the_actor(value: object) -> bytes:
     return json.dumps(value, indent=LEVELS[ACTORS.name]).encode()
 
 
-def forgetting(take: Callable[[Claims], Claim | None]) -> Callable[[Claims], Claim | None]:
+def forgetting(take: Callable[[NamedLease], Lease | None]) -> Callable[[NamedLease], Lease | None]:
     """Whoever waits for a claim knows no more than before: however often it looked is one state."""
 
-    def taken(claims: Claims) -> Claim | None:
+    def taken(claims: NamedLease) -> Lease | None:
         known, name = ACTORS.turns.known, ACTORS.name
         before = vars(claims).setdefault("before", known[name])
         known[name] = before
@@ -147,7 +147,7 @@ def forgetting(take: Callable[[Claims], Claim | None]) -> Callable[[Claims], Cla
 
 def of_the_dead(number: int) -> bytes:
     holder = Process(node="memory", pid=number, started=0, host="ended")
-    return Claimed(holder=holder, note="", time=2e9).model_dump_json().encode()
+    return LeaseDocument(holder=holder, note="", time=2e9).model_dump_json().encode()
 
 
 def own_process(pid: int) -> Process:
@@ -174,7 +174,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         "open_source",
         lambda source, *given, **options: source,
     )
-    monkeypatch.setattr(precache_workers.driver.build, "source_to_keep", lambda source: None)
+    monkeypatch.setattr(precache_workers.driver.build, "recordable_source", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
     monkeypatch.setattr(precache_workers.driver.run_monitor, "FinishedLog", Silent)
     monkeypatch.setattr(
@@ -196,14 +196,15 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 2e9)
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
+    monkeypatch.setattr(claims, "RENEWAL_SECONDS", 1e6)
+    monkeypatch.setattr(precache_workers.driver.heartbeat, "BEAT_SECONDS", 1e6)
     for module in (claims, precache_workers.driver.heartbeat):
-        monkeypatch.setattr(module, "BEAT_SECONDS", 1e6)
         monkeypatch.setattr(module, "process_of", own_process)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
-    monkeypatch.setattr(Claims, "take", forgetting(Claims.take))
+    monkeypatch.setattr(NamedLease, "try_acquire", forgetting(NamedLease.try_acquire))
     for module in (claims, build_status):
         monkeypatch.setattr(module, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
@@ -312,7 +313,7 @@ def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
     inside: list[str] = []
 
     def hold() -> None:
-        with Claims(ACTORS.store, "x").held():
+        with NamedLease(ACTORS.store, "x").acquire():
             assert not inside
             inside.append(ACTORS.name)
             ACTORS.store.size("work")

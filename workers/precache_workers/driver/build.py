@@ -25,9 +25,15 @@ from precache.maintenance.scan import version_of
 from precache.messages import shown
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
-from precache.store.build_status import remove_left_scratch, remove_scratch
-from precache.store.commit_log import ROOT, Code, append_commit, require_create_only, source_to_keep
-from precache.store.lease import deciding, remove_ended
+from precache.store.build_status import remove_abandoned_scratch, remove_scratch
+from precache.store.commit_log import (
+    ROOT,
+    CodeDigests,
+    append_commit,
+    recordable_source,
+    require_create_only,
+)
+from precache.store.lease import decision_lease, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -188,16 +194,16 @@ class _Build:
         failed = open_own(goal.folder).holes.values()
         self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
         append_commit(
-            self.store, goal.version, source_to_keep(self.request.source), self.listed.code
+            self.store, goal.version, recordable_source(self.request.source), self.listed.code
         )
-        remove_left_scratch(goal.folder)
-        remove_ended(self.store)
+        remove_abandoned_scratch(goal.folder)
+        remove_ended_leases(self.store)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 
-    def _made_by(self) -> tuple[str | None, Code]:
+    def _made_by(self) -> tuple[str | None, CodeDigests]:
         """Source and code, as the commit log has them."""
-        return source_to_keep(self.request.source), self.listed.code
+        return recordable_source(self.request.source), self.listed.code
 
     def _list(self) -> ListedSource:
         listed = self.given or list_rows(
@@ -268,7 +274,7 @@ class _Build:
         tidy_current(self.store)
         with contextlib.ExitStack() as stack:
             try:
-                with deciding(self.store, goal.version):
+                with decision_lease(self.store, goal.version):
                     lease = stack.enter_context(BuildLease(goal.folder))
                     started = self._start(lease, work)
                 if started is not None:
@@ -340,12 +346,12 @@ class _Build:
     def _nothing_mended(
         self, lease: BuildLease, goal: TargetVersion, before: TargetVersion, made: Sequence[Receipt]
     ) -> BuildResult:
-        with deciding(self.store, goal.version):
+        with decision_lease(self.store, goal.version):
             lease.end()  # of two that mended nothing, the second removes the version
             if goal.folder.size(ROOT) is None and not lease.others():
                 put_away(self.store, goal.version)
         append_commit(
-            self.store, before.version, source_to_keep(self.request.source), self.listed.code
+            self.store, before.version, recordable_source(self.request.source), self.listed.code
         )
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
@@ -380,9 +386,9 @@ class _Build:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         append_commit(
-            self.store, goal.version, source_to_keep(self.request.source), self.listed.code
+            self.store, goal.version, recordable_source(self.request.source), self.listed.code
         )
-        remove_left_scratch(goal.folder)
+        remove_abandoned_scratch(goal.folder)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
         result = committed_result(goal, self.listed.ignored)
         burnt = sum(receipt.cpu_seconds for receipt in made)

@@ -12,8 +12,8 @@ from typing import Self
 from precache.errors import StorageError
 from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
-from precache.store.attributes import Claimed
-from precache.store.build_status import LEASES, live_leases
+from precache.store.build_status import BUILD_LEASES, live_leases
+from precache.store.documents import LeaseDocument
 from precache_workers.planning.target_version import SCRATCH
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class BuildLease:
     """
 
     def __init__(self, folder: Folder) -> None:
-        self.name = f"{LEASES}/{uuid.uuid4().hex}.json"
+        self.name = f"{BUILD_LEASES}/{uuid.uuid4().hex}.json"
         self._folder = folder
         self._over = threading.Event()
         self._put()
@@ -48,7 +48,7 @@ class BuildLease:
     def __exit__(self, *raised: object) -> None:
         self.end()
 
-    def others(self) -> dict[str, Claimed]:
+    def others(self) -> dict[str, LeaseDocument]:
         """Leases of other builds that are taken to go on."""
         return live_leases(self._folder, but=self.name)
 
@@ -64,7 +64,7 @@ class BuildLease:
             log.warning("%s; it expires by itself", error)
 
     def _put(self) -> None:
-        lease = Claimed(holder=process_of(os.getpid()), time=time.time())
+        lease = LeaseDocument(holder=process_of(os.getpid()), time=time.time())
         self._folder.put(self.name, [lease.model_dump_json().encode()], scratch=SCRATCH)
 
     def _beat(self) -> None:

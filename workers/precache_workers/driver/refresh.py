@@ -17,9 +17,9 @@ from precache.errors import RecipeError, StoreError, UsageError
 from precache.maintenance.gc import ago
 from precache.messages import shown
 from precache.storage.open import open_folder
-from precache.store.attributes import Identity
 from precache.store.build_status import DESCRIPTION, live_leases
-from precache.store.commit_log import read_commits, source_of, source_to_keep
+from precache.store.commit_log import read_commits, recordable_source, recorded_source
+from precache.store.documents import Identity
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
@@ -91,7 +91,7 @@ def _was_cut_off(version: Version) -> bool:
 
 def _source(version: Version, request: Request) -> str:
     store = open_folder(request.store, request.storage_options)
-    found = source_of(read_commits(store), version.id)
+    found = recorded_source(read_commits(store), version.id)
     if found is None:
         raise UsageError(
             f"{store} does not say what version {version.id[:8]} was built from; give "
@@ -100,7 +100,7 @@ def _source(version: Version, request: Request) -> str:
     if found.startswith("python:"):
         if not request.run_functions:
             refuse_stored_code([found], str(store))
-    elif found != source_to_keep(found):  # such as one relative to wherever this runs
+    elif found != recordable_source(found):  # such as one relative to wherever this runs
         raise UsageError(
             f"{store} names {shown(found)!r} as its source, as no build writes it; give --source "
             "SOURCE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from precache.recipe.variants import pooled
+from precache.recipe.variants import pool_statistics
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -34,7 +34,7 @@ def result_of(
     stages: Counter[str] = Counter()
     for receipt in made:
         stages.update(receipt.seconds)
-    statistics = pooled(*channel_statistics(ordered))
+    statistics = pool_statistics(*channel_statistics(ordered))
     return BuildResult(
         version=goal.version,
         path=str(goal.folder),

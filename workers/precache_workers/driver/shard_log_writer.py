@@ -11,10 +11,10 @@ from precache.errors import PrecacheError
 from precache.storage.base import Folder
 from precache.store.receipts import Receipt
 from precache.store.shard_log import (
-    Finished,
+    FinishedShard,
     close_log,
     entry_name,
-    kept_name,
+    followed_log_name,
     read_entries,
     to_entry,
 )
@@ -41,7 +41,7 @@ class FinishedLog:
         self._version = version
         self._entries = 0
         self._logged: set[int] = set()
-        self._waiting = sorted(map(Finished.of, there), key=lambda each: each.shard)
+        self._waiting = sorted(map(FinishedShard.of, there), key=lambda each: each.shard)
         self._lock = threading.Lock()
         self._news, self._over = threading.Event(), threading.Event()
         if self._waiting:
@@ -52,7 +52,7 @@ class FinishedLog:
     def add(self, receipt: Receipt) -> None:
         """A shard is done."""
         with self._lock:
-            self._waiting.append(Finished.of(receipt))
+            self._waiting.append(FinishedShard.of(receipt))
         self._news.set()
 
     def end(self) -> None:
@@ -105,5 +105,7 @@ def keep_followed(store: Folder, goal: TargetVersion, receipts: Mapping[int, Rec
         return
     shards = [each for entry in read_entries(goal.folder, 0) for each in entry]
     logged = {each.shard for each in shards}
-    shards += [Finished.of(each) for n, each in sorted(receipts.items()) if n not in logged]
-    store.put(kept_name(goal.version), [to_entry(shards)], scratch=f"{goal.version}/{SCRATCH}")
+    shards += [FinishedShard.of(each) for n, each in sorted(receipts.items()) if n not in logged]
+    store.put(
+        followed_log_name(goal.version), [to_entry(shards)], scratch=f"{goal.version}/{SCRATCH}"
+    )

@@ -18,14 +18,14 @@ from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
 from precache.storage.open import open_folder
 from precache.store.array_metadata import field_layout
-from precache.store.attributes import FORMAT, Attributes
 from precache.store.build_status import DESCRIPTION, is_alive, read_build
 from precache.store.commit_log import ROOT
-from precache.store.lease import POLL_LOCAL, POLL_REMOTE, Claim, Claims
+from precache.store.documents import FORMAT, Attributes
+from precache.store.lease import POLL_LOCAL, POLL_REMOTE, Lease, NamedLease
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
-from precache.store.shard_log import FATE, follow_log, kept_name
+from precache.store.shard_log import FATE, follow_log, followed_log_name
 from precache.store.small_arrays import small_layout
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
@@ -88,7 +88,7 @@ class WantedVersion:
         self.listed: ListedSource | None = None
         self.spec = self._find_out()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
-        self.claims = Claims(self.store, self._digest())
+        self.claims = NamedLease(self.store, self._digest())
         self._idle_since = time.monotonic()
         self._goal: TargetVersion | None = None
         self._looked, self._lives = -math.inf, False
@@ -168,7 +168,7 @@ class WantedVersion:
         """Whether anybody is making it."""
         return self.claims.holder() is not None or self.is_made()
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> Lease | None:
         """A claim to make it, to be entered; None where somebody else is at it.
 
         A rank that has the source's listing from rank 0 leaves the build to that, unless nobody is
@@ -179,7 +179,7 @@ class WantedVersion:
             self._idle_since = now
         if self.listed is None and now - self._idle_since < GRACE:
             return None
-        return None if self.is_made() else self.claims.take()
+        return None if self.is_made() else self.claims.try_acquire()
 
     def how_far(self) -> str:
         """What is known of its build, for people."""
@@ -294,7 +294,7 @@ def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> V
     while True:
         version, goal = wanted.version(), wanted.goal()
         if version is not None:
-            kept = wanted.store.exists(kept_name(version.id))
+            kept = wanted.store.exists(followed_log_name(version.id))
             return growing(goal, wanted) if kept and goal is not None else version
         begun = begun or begin()
         if begun is not None:

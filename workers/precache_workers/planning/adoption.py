@@ -17,9 +17,9 @@ from dataclasses import replace
 from precache.errors import DamageError, RecipeError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.attributes import Attributes
-from precache.store.commit_log import ROOT, Code, append_entry, read_commits
-from precache.store.open import unchecked
+from precache.store.commit_log import ROOT, CodeDigests, append_entry, read_commits
+from precache.store.documents import Attributes
+from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.ops.behaviour import RANDOM
@@ -65,7 +65,9 @@ def _disagree(codes: Iterable[str]) -> bool:
     return len(versions) > len(dict(versions))
 
 
-def identified_rows(store: Folder, source: DatasetSource, table: RowTable) -> tuple[RowTable, Code]:
+def identified_rows(
+    store: Folder, source: DatasetSource, table: RowTable
+) -> tuple[RowTable, CodeDigests]:
     """A factory's listing with what stands for its code, and that as `CommitEntry` has it.
 
     Samples that have fingerprints of their own are left as they are.
@@ -81,7 +83,7 @@ def identified_rows(store: Folder, source: DatasetSource, table: RowTable) -> tu
     return replace(table, etags=[known] * len(table)), {name: (source.etag, known)}
 
 
-def note_code(store: Folder, version: str, code: Code) -> None:
+def note_code(store: Folder, version: str, code: CodeDigests) -> None:
     """Say in the log what stands for the code that made a version, where that is current."""
     newest = read_commits(store, newest=True) if code else []
     if newest and newest[-1].version == version:
@@ -155,7 +157,7 @@ def _has_rows_of(store: Folder, name: str, etag: str) -> bool:
         try:
             if not folder.exists(ROOT):
                 continue
-            data = unchecked(folder).read_checked(ROW_TABLE)
+            data = open_own_unchecked(folder).read_checked(ROW_TABLE)
             rows = RowTable.from_parquet(data, folder.path(ROW_TABLE))
         except (DamageError, StorageError, StoreError):
             continue

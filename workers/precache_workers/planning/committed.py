@@ -7,7 +7,7 @@ import contextlib
 from precache.errors import GoneError, StoreError
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.consistency import Flaw, inspect
-from precache.store.open import unchecked
+from precache.store.open import open_own_unchecked
 from precache.store.receipts import Receipt
 from precache_workers.planning.target_version import TargetVersion
 
@@ -20,7 +20,7 @@ def is_committed(goal: TargetVersion) -> bool:
     if goal.folder.size(ROOT) is None:
         return False
     try:
-        return unchecked(goal.folder).id == goal.version
+        return open_own_unchecked(goal.folder).id == goal.version
     except StoreError:
         return False
 
@@ -33,7 +33,7 @@ def flaws_of(goal: TargetVersion, listed: bool = True) -> list[Flaw]:
     listed
         Whether the goal has its row table, and not its length alone.
     """
-    return inspect(unchecked(goal.folder), goal.table if listed else None)
+    return inspect(open_own_unchecked(goal.folder), goal.table if listed else None)
 
 
 def is_whole(goal: TargetVersion, listed: bool = True) -> bool:
@@ -45,7 +45,7 @@ def is_whole(goal: TargetVersion, listed: bool = True) -> bool:
 
 def lost_objects(goal: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
     """(field, shard) -> size and XXH3-64 of objects of a committed version that are not there."""
-    return unchecked(goal.folder).lost_objects()
+    return open_own_unchecked(goal.folder).lost_objects()
 
 
 def read_receipts(goal: TargetVersion) -> dict[int, Receipt]:

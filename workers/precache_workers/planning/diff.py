@@ -11,7 +11,7 @@ from typing import Any
 from precache.errors import RecipeError
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
-from precache.store.attributes import Attributes
+from precache.store.documents import Attributes
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, how_far
 from precache_workers.ops.identity import (

@@ -10,12 +10,12 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.attributes import Attributes
 from precache.store.commit_log import ROOT, read_commits
+from precache.store.documents import Attributes
 from precache.store.layout import RowShape
-from precache.store.open import open_own, unchecked
+from precache.store.open import open_own, open_own_unchecked
 from precache.store.receipts import ChannelSums, ShardObject
-from precache.store.row_table import REMOVED, RowTable, kept_contents
+from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version, read_attributes
 from precache_workers.planning.descent import changes, descend, same_identity
 from precache_workers.planning.field_match import FieldMatch, made_of
@@ -305,7 +305,7 @@ def place_rows(
     if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
-        parent = _rows_of(unchecked(folder))
+        parent = _rows_of(open_own_unchecked(folder))
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
     placed = descend(parent, listing, keep_order)
@@ -334,8 +334,8 @@ def _as_they_were(
     before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, contents: Contents
 ) -> RowTable:
     """A table with the identities that samples of the same content had before."""
-    data = unchecked(folder).read_checked(ROW_TABLE)
-    kept = kept_contents(data, folder.path(ROW_TABLE))
+    data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+    kept = read_contents(data, folder.path(ROW_TABLE))
     found = contents([now.keys[row] for row in touched], now.sizes[touched].tolist())
     same = [row for row, each in zip(touched, found, strict=True) if each and each == kept[row]]
     mtimes, etags = now.mtimes.copy(), list(now.etags)
@@ -368,7 +368,7 @@ def _read(
     same = same_identity(before, table)
     same[list(before.removed & table.removed)] = True
     holes = {row: why for row, (_, why) in version.holes.items()}
-    content = kept_contents(data, where)
+    content = read_contents(data, where)
     if attributes.fields.keys() - {each.array for each in made.values()}:
         for row in holes:  # that may be for the sake of a field that is no more
             content[row] = ""

@@ -25,7 +25,7 @@ from precache.recipe.ops import Function
 from precache.storage.base import Buffer
 from precache.store.build_status import ALIVE_SECONDS, live_leases
 from precache.store.layout import MISSING, decode_index
-from precache.store.lease import deciding
+from precache.store.lease import decision_lease
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
 from precache_workers.planning.target_version import SCRATCH, receipt_name
 from precache_workers.shards.rows import Object
@@ -168,7 +168,7 @@ def _take(task: ShardTask, field: str, own: Object) -> ShardObject:
 def _replace(task: ShardTask, name: str, own: Object) -> bool:
     """Put an object in place of one that a build left which has ended; False where one goes on."""
     store, version = task.store, task.folder.name
-    with deciding(store, version) if store else contextlib.nullcontext():
+    with decision_lease(store, version) if store else contextlib.nullcontext():
         require_lease(task)
         if finished(task) or live_leases(task.folder, but=task.lease):
             return False
