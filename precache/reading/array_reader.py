@@ -271,7 +271,7 @@ class ArrayReader:
             for position in np.flatnonzero(self._checks(numbers, chunks)):
                 self._check_plain(rows[position], numbers[position], chunks[position])
             return
-        unchecked = rows[~self._checked[numbers, chunks] | (self._verify == "always")]
+        unchecked = rows[self._unchecked(numbers, chunks)]
         batch = min(len(unchecked), CHECK_ROWS)
         scratch = np.empty((batch, *self.array.row_shape), self.array.dtype)
         for start in range(0, len(unchecked), CHECK_ROWS):
@@ -283,8 +283,12 @@ class ArrayReader:
         """(n,) bool: the chunks whose CRC32C is to be checked."""
         if self._verify == "off" or not self.array.decoder.codecs:
             return np.zeros(len(chunks), bool)
-        checks: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
-        return checks
+        return self._unchecked(numbers, chunks)
+
+    def _unchecked(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        """(n,) bool: the chunks whose checksum, of whatever kind, is to be checked."""
+        unchecked: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
+        return unchecked
 
     def _mark_checked(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
         """Remember that chunks were checked.
@@ -312,9 +316,7 @@ class ArrayReader:
         undo: bool,
     ) -> None:
         """Decode rows that are one whole chunk each straight into `out`."""
-        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
-        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
-        places = list(zip(*columns, strict=True))
+        places = self._places(rows, numbers, chunks)
         in_numpy = undo and not kernels.compiled().has_zstd
         together = undo_batch_rows(out.shape[1:]) if in_numpy else len(rows)
         with self._objects.gathered(rows):
@@ -327,6 +329,10 @@ class ArrayReader:
         """(n,) int64: the chunk that each row is in, from the row's number within its object."""
         chunks: np.ndarray = inside // self.array.chunk_shape[0] * self._chunks_across
         return chunks
+
+    def _places(self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray) -> list[Place]:
+        columns = rows, numbers, chunks, self._unchecked(numbers, chunks)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _decode_places(
         self, places: Sequence[Place], out: np.ndarray, undo: bool, batch_nbytes: int
@@ -398,10 +404,8 @@ class ArrayReader:
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         chunks = self._chunks(inside)
-        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
-        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         with self._objects.gathered(rows):
-            places = list(zip(*columns, strict=True))
+            places = self._places(rows, numbers, chunks)
             self._decode_places(places, decoded, undo, batch_nbytes=0)
         self._mark_checked(numbers, chunks)
         return decoded
@@ -471,12 +475,10 @@ class ArrayReader:
         """
         numbers, chunks = np.divmod(rows, self.array.object_shape[0])
         tail = self._pieces[0].object_tail
-        checks = ~self._checked[numbers, chunks] | (self._verify == "always")
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
         frames = []
-        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), checks.tolist()
         with self._objects.gathered(rows):
-            for row, number, chunk, check in zip(*columns, strict=True):
+            for row, number, chunk, check in self._places(rows, numbers, chunks):
                 data = self._objects.chunk(number, tail, chunk, row)
                 if data is None or len(data) > self.frame_bound:
                     raise self._objects.damage(number, tail, row, "it has no frame of that row")

@@ -65,7 +65,7 @@ class HasRows(Protocol):
     def rows(self) -> np.ndarray: ...
 
 
-Part = TypeVar("Part", bound=HasRows)
+_Part = TypeVar("_Part", bound=HasRows)
 
 
 @dataclass
@@ -299,10 +299,10 @@ class ShardFeed:
         self._fetchers = Fetchers(CONCURRENT_FETCHES, shards.where)
 
     def around(
-        self, parts: Iterable[Part]
-    ) -> Generator[tuple[Part, AbstractContextManager[None]], None, None]:
+        self, parts: Iterable[_Part]
+    ) -> Generator[tuple[_Part, AbstractContextManager[None]], None, None]:
         """Yield the parts, each with a context that waits for its shards and holds them."""
-        waiting: deque[tuple[Part, _ComingBatch]] = deque()
+        waiting: deque[tuple[_Part, _ComingBatch]] = deque()
         rows_waiting = 0
         for part in parts:
             while waiting and (self._queued or rows_waiting > LOOKAHEAD_ROWS):
@@ -314,8 +314,8 @@ class ShardFeed:
             yield self._with_shards(*waiting.popleft())
 
     def _with_shards(
-        self, part: Part, coming: _ComingBatch
-    ) -> tuple[Part, AbstractContextManager[None]]:
+        self, part: _Part, coming: _ComingBatch
+    ) -> tuple[_Part, AbstractContextManager[None]]:
         return part, self._present(coming)
 
     def _numbers(self, rows: np.ndarray) -> list[int]:

@@ -61,7 +61,11 @@ def test_an_epoch_can_begin_at_any_step(
 def test_a_source_never_gives_a_batch_of_one_epoch_twice(turns: MixSchedule, epoch: int) -> None:
     """And one that is gone through in an epoch begins it with an epoch of its own."""
     for now, then, count, length in zip(
-        turns.positions_at(epoch), turns.places(epoch + 1), turns.counts, turns.lengths, strict=True
+        turns.positions_at(epoch),
+        turns.positions_at(epoch + 1),
+        turns.counts,
+        turns.lengths,
+        strict=True,
     ):
         end, begin = now[0] * length + now[1] + count, then[0] * length + then[1]
         if count >= length:
