@@ -1,25 +1,25 @@
-"""The errors that precache raises on purpose.
+"""The errors that precache raises.
 
 ::
 
     PrecacheError
-    ├── UsageError              what was asked for cannot be: exit status 2
-    │   ├── RecipeError       a recipe that does not hold together
+    ├── UsageError              an invalid request: exit status 2
+    │   ├── RecipeError         an invalid recipe
     │   ├── SourceError         a source that is missing, empty or unusable
     │   └── StoreError          no such store or version, or one that cannot be read
-    │       ├── NewerFormatError    one that a newer release wrote
-    │       └── GoneError           a version that was removed meanwhile
-    ├── BuildError              a job that failed or ended incomplete: exit status 1
-    │   ├── CrashError          a task whose worker process died each time
-    │   ├── MismatchError       a process that makes other pixels than the one that planned
-    │   └── HangError           a sample that takes longer than it may
+    │       ├── NewerFormatError    a store that a newer release wrote
+    │       └── GoneError           a version that was removed while it was read
+    ├── BuildError              a build that failed or ended incomplete: exit status 1
+    │   ├── CrashError          a task whose worker process died on each attempt
+    │   ├── MismatchError       a worker that computes other pixels than the planning process
+    │   └── HangError           a sample that exceeds the time limit
     ├── StorageError            reading or writing bytes failed (disk full, permission, …)
     │   └── FetchError          one raw sample could not be fetched
     ├── SampleError             one sample cannot be turned into a row; it becomes a hole
-    └── DamageError             stored bytes are not what was written
+    └── DamageError             stored bytes are damaged
 
-Every message names the offending value and what to do about it. It holds no control characters
-and nothing secret of a URL, wherever its parts come from.
+Every message names the offending value and the way out. It has no control characters and no
+secrets of URLs, wherever its parts come from.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from types import MappingProxyType
 
 from precache.messages import printable, without_secrets
 
-LONGEST = 10_000
-"""Characters of a message: some of it may come out of a stranger's document."""
+MAX_MESSAGE = 10_000
+"""Longest message in characters: parts of it may come from a foreign document."""
 
 
 def _shortened(text: str) -> str:
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
+    half = MAX_MESSAGE // 2
+    return text if len(text) <= MAX_MESSAGE else f"{text[:half]} … {text[-half:]}"
 
 
 class PrecacheError(Exception):
-    """Base of every error raised on purpose; `exit_status` is what the command line returns."""
+    """Base of all errors of precache; the command line exits with `exit_status`."""
 
     exit_status = 1
 
@@ -48,13 +48,13 @@ class PrecacheError(Exception):
 
 
 class UsageError(PrecacheError):
-    """What was asked for cannot be done as asked."""
+    """A request that is invalid or cannot be met."""
 
     exit_status = 2
 
 
 class RecipeError(UsageError):
-    """A recipe with an unknown op, a wrong parameter, or ops that do not fit together."""
+    """A recipe with an unknown op, an invalid parameter, or ops that do not fit together."""
 
 
 class SourceError(UsageError):
@@ -74,32 +74,32 @@ class GoneError(StoreError):
 
 
 class BuildError(PrecacheError):
-    """A build that failed or ended incomplete; running it again continues."""
+    """A build that failed or ended incomplete; running it again resumes it."""
 
 
 class CrashError(BuildError):
-    """A task whose worker process died each time it was tried."""
+    """A task whose worker process died on each attempt."""
 
 
 class MismatchError(BuildError):
-    """A process makes other pixels than the one that planned the build.
+    """A worker computes other pixels than the process that planned the build.
 
     Attributes
     ----------
     node
-        Ray's id of its node; empty without a cluster.
+        Ray's id of the worker's node; empty without a cluster.
     """
 
     node = ""
 
 
 class HangError(BuildError):
-    """A sample takes longer than it may; its process can do nothing more with samples.
+    """A sample exceeds the time limit; its process cannot process any more samples.
 
     Attributes
     ----------
     late
-        Key -> why; of several, one hangs, and the others may only wait for it.
+        Key -> reason. Of several samples, one hangs, and the others may only wait for it.
     """
 
     def __init__(self, *parts: object, late: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -112,12 +112,12 @@ class StorageError(PrecacheError):
 
 
 class FetchError(StorageError):
-    """One raw sample could not be fetched; the shard stays undone and is tried again."""
+    """One raw sample could not be fetched; its shard stays undone and is tried again."""
 
 
 class SampleError(PrecacheError):
-    """One sample cannot be turned into a row, whatever is tried: it becomes a hole."""
+    """One sample cannot be turned into a row, on any attempt: it becomes a hole."""
 
 
 class DamageError(PrecacheError):
-    """Stored bytes fail their checksum or are cut short; shard and key are named."""
+    """Stored bytes fail their checksum or are cut short; names shard and key."""

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from precache.codecs.kernels import MISSING
+from precache.codecs.kernels import NO_COMPILED_CODE
 from precache.messages import printable
 from precache.recipe.recipe import op_texts
 from precache.recipe.variants import variants_text
@@ -228,4 +228,4 @@ def print_bench(result: BenchResult) -> None:
     Terminal().print(table, soft_wrap=True)
     say(f"warm reading costs {result.cpu_ratio:.2f} times the CPU of copying plain rows")
     if not result.compiled:
-        say(MISSING)
+        say(NO_COMPILED_CODE)

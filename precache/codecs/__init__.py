@@ -1,4 +1,4 @@
-"""Chunks <-> bytes: the codecs, the C kernels, the plug-in for zarr-python, nvCOMP.
+"""Chunks <-> bytes: the codecs, the C kernels, the zarr-python plug-in, nvCOMP.
 
 Every decoder writes into the caller's buffer.
 """

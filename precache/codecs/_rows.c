@@ -1,7 +1,7 @@
-/* What a batch of rows costs most, compiled: copying rows, checking them, decompressing them, and
-   undoing the filter of `image`. Python does the same, slower, where no C compiler was at hand.
+/* The costliest work on a batch, compiled: copy rows, check them, decompress them, and undo the
+   filter of `image`. Python does the same, slower, where no C compiler was at hand.
 
-   All functions let go of the interpreter lock, and check every offset before they read. */
+   All functions release the interpreter lock, and check every offset before they read. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -40,7 +40,7 @@ static void close_sources(Sources *sources)
     PyMem_Free(sources->views);
 }
 
-/* The members of a list that `numbers` names, one after another; all where that is NULL. */
+/* Open the members of a list that `numbers` names, in that order; all if it is NULL. */
 static int open_sources(Sources *sources, PyObject *list, const Py_buffer *numbers)
 {
     Py_ssize_t size = PyList_Size(list), wanted = size;
@@ -87,8 +87,8 @@ static inline void stream_line(uint8_t *out, const uint8_t *in)
     _mm_stream_si128((__m128i *)(out + 48), d);
 }
 
-/* Past the caches: memory that is overwritten need not be read first, and what the caches hold
-   stays. Four places at a time keep more of the memory's banks busy than one does. */
+/* Write past the caches: memory that is overwritten need not be read first, and the caches keep
+   what they hold. Four places at a time keep more of the memory's banks busy than one does. */
 static void stream_places(uint8_t *const out[PLACES], const uint8_t *const in[PLACES], size_t size)
 {
     for (size_t at = 0; at < size; at += LINE)
@@ -114,7 +114,7 @@ static void stream(uint8_t *out, const uint8_t *in, size_t size)
     memcpy(out + PLACES * part, in + PLACES * part, size - PLACES * part);
 }
 
-/* Rows of `size` bytes, one after another. */
+/* Write rows of `size` bytes one after another, past the caches. */
 static void stream_rows(uint8_t *out, const uint8_t *const in[PLACES], size_t size)
 {
     size_t lines = size;
@@ -123,8 +123,8 @@ static void stream_rows(uint8_t *out, const uint8_t *const in[PLACES], size_t si
     for (int row = 0; row < PLACES; row++) {
         size_t head = before_line(out + row * size);
         if (size < head + PLACES * LINE) {
-            for (int each = 0; each < PLACES; each++)
-                memcpy(out + each * size, in[each], size);
+            for (int copied = 0; copied < PLACES; copied++)
+                memcpy(out + copied * size, in[copied], size);
             return;
         }
         to[row] = out + row * size + head, from[row] = in[row] + head;
@@ -215,7 +215,7 @@ static uint32_t extend(uint32_t crc, const uint8_t *in, size_t size)
 
 #endif
 
-/* Product of two polynomials modulo that of CRC32C; the highest bit is the constant term. */
+/* Multiply two polynomials modulo that of CRC32C; the highest bit is the constant term. */
 static uint32_t multiply(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
@@ -227,7 +227,7 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
-/* What a CRC is multiplied with for `size` bytes of zeros behind it: x to the power of 8 * size. */
+/* The factor of a CRC for `size` bytes of zeros behind it: x to the power of 8 * size. */
 static uint32_t zeros_behind(size_t size)
 {
     uint32_t factor = 1u << 31, power = 1u << 23;
@@ -237,7 +237,7 @@ static uint32_t zeros_behind(size_t size)
     return factor;
 }
 
-/* CRC32C of `in`, which is copied to `out` meanwhile unless that is NULL: memory is read once. */
+/* Compute the CRC32C of `in`, and copy it to `out` unless that is NULL: memory is read once. */
 static uint32_t crc32c_copying(uint8_t *out, const uint8_t *in, size_t size, int past_caches)
 {
     size_t head = before_line(out), part, rest;
@@ -270,8 +270,8 @@ static int crc_holds(const uint8_t *stored, uint32_t crc)
 }
 
 PyDoc_STRVAR(has_crc32c_doc,
-"has_crc32c()\n--\n\nWhether this machine has an instruction for CRC32C, which `crc32c` and the "
-"`checks` of\n`gather` need.");
+"has_crc32c()\n--\n\nReturn whether this machine has an instruction for CRC32C, which `crc32c` and "
+"the\n`checks` of `gather` need.");
 
 static PyObject *has_crc32c(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args))
 {
@@ -286,7 +286,7 @@ static int without_crc32c(void)
     return 1;
 }
 
-PyDoc_STRVAR(crc32c_doc, "crc32c(data)\n--\n\nCRC32C of bytes.");
+PyDoc_STRVAR(crc32c_doc, "crc32c(data)\n--\n\nCompute the CRC32C of bytes.");
 
 static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -303,14 +303,17 @@ static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- gathering ------------------------------------------------------------------------------ */
 
-/* `lengths[i]` bytes from `starts[i]` of each source; where `checks[i]`, their CRC32C behind. */
+/* `lengths[i]` bytes from `starts[i]` of each source, followed by their CRC32C if `checks[i]`. */
 typedef struct {
     Sources sources;
     const int64_t *starts, *lengths;
     const uint8_t *checks;
 } Pieces;
 
-static int checked(const Pieces *pieces, Py_ssize_t i) { return pieces->checks && pieces->checks[i]; }
+static int checked(const Pieces *pieces, Py_ssize_t i)
+{
+    return pieces->checks && pieces->checks[i];
+}
 
 static int pieces_lie_inside(const Pieces *pieces)
 {
@@ -334,18 +337,18 @@ static int pieces_fill(const Pieces *pieces, int64_t room)
     return room == 0;
 }
 
-/* Whether PLACES pieces from `i` on have one length, and are not to be checked. */
+/* Return whether PLACES pieces from `i` on have one length and are not to be checked. */
 static int alike(const Pieces *pieces, Py_ssize_t i)
 {
     if (i + PLACES > pieces->sources.count)
         return 0;
-    for (int each = 0; each < PLACES; each++)
-        if (pieces->lengths[i + each] != pieces->lengths[i] || checked(pieces, i + each))
+    for (Py_ssize_t other = i; other < i + PLACES; other++)
+        if (pieces->lengths[other] != pieces->lengths[i] || checked(pieces, other))
             return 0;
     return 1;
 }
 
-/* How many were copied before one whose CRC32C does not hold. */
+/* Copy pieces; return how many came before the first whose CRC32C does not match. */
 static Py_ssize_t put_pieces(const Pieces *pieces, uint8_t *out, int past_caches)
 {
     Py_ssize_t i = 0;
@@ -353,9 +356,9 @@ static Py_ssize_t put_pieces(const Pieces *pieces, uint8_t *out, int past_caches
         size_t size = (size_t)pieces->lengths[i];
         int count = past_caches && alike(pieces, i) ? PLACES : 1;
         const uint8_t *from[PLACES];
-        for (int each = 0; each < count; each++) {
-            const uint8_t *source = pieces->sources.views[i + each].buf;
-            from[each] = source + pieces->starts[i + each];
+        for (int place = 0; place < count; place++) {
+            const uint8_t *source = pieces->sources.views[i + place].buf;
+            from[place] = source + pieces->starts[i + place];
         }
         if (count == PLACES)
             stream_rows(out, from, size);
@@ -373,8 +376,8 @@ static Py_ssize_t put_pieces(const Pieces *pieces, uint8_t *out, int past_caches
 PyDoc_STRVAR(gather_doc,
 "gather(sources, numbers, starts, lengths, checks, out, past_caches)\n--\n\n"
 "Copy `lengths[i]` bytes from `starts[i]` of `sources[numbers[i]]`, one after another, into `out`."
-"\n\nReturns how many were copied before one whose CRC32C, stored behind it, does not hold; only\n"
-"those are checked of which the byte in `checks` is not 0, and none where that is None.");
+"\n\nReturns the number of pieces before the first whose CRC32C, stored behind it, mismatches.\n"
+"A piece is checked if its byte in `checks` is not 0; none is if `checks` is None.");
 
 static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -385,7 +388,7 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!y*y*y*z*w*p:gather", &PyList_Type, &list, &numbers, &starts,
                           &lengths, &checks, &out, &past_caches))
         return NULL;
-    Py_ssize_t count = numbers.len / (Py_ssize_t)sizeof(int64_t), whole;
+    Py_ssize_t count = numbers.len / (Py_ssize_t)sizeof(int64_t), copied;
     if (checks.buf && without_crc32c()) {
         ;
     } else if (open_sources(&pieces.sources, list, &numbers) == 0) {
@@ -397,9 +400,9 @@ static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args)
             PyErr_SetString(PyExc_ValueError, "pieces of another size than the room for them");
         } else {
             Py_BEGIN_ALLOW_THREADS
-            whole = put_pieces(&pieces, out.buf, past_caches);
+            copied = put_pieces(&pieces, out.buf, past_caches);
             Py_END_ALLOW_THREADS
-            result = PyLong_FromSsize_t(whole);
+            result = PyLong_FromSsize_t(copied);
         }
         close_sources(&pieces.sources);
     }
@@ -435,11 +438,12 @@ PyDoc_STRVAR(undo_image_doc,
 "undo_image(rows, channels, height, width)\n--\n\n"
 "Undo the filter `precache.image` of one or more (channels, height, width) rows in place.");
 
-/* A shape of rows that an object of `size` bytes holds some of, exactly. */
+/* The shape of a row. */
 typedef struct {
     Py_ssize_t channels, height, width;
 } Shape;
 
+/* Return whether `size` bytes are a whole number of rows. */
 static int holds_rows(Shape shape, Py_ssize_t size)
 {
     Py_ssize_t most = PY_SSIZE_T_MAX;
@@ -479,14 +483,14 @@ static PyObject *undo_image(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- zstd ----------------------------------------------------------------------------------- */
 
-/* Of the interface of zstd.h; from the library that numcodecs brings. */
+/* Functions of libzstd's public ABI (zstd.h). */
 typedef struct {
     void *(*create)(void);
     size_t (*release)(void *context);
     size_t (*decompress)(void *context, void *out, size_t room, const void *in, size_t size);
     unsigned long long (*content_size)(const void *in, size_t size);
     size_t (*frame_size)(const void *in, size_t size);
-    size_t (*set)(void *context, int parameter, int value); /* may be NULL */
+    size_t (*set)(void *context, int parameter, int value);
 } Zstd;
 
 #define CONTENT_SIZE_UNKNOWN (0ULL - 1)
@@ -495,7 +499,7 @@ typedef struct {
 static Zstd zstd;
 
 PyDoc_STRVAR(load_zstd_doc,
-"load_zstd(path)\n--\n\nTake zstd from a shared library; whether `decode` can be called.");
+"load_zstd(path)\n--\n\nLoad libzstd, by path or by name; return whether `decode` can be called.");
 
 static PyObject *load_zstd(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -506,77 +510,77 @@ static PyObject *load_zstd(PyObject *Py_UNUSED(module), PyObject *args)
     Py_DECREF(path);
     if (library == NULL)
         Py_RETURN_FALSE;
-    Zstd found;
-    *(void **)&found.create = dlsym(library, "ZSTD_createDCtx");
-    *(void **)&found.release = dlsym(library, "ZSTD_freeDCtx");
-    *(void **)&found.decompress = dlsym(library, "ZSTD_decompressDCtx");
-    *(void **)&found.content_size = dlsym(library, "ZSTD_getFrameContentSize");
-    *(void **)&found.frame_size = dlsym(library, "ZSTD_findFrameCompressedSize");
-    if (!found.create || !found.release || !found.decompress || !found.content_size ||
-        !found.frame_size)
+    Zstd loaded;
+    *(void **)&loaded.create = dlsym(library, "ZSTD_createDCtx");
+    *(void **)&loaded.release = dlsym(library, "ZSTD_freeDCtx");
+    *(void **)&loaded.decompress = dlsym(library, "ZSTD_decompressDCtx");
+    *(void **)&loaded.content_size = dlsym(library, "ZSTD_getFrameContentSize");
+    *(void **)&loaded.frame_size = dlsym(library, "ZSTD_findFrameCompressedSize");
+    *(void **)&loaded.set = dlsym(library, "ZSTD_DCtx_setParameter");
+    if (!loaded.create || !loaded.release || !loaded.decompress || !loaded.content_size ||
+        !loaded.frame_size || !loaded.set)
         Py_RETURN_FALSE;
-    *(void **)&found.set = dlsym(library, "ZSTD_DCtx_setParameter");
-    zstd = found;
+    zstd = loaded;
     Py_RETURN_TRUE;
 }
 
-/* Whether `in` is one frame that decompresses to `room` bytes. */
+/* Decompress `in`; return whether it is one frame of `room` bytes. */
 static int decompress(void *context, uint8_t *out, size_t room, const Py_buffer *in)
 {
     size_t size = (size_t)in->len;
-    unsigned long long said = zstd.content_size(in->buf, size);
-    return (said == room || said == CONTENT_SIZE_UNKNOWN) &&
+    unsigned long long content = zstd.content_size(in->buf, size);
+    return (content == room || content == CONTENT_SIZE_UNKNOWN) &&
            zstd.frame_size(in->buf, size) == size &&
            zstd.decompress(context, out, room, in->buf, size) == room;
 }
 
-/* zstd and the filter read what they have written, which must be in a cache: rows that are written
-   past the caches are made aside, but not those that would not stay in a cache there either. */
+/* zstd and the filter read what they have written, which should be in a cache: rows that go past
+   the caches are decoded into scratch memory first, unless they are too large for a cache. */
 #if defined(__SSE2__)
-#define MOST_ASIDE (1 << 20)
+#define MOST_SCRATCH (1 << 20)
 #else
-#define MOST_ASIDE 0
+#define MOST_SCRATCH 0
 #endif
 
 typedef struct {
     Sources sources;
-    const uint8_t *checks; /* of each whether its checksum is checked; NULL: all are */
+    const uint8_t *checks; /* by frame, whether its checksum is checked; NULL: all are */
     int filtered;
     Shape shape;
 } Frames;
 
-/* How many of the frames came out whole, to `size` bytes each, before one did not; by way of
-   `aside` where that is not NULL. */
-static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size, uint8_t *aside,
+/* Decode frames of `size` bytes each, by way of `scratch` unless it is NULL; return how many came
+   before the first damaged one. */
+static Py_ssize_t decode_frames(const Frames *frames, uint8_t *out, size_t size, uint8_t *scratch,
                                 void *context)
 {
-    Py_ssize_t whole = 0;
+    Py_ssize_t decoded = 0;
     int checking = 1;
-    for (; whole < frames->sources.count; whole++, out += size) {
-        uint8_t *to = aside ? aside : out;
-        int check = frames->checks == NULL || frames->checks[whole];
-        if (check != checking && zstd.set) {
-            /* A library that cannot leave it out checks it. */
+    for (; decoded < frames->sources.count; decoded++, out += size) {
+        uint8_t *to = scratch ? scratch : out;
+        int check = frames->checks == NULL || frames->checks[decoded];
+        if (check != checking) {
+            /* A library that is too old to skip the check goes on checking. */
             if (zstd.set(context, FORCE_IGNORE_CHECKSUM, !check) != 0 && check)
                 break;
             checking = check;
         }
-        if (!decompress(context, to, size, &frames->sources.views[whole]))
+        if (!decompress(context, to, size, &frames->sources.views[decoded]))
             break;
         if (frames->filtered)
             undo_rows(to, size, frames->shape);
-        if (aside)
-            stream(out, aside, size);
+        if (scratch)
+            stream(out, scratch, size);
     }
     end_streaming();
-    return whole;
+    return decoded;
 }
 
 PyDoc_STRVAR(decode_doc,
 "decode(frames, checks, out, filtered, channels, height, width, past_caches)\n--\n\n"
-"Decompress zstd frames, each to the same share of `out`, and undo the filter of their rows.\n\n"
-"Their content checksums are checked but for those of which the byte in `checks` is 0.\n"
-"Returns how many came out whole before one did not.");
+"Decompress zstd frames, each into an equal share of `out`, and undo the filter of their rows.\n\n"
+"A frame's content checksum is skipped if its byte in `checks` is 0.\n"
+"Returns the number of frames before the first damaged one.");
 
 static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -589,7 +593,7 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
                           &frames.shape.width, &past_caches))
         return NULL;
     if (open_sources(&frames.sources, list, NULL) == 0) {
-        Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, whole;
+        Py_ssize_t count = frames.sources.count, size = count ? out.len / count : 0, decoded;
         void *context = zstd.create ? zstd.create() : NULL;
         frames.checks = checks.buf;
         if (size * count != out.len || (checks.buf && checks.len != count) ||
@@ -598,13 +602,13 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args)
         } else if (context == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "zstd was not loaded, or has no memory");
         } else {
-            int by_way = past_caches && size && size <= MOST_ASIDE;
-            uint8_t *aside = by_way ? malloc((size_t)size) : NULL;
+            int via_scratch = past_caches && size && size <= MOST_SCRATCH;
+            uint8_t *scratch = via_scratch ? malloc((size_t)size) : NULL;
             Py_BEGIN_ALLOW_THREADS
-            whole = decode_frames(&frames, out.buf, (size_t)size, aside, context);
+            decoded = decode_frames(&frames, out.buf, (size_t)size, scratch, context);
             Py_END_ALLOW_THREADS
-            free(aside);
-            result = PyLong_FromSsize_t(whole);
+            free(scratch);
+            result = PyLong_FromSsize_t(decoded);
         }
         if (context)
             zstd.release(context);
@@ -631,7 +635,10 @@ static PyMethodDef methods[] = {
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "precache._rows", .m_methods = methods, .m_slots = slots,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "precache.codecs._rows",
+    .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__rows(void) { return PyModuleDef_Init(&module); }

@@ -1,7 +1,7 @@
 """Chunks of rows <-> bytes: `raw`, `zstd` and `image`, and the codecs other Zarr software uses.
 
-Encoders make the bytes of one chunk; a `Decoder` is read from an array's metadata and decodes into
-the caller's buffer, and leaves the filter of `image` to be undone (`imagecodec.undo_image`).
+Encoders make the bytes of one chunk. A `Decoder` is made from an array's metadata and decodes into
+the caller's buffer; the filter of `image` is left for `image.undo_image`.
 
 No stage of decoding takes more memory than the chunk's size in the metadata allows (`bounds`),
 whatever the stored bytes claim.
@@ -27,12 +27,15 @@ from precache.recipe.recipe import ImageCodec, RawCodec, ZstdCodec
 
 Encode = Callable[[np.ndarray], bytes]
 
+GZIP_PIECE = 64 << 10
+"""Bytes of gzip that are decompressed at a time."""
+
 
 # --- metadata -----------------------------------------------------------------------------------
 
 
 def index_codecs() -> list[dict[str, Any]]:
-    """The Zarr v3 `index_codecs` of a shard."""
+    """Return the Zarr v3 `index_codecs` of a shard."""
     return [_bytes(), _crc32c()]
 
 
@@ -49,7 +52,7 @@ def _zstd(level: int) -> dict[str, Any]:
 
 
 def codec_metadata(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> list[dict[str, Any]]:
-    """The Zarr v3 `codecs` of one chunk."""
+    """Return the Zarr v3 `codecs` of one chunk."""
     size = np.dtype(dtype).itemsize
     match codec:
         case RawCodec():
@@ -86,7 +89,7 @@ def _with_crc32c(data: bytes | memoryview) -> bytes:
 
 
 def encoder(codec: RawCodec | ZstdCodec | ImageCodec, dtype: str) -> Encode:
-    """A function from one (rows, ...) little-endian chunk to its stored bytes; not thread-safe."""
+    """Return the function that encodes a (rows, ...) little-endian chunk; not thread-safe."""
     size = np.dtype(dtype).itemsize
     match codec:
         case RawCodec():
@@ -119,9 +122,9 @@ class Decoder:
     codecs
         Names of the bytes -> bytes codecs, in the order they were applied when writing.
     swap
-        Whether the stored byte order is not this machine's.
+        The stored byte order is not this machine's.
     filtered
-        Whether `undo_image` is still to be applied to what `decode` gives.
+        `undo_image` is still to be applied to the output of `decode`.
     """
 
     codecs: tuple[str, ...]
@@ -130,12 +133,12 @@ class Decoder:
 
     @property
     def plain(self) -> bool:
-        """Whether a chunk's bytes are the rows themselves, with at most a CRC32C behind them."""
+        """True if a chunk's bytes are the rows themselves, with at most a CRC32C behind them."""
         return not (self.swap or self.filtered) and self.codecs in ((), ("crc32c",))
 
     @property
     def framed(self) -> bool:
-        """Whether a chunk is a zstd frame, and nothing is left to do but to undo a filter."""
+        """True if a chunk is a zstd frame of the rows, apart from the image filter."""
         return self.codecs == ("zstd",) and not self.swap
 
     def decode(self, data: memoryview, out: np.ndarray, *, verify: bool = True) -> None:
@@ -148,7 +151,7 @@ class Decoder:
         out
             C-contiguous array of the chunk's shape and dtype.
         verify
-            Whether a CRC32C is checked. zstd's own content checksum always is.
+            Check CRC32C checksums. zstd's content checksum is always checked.
 
         Raises
         ------
@@ -156,25 +159,25 @@ class Decoder:
             The bytes are not what was written.
         """
         source: Any = data
-        most = bounds(self.codecs, out.nbytes)
+        limits = bounds(self.codecs, out.nbytes)
         try:
             for number in range(len(self.codecs) - 1, 0, -1):
-                source = _expand(self.codecs[number], source, most[number], verify)
+                source = _expand(self.codecs[number], source, limits[number], verify)
             first = self.codecs[0] if self.codecs else None
             _decode_into(first, source, out.reshape(-1).view(np.uint8), verify)
         except (RuntimeError, ValueError, zlib.error) as error:
             raise DamageError(f"a chunk does not decode: {error}") from None
         if self.swap:
-            out.view(f"u{out.itemsize}").byteswap(inplace=True)  # bfloat16 knows no byte order
+            # As integers, since NumPy's bfloat16 has no byte order.
+            out.view(f"u{out.itemsize}").byteswap(inplace=True)
 
 
 @functools.lru_cache
 def bounds(codecs: tuple[str, ...], nbytes: int) -> tuple[int, ...]:
-    """Bytes that a chunk of `nbytes` has at most before the first codec, before the second, and so
-    on, and stored.
+    """Upper bounds of a chunk's bytes: before the first codec (`nbytes`), after it, and so on.
 
-    A CRC32C adds 4 bytes. No compressor adds as much as an eighth and a kilobyte: what does not
-    compress is stored in blocks with a few bytes each.
+    A CRC32C adds 4 bytes. No compressor adds as much as an eighth and a kilobyte: incompressible
+    data is stored in blocks with a few bytes of overhead each.
     """
 
     def encoded(nbytes: int, codec: str) -> int:
@@ -183,26 +186,37 @@ def bounds(codecs: tuple[str, ...], nbytes: int) -> tuple[int, ...]:
     return tuple(itertools.accumulate(codecs, encoded, initial=nbytes))
 
 
-def _expand(name: str, source: Any, most: int, verify: bool) -> Any:
-    """Undo a bytes -> bytes codec, to at most so many bytes, where the size is not known."""
+def _expand(name: str, source: Any, limit: int, verify: bool) -> Any:
+    """Undo a bytes -> bytes codec whose output size is not known, to at most `limit` bytes."""
     if name == "crc32c":
         return _strip_crc32c(source, verify)
     if name == "gzip":
-        return _expand_gzip(source, most)
+        return _expand_gzip(source, limit)
     size = zstd_content_size(source) if name == "zstd" else _blosc_sizes(source)[0]
     if size is None:
         raise DamageError("a chunk does not decode: its frame within another codec has no size")
-    _require(size <= most, f"{size} bytes where at most {most} belong")
+    _require(size <= limit, f"{size} bytes where at most {limit} belong")
     plain = np.empty(size, np.uint8)
     _decode_into(name, source, plain, verify)
     return plain.data
 
 
-def _expand_gzip(source: Any, most: int) -> memoryview:
-    stream = zlib.decompressobj(wbits=31)
-    plain = stream.decompress(source, most + 1)
-    _require(len(plain) <= most, f"more than {most} bytes, which is all that belongs there")
-    _require(stream.eof, "its gzip stream is cut short")
+def _expand_gzip(source: Any, limit: int) -> memoryview:
+    """Decompress gzip of one or more members (RFC 1952), which zeros may follow.
+
+    The input is fed in pieces because `zlib` copies what follows a member: fed whole, many small
+    members would take quadratic time.
+    """
+    plain = bytearray()
+    stream: Any = zlib.decompressobj(wbits=31)
+    for start in range(0, len(source), GZIP_PIECE):
+        piece = bytes(source[start : start + GZIP_PIECE])
+        while piece := piece if stream else piece.lstrip(b"\0"):
+            stream = stream or zlib.decompressobj(wbits=31)
+            plain += stream.decompress(piece, limit + 1 - len(plain))
+            _require(len(plain) <= limit, f"more than {limit} bytes, all that belongs there")
+            piece, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
+    _require(stream is None, "its gzip stream is cut short")
     return memoryview(plain)
 
 
@@ -220,7 +234,7 @@ def _decode_into(name: str | None, source: Any, out: np.ndarray, verify: bool) -
 
 
 def crc32c_holds(chunk: memoryview) -> bool:
-    """Whether a chunk that ends in its CRC32C matches it."""
+    """Return whether a chunk matches the CRC32C that it ends in."""
     stored = int.from_bytes(chunk[-4:], "little")
     return len(chunk) >= 4 and kernels.crc32c(chunk[:-4]) == stored
 
@@ -230,19 +244,19 @@ def _strip_crc32c(source: memoryview, verify: bool) -> memoryview:
     return source[:-4]
 
 
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise DamageError(f"a chunk does not decode: {what}")
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise DamageError(f"a chunk does not decode: {reason}")
 
 
 def _blosc_sizes(buffer: memoryview) -> tuple[int, int]:
-    """Decoded and encoded bytes of a Blosc buffer, from its header; the library trusts both."""
+    """Decoded and encoded size of a Blosc buffer, from its header; the library trusts both."""
     _require(len(buffer) >= 16, "too short for a Blosc buffer")
     return int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[12:16], "little")
 
 
 def zstd_content_size(frame: memoryview) -> int | None:
-    """Frame_Content_Size of a zstd frame (RFC 8878, section 3.1.1.1), or None where not stated."""
+    """Frame_Content_Size of a zstd frame (RFC 8878, section 3.1.1.1); None if not stated."""
     if len(frame) < 6 or bytes(frame[:4]) != b"\x28\xb5\x2f\xfd":
         raise DamageError("a chunk does not decode: it is no zstd frame")
     descriptor = frame[4]
@@ -254,13 +268,13 @@ def zstd_content_size(frame: memoryview) -> int | None:
     return int.from_bytes(frame[start : start + size], "little") + (256 if size == 2 else 0)
 
 
-MOST_EXPANDED, MOST_RATIO = 64 << 20, 1000
-"""Bytes that any small object may decode into, and bytes for each stored one above that."""
+MAX_EXPANDED, MAX_RATIO = 64 << 20, 1000
+"""Bytes that any small object may decode to, and the largest compression ratio above that."""
 
 
 def require_plausible(stored: int, decoded: int) -> None:
-    """Raise `DamageError` where so few bytes say that they decode into so many."""
-    if decoded > max(MOST_EXPANDED, MOST_RATIO * stored):
+    """Raise `DamageError` if `stored` bytes claim to decode to implausibly many."""
+    if decoded > max(MAX_EXPANDED, MAX_RATIO * stored):
         raise DamageError(f"{stored} bytes cannot be {decoded} bytes compressed")
 
 
@@ -268,12 +282,12 @@ _SUPPORTED = ("zstd", "blosc", "gzip", "crc32c")
 
 
 def decoder(codecs: Sequence[Mapping[str, Any]], itemsize: int, where: str) -> Decoder:
-    """Read a chunk's codecs from Zarr v3 metadata.
+    """Make a `Decoder` from a chunk's Zarr v3 codec metadata.
 
     Raises
     ------
     StoreError
-        A codec that precache does not read, by name.
+        precache does not read one of the codecs; names it.
     """
     names = [codec["name"] for codec in codecs]
     filtered = bool(names) and names[0] == IMAGE_FILTER

@@ -1,7 +1,7 @@
-"""The `image` codec: a filter that leaves little to store, then zstd with what suits its residue.
+"""The `image` codec: a filter whose residue compresses well, then zstd with parameters to suit it.
 
-Where nothing is compiled, the filter is undone apart from decompression, over many rows at once,
-which is several times cheaper than row by row.
+Without compiled code, the filter is undone after decompression, over many rows at once, which is
+several times cheaper than row by row.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ IMAGE_FILTER = "precache.image"
 IMAGE_FILTER_VERSION = 1
 
 ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-"""Python's own zstd or its backport, with parameters that numcodecs has not; for who builds."""
+"""Python's own zstd or its backport: builds need parameters that numcodecs does not offer."""
 
 LITERAL_COMPRESSION_MODE, MAX_BLOCK_SIZE = 1002, 1015
 """``ZSTD_c_literalCompressionMode``, ``ZSTD_c_maxBlockSize`` (zstd.h 1.5.7): unnamed in Python."""
 
 _LEAST_BLOCK, _MOST_BLOCK = 20 << 10, 64 << 10
-"""The smallest channel that is worth blocks of its own, and the largest block; bytes."""
+"""Bytes of the smallest channel worth blocks of its own, and of the largest block."""
 
 _WIDE = 300
-"""Lines of so many bytes are added up one by one, shorter ones in runs of four."""
+"""Lines of this many bytes are summed one by one, shorter ones in runs of four."""
 
 _WIDE_ROWS = 64
-"""Rows of wide lines whose filter is undone at once: enough to spread the calls."""
+"""Rows of wide lines whose filter is undone at once: enough to amortise the calls."""
 
 _NARROW_ROWS, _NARROW_BYTES = 128, 4800 << 10
-"""Other rows, at most so many and of so many bytes together, which the caches hold."""
+"""Limits of other rows undone at once, by number and by bytes: what the CPU caches hold."""
 
 _scratch = threading.local()
 
@@ -48,25 +48,25 @@ _scratch = threading.local()
 def filter_image(
     rows: np.ndarray, plain: np.ndarray | None = None, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """The `image` codec's filter, version 1.
+    """Apply the `image` codec's filter, version 1.
 
     Parameters
     ----------
     rows
-        (..., C, H, W) uint8; stays as it is.
+        (..., C, H, W) uint8; not modified.
     plain, out
-        (..., H, W) scratch, and the result, of the shape of `rows`, to reuse, since fresh memory
-        costs more than the work.
+        (..., H, W) scratch, and the result, of the shape of `rows`; to be reused, since fresh
+        memory costs more than the work.
 
     Returns
     -------
     np.ndarray
-        Same shape and dtype, modulo 256: where C = 3, (R - G, G, B - G); then each line of pixels
-        less the line above it.
+        Same shape and dtype, modulo 256: if C = 3, (R - G, G, B - G); then each line of pixels
+        minus the line above it.
     """
     plain = np.empty(rows[..., 0, :, :].shape, np.uint8) if plain is None else plain
     out = np.empty(rows.shape, np.uint8) if out is None else out
-    # Channel by channel: what the caches hold is dear.
+    # Channel by channel, so that the caches hold what is worked on.
     for channel in range(rows.shape[-3]):
         lines, residue = rows[..., channel, :, :], out[..., channel, :, :]
         if rows.shape[-3] == 3 and channel != 1:
@@ -76,8 +76,8 @@ def filter_image(
     return out
 
 
-def undone_together(row_shape: tuple[int, ...]) -> int:
-    """How many (C, H, W) rows `undo_image` takes at once; it costs least right after decoding."""
+def undo_batch_rows(row_shape: tuple[int, ...]) -> int:
+    """Number of (C, H, W) rows that `undo_image` handles at once, best right after decoding."""
     fitting = max(1, _NARROW_BYTES // max(1, math.prod(row_shape)))
     return min(_NARROW_ROWS, fitting) if row_shape[-1] < _WIDE else _WIDE_ROWS
 
@@ -89,24 +89,25 @@ def undo_image(rows: np.ndarray) -> None:
     if not rows.size:
         return
     channels, height, width = rows.shape[-3:]
-    if kernels.compiled is not None:
-        kernels.compiled.undo_image(rows, channels, height, width)
+    functions = kernels.compiled().functions
+    if functions is not None:
+        functions.undo_image(rows, channels, height, width)
         return
     images = rows.reshape(-1, channels, height, width)
-    together = undone_together(images.shape[1:])
-    add_up = _add_up_fours if width < _WIDE else _add_up
-    for start in range(0, len(images), together):
-        part = images[start : start + together]
-        add_up(part.reshape(-1, height, width))
+    batch = undo_batch_rows(images.shape[1:])
+    sum_lines = _sum_lines_by_four if width < _WIDE else _sum_lines
+    for start in range(0, len(images), batch):
+        part = images[start : start + batch]
+        sum_lines(part.reshape(-1, height, width))
         if channels == 3:
             part[:, 0] += part[:, 1]
             part[:, 2] += part[:, 1]
 
 
-def _add_up(planes: np.ndarray) -> None:
-    """Prefix sums along H of (M, H, W), in place."""
+def _sum_lines(planes: np.ndarray) -> None:
+    """Compute prefix sums along H of (M, H, W), in place."""
     lines = planes.swapaxes(0, 1)
-    # Apart from the planes, whose lines share few sets of a cache where W is a power of two.
+    # In buffers of their own: where W is a power of two, a plane's lines share few cache sets.
     above, below = lines[0].copy(), np.empty_like(lines[0])
     for line in lines[1:]:
         np.add(above, line, out=below)
@@ -114,11 +115,11 @@ def _add_up(planes: np.ndarray) -> None:
         above, below = below, above
 
 
-def _add_up_fours(planes: np.ndarray) -> None:
-    """Prefix sums along H of (M, H, W), in place, four lines at a time.
+def _sum_lines_by_four(planes: np.ndarray) -> None:
+    """Compute prefix sums along H of (M, H, W), in place, four lines at a time.
 
-    Each line becomes the sum of itself and the three above, in two additions of whole planes; of
-    these, each run of four lines, one piece of memory, needs what the run above it has come to.
+    Two additions of whole planes make each line the sum of itself and the three above it. Each run
+    of four lines, contiguous in memory, then only lacks the sums of the run above it.
     """
     if not hasattr(_scratch, "sums") or _scratch.sums.size < planes.size:
         _scratch.sums = np.empty(planes.size, np.uint8)
@@ -129,15 +130,15 @@ def _add_up_fours(planes: np.ndarray) -> None:
     count, height, width = planes.shape
     whole = height // 4 * 4
     if whole:
-        _add_up(planes[:, :whole].reshape(count, -1, 4 * width))
+        _sum_lines(planes[:, :whole].reshape(count, -1, 4 * width))
         planes[:, whole:] += planes[:, whole - 4 : height - 4]
 
 
 # --- zstd ---------------------------------------------------------------------------------------
 
 
-def load_zstd() -> ModuleType:
-    """`ZSTD_MODULE`, which a training node need not have.
+def import_zstd() -> ModuleType:
+    """Import `ZSTD_MODULE`, which a training node need not have.
 
     Raises
     ------
@@ -147,16 +148,17 @@ def load_zstd() -> ModuleType:
     try:
         return importlib.import_module(ZSTD_MODULE)
     except ImportError:
-        ours = ZSTD_MODULE.startswith("backports")
-        way_out = "pip install 'precache[workers]'" if ours else "use a Python built with libzstd"
-        raise UsageError(f"building needs {ZSTD_MODULE}: {way_out}") from None
+        remedy = "use a Python built with libzstd"
+        if ZSTD_MODULE.startswith("backports"):
+            remedy = "pip install 'precache[workers]'"
+        raise UsageError(f"building needs {ZSTD_MODULE}: {remedy}") from None
 
 
 def _block_size(channel: int) -> int:
-    """Bytes of a zstd block for filtered channels of so many bytes; 0 leaves it to zstd.
+    """Bytes of a zstd block for filtered channels of `channel` bytes; 0 leaves it to zstd.
 
-    Blocks that end about where channels do have literals of one distribution each: smaller, and
-    decoded faster. Of small channels, the tables of so many blocks would cost more than that.
+    Blocks that end about where channels do hold literals of one distribution each, which are
+    smaller and decode faster. For small channels, the tables of so many blocks would cost more.
     """
     if channel < _LEAST_BLOCK:
         return 0
@@ -164,26 +166,26 @@ def _block_size(channel: int) -> int:
 
 
 def image_parameters(channel: int) -> dict[int, int]:
-    """What zstd compresses filtered channels of so many bytes with: its parameters by number."""
-    named = load_zstd().CompressionParameter
+    """Zstd parameters, by number, for filtered channels of `channel` bytes."""
+    named = import_zstd().CompressionParameter
     parameters = {
         named.compression_level: 1,
         named.checksum_flag: 1,
-        # The residue hardly repeats. What there is to find, borders and flat areas, is long: zstd
-        # steps over 64 bytes at a time, and matches reach back over what it stepped over.
+        # The residue hardly repeats; the repeats it has (borders, flat areas) are long. zstd
+        # steps over 64 bytes at a time, and matches extend back over what it skipped.
         named.min_match: 7,
         named.hash_log: 6,
         named.target_length: 64,
-        LITERAL_COMPRESSION_MODE: 1,  # which with a target length would be off
+        LITERAL_COMPRESSION_MODE: 1,  # off by default if a target length is set
     }
     block = _block_size(channel)
     return parameters | ({MAX_BLOCK_SIZE: block} if block else {})
 
 
 class ImageEncoder:
-    """The filter and then zstd, of chunks (N, C, H, W) uint8 to bytes; not thread-safe.
+    """Encodes chunks (N, C, H, W) uint8 to bytes: the filter, then zstd. Not thread-safe.
 
-    Scratch and compressor are those of the last chunk's shape.
+    Scratch memory and compressor are kept for chunks of the same shape.
     """
 
     def __init__(self) -> None:
@@ -192,7 +194,7 @@ class ImageEncoder:
 
     def _prepare(self, shape: tuple[int, ...]) -> None:
         parameters = image_parameters(shape[-2] * shape[-1])
-        self._compressor = load_zstd().ZstdCompressor(options=parameters)
+        self._compressor = import_zstd().ZstdCompressor(options=parameters)
         self._plain = np.empty((*shape[:-3], *shape[-2:]), np.uint8)
         self._out = np.empty(shape, np.uint8)
 

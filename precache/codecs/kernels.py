@@ -1,7 +1,7 @@
-"""Rows into a batch: compiled (`_rows.c`), or by NumPy where no C compiler was at hand.
+"""Copy, check and decode the rows of a batch: compiled (`_rows.c`), or NumPy where that is missing.
 
-A batch that is larger than what caches hold is written past them: its memory then need not be read
-before it is overwritten, which halves the time to copy it.
+Batches larger than the CPU caches are written past them: their memory then need not be read before
+it is overwritten, which halves the time to copy it.
 """
 
 from __future__ import annotations
@@ -9,54 +9,79 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import google_crc32c
 import numpy as np
-from numcodecs import zstd
 
 log = logging.getLogger(__name__)
 
-MISSING = (
+NO_COMPILED_CODE = (
     "precache's compiled code is missing, without which reading takes up to twice the CPU time: "
     "with a C compiler and Python's headers at hand, install precache again "
     "(pip install --force-reinstall --no-deps --no-cache-dir)"
 )
 
-ZSTD_MISSING = (
-    "precache's compiled code finds no zstd in numcodecs, without which decoding takes up to twice "
-    "the CPU time: install numcodecs' wheel from PyPI"
+LIBZSTD = "libzstd.so.1"
+
+NO_LIBZSTD = (
+    f"precache's compiled code finds no {LIBZSTD}, without which decoding takes up to twice the "
+    "CPU time: install zstd's library (apt install libzstd1, dnf install libzstd, "
+    "conda install zstd)"
 )
 
-compiled: ModuleType | None
-"""The compiled functions, or None."""
-
-try:
-    compiled = importlib.import_module("precache.codecs._rows")
-except ImportError:
-    compiled = None
-
-decodes = compiled is not None and compiled.load_zstd(zstd.__file__)
-"""Whether `decode` can be called: numcodecs' own zstd is found, too."""
-
-checks = compiled is not None and compiled.has_crc32c()
-"""Whether `gather` can check CRC32C: the processor has an instruction for it."""
-
 PAST_CACHES_NBYTES = 8 << 20
-"""Batches of so many bytes are written past the caches; smaller ones may be found in them."""
+"""Batches of this many bytes are written past the caches; smaller ones may be found in them."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The compiled functions, and which of them work on this machine.
+
+    Attributes
+    ----------
+    functions
+        The extension module; None if it is not compiled.
+    has_zstd
+        `decode_frames` works: libzstd is installed.
+    has_crc32c
+        `copy_pieces` can check CRC32C: the processor has an instruction for it.
+    """
+
+    functions: ModuleType | None = None
+    has_zstd: bool = False
+    has_crc32c: bool = False
 
 
 @functools.cache
-def tell_if_missing() -> None:
-    """Say so once, where nothing is compiled, or cannot decode."""
-    if compiled is None:
-        log.warning(MISSING)
-    elif not decodes:
-        log.warning(ZSTD_MISSING)
+def compiled() -> Compiled:
+    """Import the compiled functions and load libzstd for them, once per process.
+
+    libzstd is taken from the Python environment's own ``lib`` (conda installs it there), else from
+    where the dynamic linker finds it.
+    """
+    try:
+        functions = importlib.import_module("precache.codecs._rows")
+    except ImportError:
+        return Compiled()
+    has_zstd = any(map(functions.load_zstd, (Path(sys.prefix, "lib", LIBZSTD), LIBZSTD)))
+    return Compiled(functions, has_zstd, functions.has_crc32c())
 
 
-def gather(
+@functools.cache
+def warn_if_slow() -> None:
+    """Log once that a slower fallback is used: nothing is compiled, or libzstd is missing."""
+    if compiled().functions is None:
+        log.warning(NO_COMPILED_CODE)
+    elif not compiled().has_zstd:
+        log.warning(NO_LIBZSTD)
+
+
+def copy_pieces(
     sources: list[memoryview],
     numbers: np.ndarray,
     starts: np.ndarray,
@@ -70,31 +95,32 @@ def gather(
     Parameters
     ----------
     sources
-        Bytes.
+        Buffers that the pieces are copied from.
     numbers, starts, lengths
-        (n,) int64: of each piece its source, and its place there in bytes.
+        (n,) int64: the source of each piece, and its offset and length there in bytes.
     out
-        Contiguous, of as many bytes as all pieces have.
+        Contiguous, as long as all pieces together.
     batch_nbytes
-        Of the batch that `out` is part of.
+        Size of the batch that `out` is part of.
     checked
-        (n,) bool: the pieces whose CRC32C, stored behind them, is checked meanwhile; only where
-        this module `checks`.
+        (n,) bool: the pieces whose CRC32C, stored behind them, is checked while they are copied;
+        needs `Compiled.has_crc32c`.
 
     Returns
     -------
     int
-        How many were copied before one whose CRC32C does not hold.
+        Number of pieces copied before the first whose CRC32C does not match.
 
     Raises
     ------
     ValueError
-        A piece does not lie in its source, or all do not fill `out`.
+        A piece lies outside its source, or the pieces do not fill `out`.
     """
-    if compiled is not None:
+    functions = compiled().functions
+    if functions is not None:
         past = batch_nbytes >= PAST_CACHES_NBYTES
-        whole: int = compiled.gather(sources, numbers, starts, lengths, checked, out, past)
-        return whole
+        copied: int = functions.gather(sources, numbers, starts, lengths, checked, out, past)
+        return copied
     assert checked is None
     arrays = {n: np.frombuffer(sources[n], np.uint8) for n in np.unique(numbers).tolist()}
     places = zip(numbers.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
@@ -105,23 +131,26 @@ def gather(
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """CRC32C of bytes; compiled, without the interpreter lock, which page faults would hold."""
-    if checks:
-        assert compiled is not None
-        value: int = compiled.crc32c(data)
+    """Compute the CRC32C of bytes.
+
+    The compiled function releases the interpreter lock, which page faults would hold.
+    """
+    functions = compiled().functions
+    if functions is not None and compiled().has_crc32c:
+        value: int = functions.crc32c(data)
         return value
     return int(google_crc32c.value(np.frombuffer(data, np.uint8)))
 
 
 def join(sources: list[memoryview], out: np.ndarray) -> None:
-    """Copy sources whole, one after another, to contiguous memory of as many bytes."""
+    """Copy whole sources, one after another, into contiguous memory of the same size."""
     lengths = np.array([len(source) for source in sources], np.int64)
     numbers = np.arange(len(sources), dtype=np.int64)
-    gather(sources, numbers, np.zeros_like(numbers), lengths, out, out.nbytes)
+    copy_pieces(sources, numbers, np.zeros_like(numbers), lengths, out, out.nbytes)
 
 
 def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """``np.take(values, rows, axis=0, out=out)``, past the caches where the batch is large.
+    """Take rows as ``np.take(values, rows, axis=0, out=out)``; large batches past the caches.
 
     Parameters
     ----------
@@ -132,16 +161,18 @@ def take(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     out
         (n, ...) contiguous, of the same dtype.
     """
-    if compiled is None or out.nbytes < PAST_CACHES_NBYTES:
+    if compiled().functions is None or out.nbytes < PAST_CACHES_NBYTES:
         np.take(values, rows, axis=0, out=out, mode="clip")
         return
     nbytes = out.nbytes // len(rows)
     source = values.reshape(-1).view(np.uint8).data
     starts = rows.astype(np.int64) * nbytes
-    gather([source], np.zeros_like(starts), starts, np.full_like(starts, nbytes), out, out.nbytes)
+    copy_pieces(
+        [source], np.zeros_like(starts), starts, np.full_like(starts, nbytes), out, out.nbytes
+    )
 
 
-def decode(
+def decode_frames(
     frames: Sequence[memoryview],
     out: np.ndarray,
     *,
@@ -149,27 +180,29 @@ def decode(
     batch_nbytes: int,
     checked: np.ndarray | None = None,
 ) -> int:
-    """Decompress zstd frames; only where this module `decodes`.
+    """Decompress zstd frames; needs `Compiled.has_zstd`.
 
     Parameters
     ----------
     out
-        Contiguous (n, ...), of which each frame fills one.
+        Contiguous (n, ...); each frame fills one row.
     filtered
-        Whether these are (..., C, H, W) uint8, and the filter of `image` is undone.
+        Rows are (..., C, H, W) uint8, and the filter of `image` is undone.
     batch_nbytes
-        Of the batch that `out` is part of.
+        Size of the batch that `out` is part of.
     checked
-        (n,) bool: the frames whose content checksum is checked; by default all.
+        (n,) bool: the frames whose content checksum is checked; all by default, and always where
+        libzstd is too old to skip it.
 
     Returns
     -------
     int
-        How many frames came out whole before one did not.
+        Number of frames decoded before the first damaged one.
     """
-    assert compiled is not None
+    functions = compiled().functions
+    assert functions is not None
     channels, height, width = out.shape[-3:] if filtered else (1, 1, 1)
     past = batch_nbytes >= PAST_CACHES_NBYTES
     shape = channels, height, width
-    whole: int = compiled.decode(list(frames), checked, out, filtered, *shape, past)
-    return whole
+    decoded: int = functions.decode(list(frames), checked, out, filtered, *shape, past)
+    return decoded

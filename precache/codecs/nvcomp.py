@@ -1,7 +1,7 @@
-"""zstd frames decompressed on a CUDA device, a batch at a time, by nvCOMP where it is installed.
+"""Decompress batches of zstd frames on a CUDA device with nvCOMP, if it is installed.
 
-Source: nvCOMP 6, nvcomp/zstd.h, the batched low-level interface; its Python face makes an object
-for every frame, which costs more than copying it.
+Source: nvCOMP 6, nvcomp/zstd.h, the batched low-level interface. Its Python interface makes an
+object for every frame, which costs more than copying the frame.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Options(ctypes.Structure):
 
 @functools.cache
 def _library() -> Any:
-    """The library with its two functions declared, or None where it is not installed."""
+    """Load the library and declare its two functions; None if it is not installed."""
     try:
         path = importlib.resources.files(PACKAGE).joinpath(LIBRARY)
         library = ctypes.CDLL(str(path))
@@ -45,39 +45,39 @@ def _library() -> Any:
 
 
 def available() -> bool:
-    """Whether nvCOMP is installed and loads."""
+    """Return whether nvCOMP is installed and loads."""
     return _library() is not None
 
 
 def temporary_nbytes(frames: int, row_nbytes: int, stream: int = 0) -> int:
-    """Bytes of device memory that decompressing `frames` frames at once needs meanwhile."""
-    found = ctypes.c_size_t()
+    """Bytes of temporary device memory that decompressing `frames` frames at once needs."""
+    nbytes = ctypes.c_size_t()
     status = _library().nvcompBatchedZstdDecompressGetTempSize(
-        frames, row_nbytes, _Options(), ctypes.byref(found), frames * row_nbytes, stream
+        frames, row_nbytes, _Options(), ctypes.byref(nbytes), frames * row_nbytes, stream
     )
     _require_success(status)
-    return found.value
+    return nbytes.value
 
 
 def decompress(
     memory: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor, row_nbytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decompress frames on the current stream of their device, without waiting for it.
+    """Decompress frames on the current stream of their device, without waiting for the result.
 
     Parameters
     ----------
     memory
-        uint8, on a CUDA device; holds the frames.
+        uint8, on a CUDA device: the memory that holds the frames.
     offsets, lengths
-        (n,) int64 on the same device: where each frame lies.
+        (n,) int64 on the same device: the place of each frame in `memory`.
     row_nbytes
-        What each frame decompresses to.
+        Bytes that each frame decompresses to.
 
     Returns
     -------
     tuple of torch.Tensor
-        (n, row_nbytes) uint8, and (n,) bool: the frames that did not decompress. nvCOMP does not
-        check the frames' own checksums, and promises nothing for damaged ones.
+        (n, row_nbytes) uint8, and (n,) bool: the frames that failed to decompress. nvCOMP does not
+        check the frames' content checksums, so damage may go undetected.
     """
     count, device = len(lengths), memory.device
     stream = torch.cuda.current_stream(device).cuda_stream
@@ -85,16 +85,16 @@ def decompress(
     sources = offsets + memory.data_ptr()
     targets = torch.arange(count, device=device) * row_nbytes + rows.data_ptr()
     expected = torch.full((count,), row_nbytes, dtype=torch.int64, device=device)
-    found = torch.zeros_like(expected)
+    actual = torch.zeros_like(expected)
     statuses = torch.zeros(count, dtype=torch.int32, device=device)
     size = temporary_nbytes(count, row_nbytes, stream)
     temporary = torch.empty(size, dtype=torch.uint8, device=device)
     status = _library().nvcompBatchedZstdDecompressAsync(
-        sources.data_ptr(), lengths.data_ptr(), expected.data_ptr(), found.data_ptr(), count,
+        sources.data_ptr(), lengths.data_ptr(), expected.data_ptr(), actual.data_ptr(), count,
         temporary.data_ptr(), size, targets.data_ptr(), _Options(), statuses.data_ptr(), stream,
     )  # fmt: skip
     _require_success(status)
-    return rows, (statuses != 0) | (found != expected)
+    return rows, (statuses != 0) | (actual != expected)
 
 
 def _require_success(status: int) -> None:

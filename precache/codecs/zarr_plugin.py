@@ -1,4 +1,4 @@
-"""The image filter for zarr-python, found through the entry point ``zarr.codecs``."""
+"""The image filter as a zarr-python codec, registered by the entry point ``zarr.codecs``."""
 
 from __future__ import annotations
 

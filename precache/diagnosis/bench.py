@@ -108,7 +108,7 @@ def bench(
         read,
         floor,
         read.cpu_ms_per_1000 / floor.cpu_ms_per_1000,
-        kernels.compiled is not None,
+        kernels.compiled().functions is not None,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from precache.errors import BuildError, UsageError
-from precache.sampling.order import Permutation, come_again
+from precache.sampling.order import Permutation, repeated_positions
 from precache.store.live_version import LiveVersion
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class ArrivalOrder:
 
     def again(self, number: int) -> np.ndarray | None:
         """Do as `precache.sampling.order.Order.again`, for a batch that was read."""
-        return come_again(self._own(number), self._known)
+        return repeated_positions(self._own(number), self._known)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
         """Yield row numbers (int64) of each batch of an epoch, from batch number `start` on."""

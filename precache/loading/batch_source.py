@@ -257,7 +257,7 @@ class BatchSource:
         if options.resident is not None:
             for turn, fields in enumerate(resident.load(reader, torch.device("cpu"))):
                 arrays = {name: as_array(values) for name, values in fields.items()}
-                reader.at_epoch(turn).adopt(arrays)
+                reader.at_epoch(turn).read_from_memory(arrays)
         return BatchStream(
             reader,
             options.batch_size,

@@ -17,7 +17,7 @@ from precache.loading.slots import as_tensor, require_memory, row_nbytes
 from precache.reading.version_reader import FieldNames, VersionReader
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
-from precache.store.version import Keys, Version
+from precache.store.version import RowKeys, Version
 
 Batch = dict[str, torch.Tensor]
 
@@ -161,7 +161,7 @@ class CachedDataset(Dataset[Batch]):
     @functools.cached_property
     def keys(self) -> Sequence[str]:
         """Keys of the samples, by index."""
-        return Keys(self.version, self._columns.valid(np.arange(len(self))))
+        return RowKeys(self.version, self._columns.valid(np.arange(len(self))))
 
     @functools.cached_property
     def _row_nbytes(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from precache.codecs.kernels import tell_if_missing
+from precache.codecs.kernels import warn_if_slow
 from precache.errors import UsageError
 from precache.loading.batch_source import BatchSource, open_source
 from precache.loading.cuda_clock import stall_clock
@@ -186,7 +186,7 @@ class Loader:
         self._source = open_source(uri, self._options, self._closed, end_iterators)
         # At exit, while modules can still be used, and before the source is finalized.
         weakref.finalize(self, end_iterators)
-        tell_if_missing()
+        warn_if_slow()
         self._clock = stall_clock(self.device)
         self._position = Position(len(self))
         self._last = (0, 0)

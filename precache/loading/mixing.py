@@ -19,7 +19,7 @@ from precache.loading.position import Position, require_same
 from precache.loading.slots import SlotPool
 from precache.runtime.integers import whole
 from precache.runtime.step_clock import FetchedObjects, LoaderStats
-from precache.sampling.mix_schedule import Turns, shares_of
+from precache.sampling.mix_schedule import MixSchedule, shares_of
 
 MIXTURE_STATE_FORMAT = 1
 
@@ -109,7 +109,7 @@ def mix(
         "until": until,
         "seed": seed,
     }
-    turns = Turns.of(lengths, shares, until, seed)
+    turns = MixSchedule.of(lengths, shares, until, seed)
     return Mixture(loaders, turns, settings)
 
 
@@ -144,7 +144,7 @@ class Mixture:
     """
 
     def __init__(
-        self, loaders: Sequence[Loader], turns: Turns, settings: Mapping[str, Any]
+        self, loaders: Sequence[Loader], turns: MixSchedule, settings: Mapping[str, Any]
     ) -> None:
         self.loaders = tuple(loaders)
         self.counts = turns.counts
@@ -174,7 +174,7 @@ class Mixture:
             batches = [
                 ends.enter_context(contextlib.closing(_endless(loader, *position)))
                 for loader, position in zip(
-                    self.loaders, self._turns.places(epoch, start), strict=True
+                    self.loaders, self._turns.positions_at(epoch, start), strict=True
                 )
             ]
             join = _Joiner()

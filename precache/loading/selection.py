@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import UsageError
-from precache.reading.version_reader import VersionReader, read_whole
+from precache.reading.version_reader import VersionReader, read_small_field
 from precache.sampling.order import ChosenRows, ValidRows
 from precache.store.version import SMALL_ROW_NBYTES, Version
 
@@ -113,7 +113,7 @@ def rows_where(version: Version, predicate: Callable[..., np.ndarray]) -> np.nda
                 f"{', '.join(known)} of {version.path}"
             )
         keys = name == "key" and name not in small
-        values.append(np.array(list(version.keys)) if keys else read_whole(version, name))
+        values.append(np.array(list(version.keys)) if keys else read_small_field(version, name))
     chosen = np.asarray(predicate(*values))
     if chosen.dtype != np.bool_ or chosen.shape != (version.rows,):
         raise UsageError(

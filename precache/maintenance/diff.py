@@ -12,9 +12,9 @@ from precache.errors import StoreError, UsageError
 from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_of
 from precache.storage.open import StorageOptions
-from precache.store.attributes import Attributes
+from precache.store.documents import Attributes
 from precache.store.open import open_version
-from precache.store.row_table import REMOVED, RowTable, kept_contents
+from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
 
 EXAMPLES = 5
@@ -221,7 +221,7 @@ def _class_names(labels: Sequence[int], classes: Sequence[str]) -> list[str]:
 def _raw_samples(version: Version) -> list[RawSample]:
     data, where = version.read_checked(ROW_TABLE), version.folder.path(ROW_TABLE)
     try:
-        table, content = RowTable.from_parquet(data, where), kept_contents(data, where)
+        table, content = RowTable.from_parquet(data, where), read_contents(data, where)
     except ModuleNotFoundError as error:
         raise UsageError(
             f"comparing samples needs {error.name}: pip install 'precache[workers]'"

@@ -52,10 +52,10 @@ from precache.runtime.integers import whole
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link, move, refuse_link, remove_if_empty
-from precache.store.build_status import DESCRIPTION, remove_left_scratch
+from precache.store.build_status import DESCRIPTION, remove_abandoned_scratch
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit, read_commits
-from precache.store.lease import Claims, deciding, remove_ended
-from precache.store.shard_log import kept_name
+from precache.store.lease import NamedLease, decision_lease, remove_ended_leases
+from precache.store.shard_log import followed_log_name
 
 UNTOUCHED_SECONDS = 900.0
 """Since the last change of what is being built or copied, below which `gc` never touches it.
@@ -163,7 +163,7 @@ def gc(
     if not dry_run:
         done = []
         for each in removed:
-            with deciding(folder, each.version):
+            with decision_lease(folder, each.version):
                 spared = _remove(folder, each.place, clock)
             if spared:
                 kept.append(Kept(each.version, spared))
@@ -171,12 +171,12 @@ def gc(
                 done.append(each)
         removed = done
         for name in plan.swept:
-            remove_left_scratch(folder.folder(name))
+            remove_abandoned_scratch(folder.folder(name))
             if folder.local("") is None:
                 folder.remove(f"{COPIES}/{name}")
         for name in (TRASH, COPIES):
             remove_if_empty(folder, name)
-        remove_ended(folder)
+        remove_ended_leases(folder)
     return Collected(str(folder), dry_run, tuple(removed), tuple(kept), plan.swept)
 
 
@@ -313,7 +313,7 @@ def _remove(store: Folder, name: str, clock: Callable[[], float]) -> str:
     if log and log[-1].version == name:
         return "current"
     if name != place.version:
-        if Claims(store, pull_claim(place.version)).holder() is not None:
+        if NamedLease(store, pull_claim(place.version)).holder() is not None:
             return "somebody is at work on it"
         store.remove(name)  # nobody reads a copy under way
         return ""
@@ -340,10 +340,10 @@ def _end_what_was_begun(store: Folder) -> None:
     for name in store.names(TRASH):
         left, version = f"{TRASH}/{name}", name.partition(".")[0]
         if local and _REMAINS.fullmatch(name):
-            with deciding(store, version):
+            with decision_lease(store, version):
                 _finish(store, left)
         elif not local and VERSION.fullmatch(name):
-            with deciding(store, version):
+            with decision_lease(store, version):
                 record = store.get(left)
                 if record is not None and (not record or version_of(record) == version):
                     _finish(store, left)
@@ -360,7 +360,7 @@ def _finish(store: Folder, left: str) -> bool:
     wanted = bool(log) and log[-1].version == version and not there
     begun = there or store.exists(f"{version}/{DESCRIPTION}")
     if not (wanted or begun):
-        store.remove(kept_name(version))
+        store.remove(followed_log_name(version))
     if path is None:
         begun = begun or store.size(f"{COPIES}/{version}") is not None
         document = store.get(left)

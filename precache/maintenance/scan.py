@@ -27,7 +27,7 @@ from pydantic_core import from_json
 from precache.errors import StorageError
 from precache.storage.base import Folder, is_missing
 from precache.storage.rename import is_link
-from precache.store.build_status import DESCRIPTION, BuildStatus, described_build
+from precache.store.build_status import DESCRIPTION, BuildStatus, read_build_or_none
 from precache.store.commit_log import BUILD, ROOT, VERSION, Commit
 
 COPIES = "_pull"
@@ -147,7 +147,7 @@ def look(
     record = (_records(store) if records is None else records).get(version)
     objects = tuple(_objects(folder))
     names = {each.name for each in objects}
-    build = described_build(folder) if DESCRIPTION in names else None
+    build = read_build_or_none(folder) if DESCRIPTION in names else None
     scratch = any(each.startswith(f"{BUILD}/") for each in names)
     build_path = None if path is None else path / BUILD
     scratch = scratch or (build_path is not None and os.path.lexists(build_path))

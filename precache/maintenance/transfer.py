@@ -40,19 +40,19 @@ from precache.storage.base import Folder, is_missing
 from precache.storage.local import LocalFolder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import exchange, move, refuse_link, remove_if_empty
-from precache.store.build_status import is_alive, remove_left_scratch
+from precache.store.build_status import is_alive, remove_abandoned_scratch
 from precache.store.commit_log import (
     BUILD,
     ROOT,
-    Code,
+    CodeDigests,
     Commit,
     append_commit,
-    code_of,
     read_commits,
+    recorded_code,
     require_create_only,
 )
-from precache.store.lease import Claims, deciding
-from precache.store.object_names import Contents
+from precache.store.lease import NamedLease, decision_lease
+from precache.store.object_names import ObjectNames
 from precache.store.open import open_own, open_version, split_uri
 from precache.store.version import Version
 
@@ -186,7 +186,7 @@ def pull(
             raise StoreError(f"{version.path} is not a version that precache wrote; copy it as is")
         try:
             with version.unless_gone():
-                code = code_of(_log(uri, storage_options), version.id)
+                code = recorded_code(_log(uri, storage_options), version.id)
                 return _pull(version, store, tick, code)
         except GoneError:
             if version.id == last:
@@ -200,10 +200,10 @@ def _log(uri: str | os.PathLike[str], storage_options: StorageOptions) -> list[C
     return read_commits(open_folder(split_uri(uri, storage_options)[0], storage_options))
 
 
-def _pull(version: Version, store: Folder, tick: Tick, code: Code) -> Transferred:
+def _pull(version: Version, store: Folder, tick: Tick, code: CodeDigests) -> Transferred:
     target, count = store.folder(version.id), _Count(tick)
     refuse_link(store, COPIES)
-    with Claims(store, pull_claim(version.id)).held():
+    with NamedLease(store, pull_claim(version.id)).acquire():
         there = _whole(target)
         if there is not None:
             count.take((shard, True) for shard in there)
@@ -223,7 +223,7 @@ def _pull(version: Version, store: Folder, tick: Tick, code: Code) -> Transferre
         # What is not needed once a version is there whole and current.
         store.remove(_copy_name(version.id))
         remove_if_empty(store, COPIES)
-        remove_left_scratch(target)
+        remove_abandoned_scratch(target)
     return Transferred(version.id, str(target), count.objects, count.nbytes, count.skipped)
 
 
@@ -283,7 +283,7 @@ def _there(folder: Folder, names: Sequence[str]) -> dict[str, bytes]:
 def _shards(version: Version) -> list[_Shard]:
     assert version.attributes is not None
     tables = {name: version.shard_table(name) for name in version.stored}
-    names = Contents.of(version.attributes).shards
+    names = ObjectNames.of(version.attributes).shards
     return [
         _Shard(object_name, size, xxh3)
         for name, table in tables.items()
@@ -295,8 +295,8 @@ def _shards(version: Version) -> list[_Shard]:
 def _receive(version: Version) -> _Received:
     """Read all of a version but its shards; `DamageError` where it is not what it should be."""
     assert version.attributes is not None
-    version.bring(version.stored)
-    contents, problem = Contents.of(version.attributes), ""
+    version.prefetch(version.stored)
+    contents, problem = ObjectNames.of(version.attributes), ""
     for _ in range(2):  # bytes may change on their way
         names = [ROOT, *contents.small]
         objects = dict(zip(names, prefetch(version.small_object, names, THREADS, 8), strict=True))
@@ -334,14 +334,14 @@ def _put_in_place(source: Folder, received: _Received, store: Folder, count: _Co
             return shard, True
         data = shard.read(source)
         if not target.create(shard.name, [data]):
-            with deciding(store, version):
+            with decision_lease(store, version):
                 require_free()
                 target.put(shard.name, [data])  # a copy that was cut off had other bytes
         return shard, False
 
     store.put(_copy_name(version), [received.root])
     count.take(prefetch(put_shard, received.shards, THREADS, 2 * THREADS))
-    with deciding(store, version):
+    with decision_lease(store, version):
         require_free()
         _put_small(received, target, count)
         _require_all(received, target)
@@ -428,7 +428,7 @@ def _put_together(source: Folder, received: _Received, store: Folder, count: _Co
     _require_all(received, side)
     side.put(ROOT, [received.root], scratch=SCRATCH)
     side.remove(BUILD)
-    with deciding(store, version):
+    with decision_lease(store, version):
         if _whole(target) is None:
             _require_free(store, version)
             _take_place(store, version)

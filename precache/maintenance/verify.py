@@ -25,8 +25,8 @@ from precache.store.array_metadata import SUMS
 from precache.store.commit_log import ROOT
 from precache.store.consistency import Flaw, has_labels_with_samples, inspect
 from precache.store.open import open_unchecked
-from precache.store.row_table import RowTable, kept_contents, kept_reasons
-from precache.store.version import ROW_TABLE, Version, gone
+from precache.store.row_table import RowTable, read_contents, read_reasons
+from precache.store.version import ROW_TABLE, Version, gone_error
 
 PIECE = 8 << 20
 """Bytes checked between two reports of progress."""
@@ -113,7 +113,7 @@ def verify_version(version: Version, tick: Tick) -> Verified:
     with version.unless_gone():
         verified = _verify(version, tick)
     if verified.damage and version.is_gone():
-        raise gone(version.path)
+        raise gone_error(version.path)
     return verified
 
 
@@ -218,8 +218,8 @@ def _row_table(version: Version) -> RowTable:
 def _reasons(version: Version) -> Iterator[Flaw]:
     """Whether the row table tells of the same holes as their list."""
     data = version.read_checked(ROW_TABLE)
-    reasons = {row: why for row, why in enumerate(kept_reasons(data, ROW_TABLE)) if why}
-    if len(kept_contents(data, ROW_TABLE)) != version.rows:
+    reasons = {row: why for row, why in enumerate(read_reasons(data, ROW_TABLE)) if why}
+    if len(read_contents(data, ROW_TABLE)) != version.rows:
         yield Flaw(ROW_TABLE, "it lacks hashes of samples")
     try:
         holes = {row: why for row, (_, why) in version.holes.items()}

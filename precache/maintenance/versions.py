@@ -15,10 +15,10 @@ from precache.recipe.recipe import Recipe, op_texts
 from precache.recipe.variants import variants_text
 from precache.storage.base import Folder
 from precache.storage.open import StorageOptions, open_folder
-from precache.store.attributes import Attributes
-from precache.store.build_status import BuildStatus, remove_left_scratch
+from precache.store.build_status import BuildStatus, remove_abandoned_scratch
 from precache.store.commit_log import ROOT, Commit, append_commit, read_commits
 from precache.store.consistency import inspect
+from precache.store.documents import Attributes
 from precache.store.open import open_version, split_uri
 from precache.store.version import Version, read_attributes
 
@@ -238,7 +238,7 @@ def use(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> 
     log = read_commits(store)
     previous = log[-1].version
     commit = append_commit(store, version.id)
-    remove_left_scratch(version.folder)
+    remove_abandoned_scratch(version.folder)
     return Used(version.id, commit.number, previous)
 
 

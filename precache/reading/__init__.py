@@ -1,4 +1,4 @@
-"""Rows out of shards: local maps, range reads, the disk cache, prefetch.
+"""Read rows out of shards: local maps, range reads, the disk cache, prefetch.
 
-Offers `VersionReader`'s columns to loaders; no torch but to map memory.
+Offers `VersionReader` to loaders; torch is used only to map memory.
 """

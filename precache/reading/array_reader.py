@@ -1,7 +1,7 @@
-"""Reading rows of shards into the caller's buffer.
+"""Read rows of shards into the caller's buffer.
 
-The filter of `image` belongs to a chunk: it is undone on each chunk that was decoded, before rows
-are cut out of it, and never on fill values. Only rows of ours, which are whole chunks, can stay
+The filter of `image` belongs to a chunk: it is undone on each decoded chunk, before rows are cut
+out of it, and never on fill values. Only rows written by precache, which are whole chunks, can stay
 filtered, to be undone on a device.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from precache.codecs import kernels
 from precache.codecs.chunk import crc32c_holds
-from precache.codecs.image import undo_image, undone_together
+from precache.codecs.image import undo_batch_rows, undo_image
 from precache.errors import DamageError, PrecacheError, StoreError, UsageError
 from precache.reading.chunk_cache import DECODED_NBYTES, DecodedChunks
 from precache.reading.shard_files import MappedObjects, ShardFiles
@@ -27,22 +27,22 @@ from precache.store.version import Version
 from precache.store.zarr_metadata import Piece
 
 CHECK_ROWS = 8
-"""Rows that are decompressed together where only their checksum counts."""
+"""Rows that are decompressed at a time only to check them."""
 
 DECODE_NBYTES = 1 << 20
-"""Chunks of small rows are decoded, and plain rows checked, up to this size before their rows are
-copied."""
+"""Bytes of chunks of small rows decoded, or of plain rows checked, before their rows are copied."""
 
 CHUNKS_AT_ONCE = 5
-"""Decoded chunks that reading holds, where rows are cut out of them: one a thread, and one kept."""
-NOT_HELD = "its CRC32C does not hold"
+"""Decoded chunks in memory where rows are cut out of them: one per thread, and one kept."""
+
+BAD_CRC = "its CRC32C does not hold"
 
 Place = tuple[int, int, int, bool]
-"""A row, its object, its chunk there, and whether to check that."""
+"""A row, its object, its chunk there, and whether to check the chunk."""
 
 SHARED_ROW_NBYTES = 16 << 10
-"""Rows below this size are not worth a Python object each. Where all fit, they are copied from
-chunks that are kept decoded, whatever the codec."""
+"""Rows below this size are not worth a Python object each. If all rows fit into the cache of
+decoded chunks, they are copied from there, whatever the codec."""
 
 
 class ArrayReader:
@@ -52,10 +52,10 @@ class ArrayReader:
     ----------
     verify
         ``first``: the checksum of a chunk, a CRC32C or that of a zstd frame, is checked the first
-        time this process maps and reads it; ``always``; ``off``: that of frames still is. Without
-        compiled code, frames always are.
+        time this process maps and reads it; ``always``; ``off``: only frames are checked. Without
+        compiled code, frames are always checked.
     objects
-        Of the array; by default those in the version's own folder, mapped.
+        The array's stored objects; by default those in the version's own folder, mapped.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class ArrayReader:
         straight = self.array.whole_rows and (self.plain or self.array.chunk_shape[0] == 1)
         held = 0 if straight else CHUNKS_AT_ONCE * self.array.chunk_nbytes
         self.require_memory(max(self.array.row_nbytes, held))
-        self._beyond = math.prod(self.array.chunks_per_object[1:])
+        self._chunks_across = math.prod(self.array.chunks_per_object[1:])
         self._checked = self._objects.checked
         if verify == "off":
             self._checked = np.ones_like(self._checked)
 
     def require_memory(self, nbytes: int) -> None:
-        """Refuse what no memory holds, before any is taken for it."""
+        """Raise `StoreError` if less than `nbytes` of memory is available."""
         free = available_bytes()
         if free is not None and nbytes > free:
             raise self._no_memory(nbytes)
@@ -98,19 +98,21 @@ class ArrayReader:
 
     @property
     def plain(self) -> bool:
-        """Whether reading is copying from memory."""
+        """True if reading only copies from memory."""
         return self.array.decoder.plain and self._objects.mapped
 
     @property
     def copying(self) -> bool:
-        """Whether reading is copying from memory, but for the first time a chunk is needed."""
+        """True if reading only copies from memory, except the first time a chunk is needed."""
         kept = self._small and self._fits and self.array.whole_rows
         return self.plain or (kept and self._objects.mapped and self._verify != "always")
 
     @property
     def filtered(self) -> bool:
-        """Whether rows read with ``undo=False`` are still filtered: chunks of other software may
-        hold parts of rows, or be missing."""
+        """True if rows read with ``undo=False`` are still filtered.
+
+        Chunks of other software may hold parts of rows, or be missing, so theirs are not.
+        """
         return self.array.decoder.filtered and self._objects.expected is not None
 
     def read(self, rows: np.ndarray, out: np.ndarray, *, undo: bool = True) -> None:
@@ -123,7 +125,7 @@ class ArrayReader:
         out
             (n, ...) C-contiguous, of the array's dtype.
         undo
-            Whether the image filter is undone; of arrays that are not `filtered` it always is.
+            Undo the image filter; it is always undone for arrays that are not `filtered`.
 
         Raises
         ------
@@ -156,34 +158,35 @@ class ArrayReader:
     def _read_plain(
         self, rows: np.ndarray, numbers: np.ndarray, inside: np.ndarray, out: np.ndarray
     ) -> bool:
-        """Copy rows that are stored as they are; False where some are not, or not at hand."""
+        """Copy plain rows; return False if an object is not plain, or was closed meanwhile."""
         objects = self._objects
         begins = objects.begins[numbers]
-        for at in np.flatnonzero(begins < 0).tolist():
-            begin = objects.begin(int(numbers[at]), self._pieces[0].object_tail, int(rows[at]))
+        for position in np.flatnonzero(begins < 0).tolist():
+            number, row = int(numbers[position]), int(rows[position])
+            begin = objects.begin(number, self._pieces[0].object_tail, row)
             if begin is None:
                 return False
-            begins[at] = begin
+            begins[position] = begin
         chunks = inside // self.array.chunk_shape[0]
         starts = begins + inside * self.array.row_nbytes + chunks * objects.gap
         checks = self._checks(numbers, chunks)
         if not checks.any():
-            return self._gather(rows, numbers, starts, out, out.nbytes)
-        if kernels.checks and self.array.chunk_shape[0] == 1:
-            held = self._gather(rows, numbers, starts, out, out.nbytes, checks)
-            self._checked[numbers, chunks] |= held
-            return held
-        # Right before they are copied: they are then read from memory once for both.
+            return self._copy(rows, numbers, starts, out, out.nbytes)
+        if kernels.compiled().has_crc32c and self.array.chunk_shape[0] == 1:
+            copied = self._copy(rows, numbers, starts, out, out.nbytes, checks)
+            self._checked[numbers, chunks] |= copied
+            return copied
+        # Checked right before they are copied, rows are read from memory once for both.
         together = DECODE_NBYTES // self.array.row_nbytes + 1
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
-            for at in (start + np.flatnonzero(checks[part])).tolist():
-                self._check_plain(rows[at], numbers[at], chunks[at])
-            if not self._gather(rows[part], numbers[part], starts[part], out[part], out.nbytes):
+            for position in (start + np.flatnonzero(checks[part])).tolist():
+                self._check_plain(rows[position], numbers[position], chunks[position])
+            if not self._copy(rows[part], numbers[part], starts[part], out[part], out.nbytes):
                 return False
         return True
 
-    def _gather(
+    def _copy(
         self,
         rows: np.ndarray,
         numbers: np.ndarray,
@@ -192,15 +195,16 @@ class ArrayReader:
         batch_nbytes: int,
         checks: np.ndarray | None = None,
     ) -> bool:
-        """Copy rows, and check some; False where another iterator's feed let go of an object
-        meanwhile."""
+        """Copy rows and check some; False if another iterator's feed closed an object meanwhile."""
         sources, lengths = self._objects.sources, np.full(len(out), self.array.row_nbytes, np.int64)
         try:
-            whole = kernels.gather(sources, numbers, starts, lengths, out, batch_nbytes, checks)
+            copied = kernels.copy_pieces(
+                sources, numbers, starts, lengths, out, batch_nbytes, checks
+            )
         except ValueError:
             return False
-        if whole < len(rows):
-            raise self.damage(int(rows[whole]), NOT_HELD)
+        if copied < len(rows):
+            raise self.damage(int(rows[copied]), BAD_CRC)
         return True
 
     @property
@@ -209,8 +213,10 @@ class ArrayReader:
         return self._objects.pitch
 
     def plain_objects(self) -> list[tuple[Path, int, int]]:
-        """Path, size, and first byte of the rows of each object, from which plain chunks lie at
-        equal distances; nothing where that is not so of all that precache wrote.
+        """Path, size, and offset of the first row of each object whose chunks are all plain.
+
+        Empty unless precache wrote the array, and chunks follow each other at equal distances in
+        all of its objects.
 
         Raises
         ------
@@ -219,15 +225,15 @@ class ArrayReader:
         """
         if not self.plain or self._objects.expected is None:
             return []
-        found = []
+        objects = []
         tail, shard_rows = self._pieces[0].object_tail, self.array.object_shape[0]
         for number in range(self.array.objects):
             path = self._objects.path(number, tail)
             mapped = self._objects.get(number, tail, number * shard_rows)
             if path is None or mapped is None or mapped.begin is None:
                 return []
-            found.append((path, mapped.size, mapped.begin))
-        return found
+            objects.append((path, mapped.size, mapped.begin))
+        return objects
 
     def frame_objects(self) -> list[tuple[Path, int, np.ndarray]]:
         """Path and size of each object, and (n, 2) int64 offset and length of each row's frame.
@@ -235,9 +241,9 @@ class ArrayReader:
         Raises
         ------
         DamageError
-            As `plain_objects`.
+            An object is missing, or its index is wrong.
         """
-        found = []
+        objects = []
         tail, shard_rows = self._pieces[0].object_tail, self.array.object_shape[0]
         for number in range(self.array.objects):
             row = number * shard_rows
@@ -245,19 +251,19 @@ class ArrayReader:
             if path is None or mapped is None:
                 return []
             extents = mapped.index[: min(shard_rows, self.array.shape[0] - row)]
-            lost = (extents > mapped.size).any(axis=1) | (extents.sum(axis=1) > mapped.size)
-            for wrong in (np.flatnonzero(lost) + row).tolist():
-                raise self.damage(wrong, "its index points outside of it")
-            found.append((path, mapped.size, extents.astype(np.int64)))
-        return found
+            outside = (extents > mapped.size).any(axis=1) | (extents.sum(axis=1) > mapped.size)
+            for damaged_row in (np.flatnonzero(outside) + row).tolist():
+                raise self.damage(damaged_row, "its index points outside of it")
+            objects.append((path, mapped.size, extents.astype(np.int64)))
+        return objects
 
     def check(self, rows: np.ndarray) -> None:
-        """Check plain rows, or frames, where `verify` says so, without reading them for more.
+        """Check the checksums of plain rows, or of frames, as `verify` says, and read nothing else.
 
         Raises
         ------
         DamageError
-            As `read`.
+            Stored bytes are missing or wrong; names the file and the key.
         """
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         chunks = inside // self.array.chunk_shape[0]
@@ -265,23 +271,30 @@ class ArrayReader:
             for position in np.flatnonzero(self._checks(numbers, chunks)):
                 self._check_plain(rows[position], numbers[position], chunks[position])
             return
-        left = rows[~self._checked[numbers, chunks] | (self._verify == "always")]
-        scratch = np.empty((min(len(left), CHECK_ROWS), *self.array.row_shape), self.array.dtype)
-        for start in range(0, len(left), CHECK_ROWS):
-            # To decompress a frame is to check it.
-            some = left[start : start + CHECK_ROWS]
-            self.read(some, scratch[: len(some)], undo=False)
+        unchecked = rows[self._unchecked(numbers, chunks)]
+        batch = min(len(unchecked), CHECK_ROWS)
+        scratch = np.empty((batch, *self.array.row_shape), self.array.dtype)
+        for start in range(0, len(unchecked), CHECK_ROWS):
+            # Decompressing a frame checks it.
+            part = unchecked[start : start + CHECK_ROWS]
+            self.read(part, scratch[: len(part)], undo=False)
 
     def _checks(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
-        """(n,) bool: whether the CRC32C of each chunk is to be checked."""
+        """(n,) bool: the chunks whose CRC32C is to be checked."""
         if self._verify == "off" or not self.array.decoder.codecs:
             return np.zeros(len(chunks), bool)
-        checks: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
-        return checks
+        return self._unchecked(numbers, chunks)
 
-    def _passed(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
-        """Remember that chunks were checked; bytes that are not mapped are fetched anew, and may
-        be others then."""
+    def _unchecked(self, numbers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        """(n,) bool: the chunks whose checksum, of whatever kind, is to be checked."""
+        unchecked: np.ndarray = ~self._checked[numbers, chunks] | (self._verify == "always")
+        return unchecked
+
+    def _mark_checked(self, numbers: np.ndarray, chunks: np.ndarray) -> None:
+        """Remember that chunks were checked.
+
+        Chunks that are not mapped are fetched again, and may have other bytes then.
+        """
         if self._objects.mapped:
             self._checked[numbers, chunks] = True
 
@@ -291,7 +304,7 @@ class ArrayReader:
         tail = self._pieces[0].object_tail
         data = self._objects.chunk(int(number), tail, int(chunk), int(row))
         if data is None or not crc32c_holds(data):
-            raise self._objects.damage(int(number), tail, int(row), NOT_HELD)
+            raise self._objects.damage(int(number), tail, int(row), BAD_CRC)
         self._checked[number, chunk] = True
 
     def _read_single(
@@ -302,30 +315,32 @@ class ArrayReader:
         out: np.ndarray,
         undo: bool,
     ) -> None:
-        """One chunk a row, the row whole: decode straight into `out`."""
-        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
-        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
-        places = list(zip(*columns, strict=True))
-        numpys = undo and not kernels.decodes
-        together = undone_together(out.shape[1:]) if numpys else len(rows)
+        """Decode rows that are one whole chunk each straight into `out`."""
+        places = self._places(rows, numbers, chunks)
+        in_numpy = undo and not kernels.compiled().has_zstd
+        together = undo_batch_rows(out.shape[1:]) if in_numpy else len(rows)
         with self._objects.gathered(rows):
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
                 self._decode_places(places[part], out[part], undo, out.nbytes)
-        self._passed(numbers, chunks)
+        self._mark_checked(numbers, chunks)
 
     def _chunks(self, inside: np.ndarray) -> np.ndarray:
-        """(n,) int64: the chunk of an object that each row is in, by the row's place there."""
-        chunks: np.ndarray = inside // self.array.chunk_shape[0] * self._beyond
+        """(n,) int64: the chunk that each row is in, from the row's number within its object."""
+        chunks: np.ndarray = inside // self.array.chunk_shape[0] * self._chunks_across
         return chunks
+
+    def _places(self, rows: np.ndarray, numbers: np.ndarray, chunks: np.ndarray) -> list[Place]:
+        columns = rows, numbers, chunks, self._unchecked(numbers, chunks)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _decode_places(
         self, places: Sequence[Place], out: np.ndarray, undo: bool, batch_nbytes: int
     ) -> None:
-        """Decode chunks (n, ...), each whole; `undo`: and undo the filter."""
+        """Decode whole chunks (n, ...), and undo the filter if `undo`."""
         decode, tail = self.array.decoder.decode, self._pieces[0].object_tail
-        whole, missing = 0, []
-        if kernels.decodes and self.array.decoder.framed:
+        decoded, missing = 0, []
+        if kernels.compiled().has_zstd and self.array.decoder.framed:
             frames = []
             for row, number, chunk, _ in places:
                 data = self._objects.chunk(number, tail, chunk, row)
@@ -335,10 +350,10 @@ class ArrayReader:
             room, checked = out[: len(frames)], None
             if self._verify == "first":
                 checked = np.array([check for *_, check in places[: len(frames)]], bool)
-            whole = kernels.decode(
+            decoded = kernels.decode_frames(
                 frames, room, filtered=undo, batch_nbytes=batch_nbytes, checked=checked
             )
-        for position, (row, number, chunk, check) in enumerate(places[whole:], whole):
+        for position, (row, number, chunk, check) in enumerate(places[decoded:], decoded):
             data = self._objects.chunk(number, tail, chunk, row)
             if data is None:
                 missing.append(position)
@@ -348,28 +363,29 @@ class ArrayReader:
             except DamageError as error:
                 raise self._objects.damage(number, tail, row, str(error)) from None
         if undo:
-            undo_image(out[whole:])
+            undo_image(out[decoded:])
         if missing:
             out[missing] = self.array.fill_value
 
     def _read_shared(self, rows: np.ndarray, out: np.ndarray, undo: bool) -> None:
-        """Several rows a chunk: decode those that are not kept from an earlier batch."""
+        """Copy rows out of chunks of several rows, decoding those not kept from earlier batches."""
         chunks, within = np.divmod(rows, self.array.chunk_shape[0])
         kept = self._kept(undo)
-        again = self._verify == "always"
-        left = np.arange(len(rows)) if again else kept.copy(chunks, within, out)
+        always = self._verify == "always"
+        left = np.arange(len(rows)) if always else kept.copy(chunks, within, out)
         if not len(left):
             return
         together = self._together
         left = left[np.argsort(chunks[left], kind="stable")]
-        present, first = np.unique(chunks[left], return_index=True)
+        needed, first = np.unique(chunks[left], return_index=True)
         ends = np.append(first[together::together], len(left))
         for number, end in enumerate(ends.tolist()):
             part = slice(number * together, (number + 1) * together)
-            here = left[first[part.start] : end]
+            positions = left[first[part.start] : end]
             decoded = self._decode_chunks(rows[left[first[part]]], undo)
-            out[here] = decoded[np.searchsorted(present[part], chunks[here]), within[here]]
-            kept.add(present[part], decoded)
+            places = np.searchsorted(needed[part], chunks[positions])
+            out[positions] = decoded[places, within[positions]]
+            kept.add(needed[part], decoded)
 
     def _kept(self, undo: bool) -> DecodedChunks:
         try:
@@ -377,27 +393,25 @@ class ArrayReader:
         except KeyError:
             array = self.array
             self.require_memory(CHUNKS_AT_ONCE * array.chunk_nbytes)
-            made = DecodedChunks(array.chunks_along_rows, array.chunk_shape, array.dtype)
-            return self._decoded.setdefault(undo, made)
+            cache = DecodedChunks(array.chunks_along_rows, array.chunk_shape, array.dtype)
+            return self._decoded.setdefault(undo, cache)
 
     def _decode_chunks(self, rows: np.ndarray, undo: bool) -> np.ndarray:
-        """The chunks that hold rows, in memory that the same thread uses again."""
+        """Decode the chunks that hold rows, into scratch memory of this thread."""
         shape = (self._together, *self.array.chunk_shape)
         if not hasattr(self._scratch, "chunks"):
             self._scratch.chunks = np.empty(shape, self.array.dtype)
         decoded: np.ndarray = self._scratch.chunks[: len(rows)]
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
         chunks = self._chunks(inside)
-        verify = ~self._checked[numbers, chunks] | (self._verify == "always")
-        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), verify.tolist()
         with self._objects.gathered(rows):
-            places = list(zip(*columns, strict=True))
+            places = self._places(rows, numbers, chunks)
             self._decode_places(places, decoded, undo, batch_nbytes=0)
-        self._passed(numbers, chunks)
+        self._mark_checked(numbers, chunks)
         return decoded
 
     def _read_chunked(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Several chunks a row: decode each once, copy from it."""
+        """Read rows that are spread over several chunks: decode each chunk once, copy from it."""
         chunk_rows = self.array.chunk_shape[0]
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
@@ -415,8 +429,7 @@ class ArrayReader:
 
     def _decode_piece(self, row: int, piece: Piece, scratch: np.ndarray) -> None:
         number, inside = divmod(row, self.array.object_shape[0])
-        beyond = math.prod(self.array.chunks_per_object[1:])
-        chunk = inside // self.array.chunk_shape[0] * beyond + piece.chunk_tail
+        chunk = inside // self.array.chunk_shape[0] * self._chunks_across + piece.chunk_tail
         data = self._objects.chunk(number, piece.object_tail, chunk, row)
         if data is None:
             scratch[...] = self.array.fill_value
@@ -429,26 +442,26 @@ class ArrayReader:
             undo_image(scratch)
 
     def damage(self, row: int, reason: str) -> PrecacheError:
-        """The error that says so of a row, and what to do."""
+        """Make the error for a damaged row, with the way to repair it."""
         number = row // self.array.object_shape[0]
         return self._objects.damage(number, self._pieces[0].object_tail, row, reason)
 
     @property
     def framed(self) -> bool:
-        """Whether every row is stored as one zstd frame, which `read_frames` can hand out."""
+        """True if every row is stored as one zstd frame, so that `read_frames` can return it."""
         single = self.array.whole_rows and self.array.chunk_shape[0] == 1
         return single and self.array.decoder.framed and self._objects.expected is not None
 
     @property
     def frame_bound(self) -> int:
-        """Bytes that no frame of a row exceeds. Source: ZSTD_compressBound in zstd.h."""
+        """Largest size of a row's frame in bytes. Source: ZSTD_compressBound in zstd.h."""
         return self.array.row_nbytes + (self.array.row_nbytes >> 8) + 128
 
     def read_frames(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Copy the zstd frames of rows, one after another, into `out` (uint8).
 
-        Each is decompressed here too the first time (as `verify` says), because only that checks
-        its content checksum.
+        Frames that `verify` wants checked are also decompressed here, which checks their content
+        checksum.
 
         Returns
         -------
@@ -458,16 +471,14 @@ class ArrayReader:
         Raises
         ------
         DamageError
-            As `read`.
+            Stored bytes are missing or wrong; names the file and the key.
         """
         numbers, chunks = np.divmod(rows, self.array.object_shape[0])
         tail = self._pieces[0].object_tail
-        checks = ~self._checked[numbers, chunks] | (self._verify == "always")
         scratch = np.empty((1, *self.array.row_shape), self.array.dtype)
         frames = []
-        columns = rows.tolist(), numbers.tolist(), chunks.tolist(), checks.tolist()
         with self._objects.gathered(rows):
-            for row, number, chunk, check in zip(*columns, strict=True):
+            for row, number, chunk, check in self._places(rows, numbers, chunks):
                 data = self._objects.chunk(number, tail, chunk, row)
                 if data is None or len(data) > self.frame_bound:
                     raise self._objects.damage(number, tail, row, "it has no frame of that row")
@@ -477,7 +488,7 @@ class ArrayReader:
                     except DamageError as error:
                         raise self._objects.damage(number, tail, row, str(error)) from None
                 frames.append(data)
-        self._passed(numbers, chunks)
+        self._mark_checked(numbers, chunks)
         lengths = np.array([len(frame) for frame in frames], np.int64)
         kernels.join(frames, out[: int(lengths.sum())])
         return lengths
@@ -485,26 +496,25 @@ class ArrayReader:
     def extents(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Path of each object -> (n, 2) offsets and lengths of the chunks that hold rows.
 
-        Nothing for arrays whose rows are spread over several chunks, or what cannot be read.
+        Empty for arrays whose rows are spread over several chunks; without unreadable objects.
         """
-        found: dict[str, np.ndarray] = {}
+        extents: dict[str, np.ndarray] = {}
         if not self.array.whole_rows or not self._objects.mapped:
-            return found
+            return extents
         tail = self._pieces[0].object_tail
         numbers, within = np.divmod(rows, self.array.object_shape[0])
         chunks = self._chunks(within)
         for number in np.unique(numbers).tolist():
-            with contextlib.suppress(PrecacheError):  # told to whoever reads the row
+            with contextlib.suppress(PrecacheError):  # raised again when the row is read
                 mapped = self._objects.get(number, tail, int(rows[numbers == number][0]))
                 if mapped is not None:
-                    extents = mapped.index[np.unique(chunks[numbers == number])]
-                    inside = (extents <= mapped.size).all(axis=1)
-                    found[str(self._objects.path(number, tail))] = extents[inside]
-        return found
+                    places = mapped.index[np.unique(chunks[numbers == number])]
+                    inside = (places <= mapped.size).all(axis=1)
+                    extents[str(self._objects.path(number, tail))] = places[inside]
+        return extents
 
     def objects(self) -> Iterator[tuple[int, str]]:
-        """Number along axis 0 of each stored object that precache wrote, and its name below the
-        version's folder."""
+        """Number of each stored object along axis 0, and its name below the version's folder."""
         for number in range(self.array.objects):
             yield number, self._objects.name(number)
 
@@ -512,5 +522,5 @@ class ArrayReader:
 def open_readers(
     version: Version, names: Sequence[str], verify: str = "first"
 ) -> dict[str, ArrayReader]:
-    """A reader for each of the named arrays."""
+    """Open a reader for each of the named arrays."""
     return {name: ArrayReader(version, name, verify) for name in names}

@@ -1,4 +1,4 @@
-"""Decoded chunks of small rows: kept for the rows that are still to come, in bounded memory."""
+"""Cache of decoded chunks of small rows, for rows still to be read, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 import numpy as np
 
 DECODED_NBYTES = 256 << 20
-"""Memory for the decoded chunks of one field: block shuffle's default window of most small sets."""
+"""Memory for the decoded chunks of one field; block shuffle's default window fits for most sets."""
 
 
 class DecodedChunks:
-    """As many decoded chunks as fit, those decoded last. Safe to use from several threads.
+    """Keeps the chunks decoded last, as many as fit. Safe to use from several threads.
 
     Parameters
     ----------
     chunks
-        Of the whole array.
+        Number of chunks of the whole array.
     chunk_shape
-        (rows, ...) of each.
+        (rows, ...) of a chunk.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class DecodedChunks:
         chunk_nbytes = math.prod(chunk_shape) * np.dtype(dtype).itemsize
         room = max(1, min(chunks, nbytes // chunk_nbytes))
         self._rows = np.empty((room * self._chunk_rows, *chunk_shape[1:]), dtype)
-        # Of a chunk's first row, by chunk, inverted: zeros take no memory until they are written.
+        # Place of each chunk's first row, inverted: zeros take no memory until they are written.
         self._place = np.zeros(chunks, np.int64)
         self._chunk = np.full(room, -1, np.int64)
         self._oldest = 0
         self._lock = threading.Lock()
 
     def copy(self, chunks: np.ndarray, within: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Copy rows to `out`, and return the positions of those whose chunks are not here."""
+        """Copy rows to `out`; return the positions of those whose chunks are not cached."""
         with self._lock:
             places = ~self._place[chunks]
             missing = np.flatnonzero(places < 0)
@@ -49,14 +49,14 @@ class DecodedChunks:
             return missing
 
     def add(self, chunks: np.ndarray, decoded: np.ndarray) -> None:
-        """Keep (n, rows, ...) decoded chunks in place of the oldest."""
+        """Keep (n, rows, ...) decoded chunks, replacing the oldest."""
         room = len(self._chunk)
         chunks, decoded = chunks[-room:], decoded[-room:]
         with self._lock:
             new = np.flatnonzero(self._place[chunks] == 0)
             slots = (self._oldest + np.arange(len(new))) % room
-            gone = self._chunk[slots]
-            self._place[gone[gone >= 0]] = 0
+            replaced = self._chunk[slots]
+            self._place[replaced[replaced >= 0]] = 0
             self._rows.reshape(room, self._chunk_rows, *self._rows.shape[1:])[slots] = decoded[new]
             self._place[chunks[new]] = ~(slots * self._chunk_rows)
             self._chunk[slots] = chunks[new]

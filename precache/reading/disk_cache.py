@@ -1,26 +1,26 @@
-"""Objects of remote stores on a local disk, within a byte limit, shared by all loaders of a node.
+"""Cache of remote objects on a local disk, within a byte limit, shared by all loaders of a node.
 
 ::
 
-    CACHE/lock             locked for the milliseconds that a decision takes; says how many bytes
-                           all objects take at most
-    CACHE/users/ID         what one running loader may hold at most, and a line for each object
-                           that it holds; locked while it runs
+    CACHE/lock             locked for the milliseconds that a decision takes; holds an upper bound
+                           of the bytes of all objects
+    CACHE/users/ID         claim of a running loader, and a line for each object that it holds;
+                           locked while it runs
     CACHE/objects/NAME     whole objects, checked
-    CACHE/parts/NAME       objects on their way, as long as they will be; locked by who fetches them
+    CACHE/parts/NAME       objects being fetched, at full length; locked by the fetching thread
 
-All locks are `flock`: the kernel drops those of a process that dies, however it dies, and what it
-held is then free to go. What is held is never evicted. Every loader says beforehand how much it
-will hold at most, and is refused where the sum would exceed the limit; so no two can wait for each
-other.
+All locks are `flock`: the kernel drops those of a process that dies, however it dies, and its
+objects can then be evicted. An object that is held is never evicted. Every loader claims beforehand
+the most that it will hold, and is refused if the sum would exceed the limit; so no two loaders can
+wait for each other.
 
-The number in ``lock`` is raised before an object takes its bytes, and lowered after others let go
-of theirs: who dies in between leaves one that is too high. Files are counted anew when a loader
-joins, and where that number would pass the limit.
+The number in ``lock`` is raised before an object takes its bytes, and lowered after others were
+removed: a process that dies in between leaves it too high. Files are counted again when a loader
+joins, and when that number would pass the limit.
 
 The folder belongs to one user, or with `shared` to a group whose members trust each other; nothing
-in it is reached through links (`OwnFolder`). An object that is not what its name says is removed
-and fetched again by whoever finds that out.
+in it is reached through links (`OwnFolder`). A damaged object is removed and fetched again by the
+loader that detects it.
 """
 
 from __future__ import annotations
@@ -52,48 +52,47 @@ log = logging.getLogger(__name__)
 OVERHEAD = 64 << 10
 """Bytes of the limit that are set aside for the lock and empty folders."""
 
-SHARE = 0.9
-"""Of the space that a cache could take, where no limit is given."""
+DEFAULT_LIMIT_SHARE = 0.9
+"""Default limit, as a share of the space that the cache could take."""
 
-SPARE = 0.01
-"""Of the limit, freed at once where some must go, so that files are seldom looked at: while that
-is whole objects."""
+EVICTION_SHARE = 0.01
+"""Share of the limit freed by one eviction, in whole objects, so that files are listed seldom."""
 
-BLOCK = 4096
-"""Bytes that a file's size is rounded up to, as disks do."""
+DISK_BLOCK = 4096
+"""Bytes that a file's size is rounded up to, as file systems do."""
 
 ENTRY = 512
 """Bytes that a file's name takes in its folder, which may be half empty."""
 
 HEAD = 256
-"""Bytes of the first line of what a user says, at most."""
+"""Largest size in bytes of the first line of a user's file."""
 
-MOST_SAID = 64 << 20
-"""Bytes of all that a user says, at most: lines for four million objects."""
+MAX_USER_NBYTES = 64 << 20
+"""Largest size of a user's file: lines for four million objects."""
 
-NAMES = ("users", "objects", "parts", "lock")
-"""In the folder of a cache."""
+ENTRIES = ("users", "objects", "parts", "lock")
+"""Names in the folder of a cache."""
 
 OBJECT_NAME = re.compile(r"\w[\w.-]*")
-"""Such names lead to no other folder."""
+"""Names that cannot lead into another folder."""
 
 
 def on_disk(size: int) -> int:
-    """Bytes that a file of `size` takes, its name included, from its first byte on."""
-    return -(-size // BLOCK) * BLOCK + ENTRY if size else 0
+    """Bytes that a file of `size` bytes takes, its name included; 0 for an empty file."""
+    return -(-size // DISK_BLOCK) * DISK_BLOCK + ENTRY if size else 0
 
 
-def said(objects: int) -> int:
-    """Bytes of what a loader says of itself that holds so many objects at most."""
+def lease_nbytes(objects: int) -> int:
+    """Bytes that the file of a loader takes which holds up to `objects` objects."""
     return on_disk(HEAD + len(_FREE) * objects)
 
 
 _FREE = b" " * 16 + b"\n"
-"""The line of an object that is not held; else its digest stands there."""
+"""The line of an object that is not held; otherwise it has the digest of the object's name."""
 
 
 def _line(name: str) -> bytes:
-    # Should two have the same, one of them is held for nothing.
+    # If two names had one digest, one of the objects would be held without need.
     return f"{xxhash.xxh3_64_hexdigest(os.fsencode(name))}\n".encode()
 
 
@@ -101,12 +100,14 @@ Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class _Claim(BaseModel):
-    """First line of what a running loader says: its limit, and what it takes at most for what.
+    """First line of a running loader's file: the cache limit that it was given, and its claim.
 
     Attributes
     ----------
     claim
-        Bytes, those of the loader's own file included.
+        Bytes that it holds at most, its own file included.
+    family
+        Prefix of the names of the objects that it reads.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -123,7 +124,7 @@ class _User:
     Attributes
     ----------
     name, nbytes
-        Of its file below ``users/``.
+        Name and size of its file below ``users/``.
     """
 
     name: str
@@ -132,32 +133,32 @@ class _User:
 
 
 class DiskCache:
-    """A folder of objects, and the rules for those who share it.
+    """A folder of objects that the loaders of a node share.
 
     Parameters
     ----------
     folder
-        Made if missing. On a disk of this node: locks must hold between its processes.
+        Created if missing. On a disk of this node, whose locks hold between its processes.
     limit
-        Bytes that it never exceeds. Of loaders with different limits, the lowest holds.
+        Bytes that the cache never exceeds. If loaders have different limits, the lowest holds.
     shared
-        With the members of the folder's group.
+        Share it with the members of the folder's group.
 
     Raises
     ------
     UsageError
-        The folder is not this user's or group's alone, or has other files in it.
+        Others than this user, or group, can write to the folder, or it has other files in it.
     """
 
     def __init__(self, folder: Path, limit: int, *, shared: bool = False) -> None:
-        # Links on the way to it are the user's own. Below it, none is followed.
+        # Links in the path to the folder are the user's own; below it, none is followed.
         self.folder = Path(os.path.realpath(folder.expanduser()))
         self.limit = limit
         with self._translated("make"):
             if not self.folder.parent.exists():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._root = OwnFolder(self.folder, shared=shared, names=(*NAMES, "lost+found"))
-            self.users, self.objects, self.parts = map(self._root.folder, NAMES[:3])
+            self._root = OwnFolder(self.folder, shared=shared, names=(*ENTRIES, "lost+found"))
+            self.users, self.objects, self.parts = map(self._root.folder, ENTRIES[:3])
             self._warn_of_parents()
 
     def _warn_of_parents(self) -> None:
@@ -180,7 +181,7 @@ class DiskCache:
         *,
         shared: bool = False,
     ) -> DiskCache:
-        """As a user asks for it.
+        """Make a cache from the folder and limit that a user gives.
 
         Parameters
         ----------
@@ -191,7 +192,7 @@ class DiskCache:
         Raises
         ------
         UsageError
-            The limit is no number of bytes; or as of the class.
+            The limit is not a number of bytes; or as for the class.
         """
         try:
             nbytes = int(TypeAdapter(ByteSize).validate_python(0 if limit is None else limit))
@@ -202,41 +203,42 @@ class DiskCache:
         cache = cls(Path(folder), nbytes, shared=shared)
         if limit is None:
             with cache._translated("use"):
-                taken = sum(512 * status.st_blocks for *_, status in cache._files())
-                cache.limit = int(SHARE * (shutil.disk_usage(cache.folder).free + taken))
+                used = sum(512 * status.st_blocks for *_, status in cache._files())
+                space = shutil.disk_usage(cache.folder).free + used
+                cache.limit = int(DEFAULT_LIMIT_SHARE * space)
         return cache
 
-    def join(self, claim: int, objects: int, family: str) -> Lease:
-        """Take part in the cache.
+    def join(self, claim: int, objects: int, family: str) -> CacheLease:
+        """Join the cache with a claim.
 
         Parameters
         ----------
         claim, objects
-            Bytes that it will hold at most at a time, and objects.
+            Bytes and number of objects that the loader holds at most at a time.
         family
-            What the names of the objects begin with that this loader will want again; what nobody
-            wants again is evicted first.
+            Prefix of the names of the objects that the loader will read again; objects that no
+            loader will read again are evicted first.
 
         Raises
         ------
         UsageError
-            The limit leaves no room for it.
+            The limit leaves too little room for the claim.
         """
-        claim += said(objects)
+        claim += lease_nbytes(objects)
         with self._translated("use"), self._lock() as lock:
             users = self._users()
             others = sum(user.claim.claim for user in users)
-            limit = self._lowest(users)
+            limit = self._effective_limit(users)
             if OVERHEAD + others + claim > limit:
                 raise UsageError(self._refusal(limit, claim, others, len(users)))
-            room = self._room(users) - said(objects)
-            _say_taken(lock, self._evict(users, room))
-            return Lease(self, claim, objects, family)
+            room = self._room(users) - lease_nbytes(objects)
+            _write_total(lock, self._evict(users, room))
+            return CacheLease(self, claim, objects, family)
 
     def _refusal(self, limit: int, claim: int, others: int, users: int) -> str:
         lower = f" (set by another loader; here {self.limit})" if limit < self.limit else ""
-        who = "another one that shares it holds" if users == 1 else f"{users} that share it hold"
-        shared = f", and {who} up to {others}" if users else ""
+        sharers = "another loader holds" if users == 1 else f"{users} other loaders hold"
+        shared = f", and {sharers} up to {others}" if users else ""
         return (
             f"cache_limit is {limit} bytes{lower} for {self.folder}; this loader holds up to "
             f"{claim} bytes of shards at a time{shared}; give at least {OVERHEAD + others + claim}"
@@ -245,18 +247,18 @@ class DiskCache:
     # --- for leases -----------------------------------------------------------------------------
 
     def path(self, name: str) -> Path:
-        """Where an object lies once it is there."""
+        """Path of an object once it is in the cache."""
         return self.objects.path / name
 
     def drop(self, name: str, status: os.stat_result) -> None:
-        """Remove an object, unless another one has come in its place."""
+        """Remove an object, unless another file has taken its place."""
         with self._translated("use"), self._lock(), contextlib.suppress(FileNotFoundError):
             if os.path.samestat(self.objects.status(name), status):
                 self.objects.remove(name)
 
     def part(self, name: str) -> LockedFile:
-        """The file of an object on its way, not locked yet."""
-        with self._translated("write to"), self._lock():  # else another may see it half made
+        """Open the file of an object to be fetched, not locked yet."""
+        with self._translated("write to"), self._lock():  # or another may see it half made
             try:
                 return LockedFile(self.parts, name)
             except ForeignFile:
@@ -264,36 +266,37 @@ class DiskCache:
                 return LockedFile(self.parts, name)
 
     def _lock(self) -> LockedFile:
-        """To decide alone among all processes that share the cache."""
+        """Lock the cache, to decide alone among all processes that share it."""
         return LockedFile(self._root, "lock")
 
     def reserve(self, part: LockedFile, size: int) -> None:
-        """Make room for an object on its way, and take it."""
+        """Make room for an object to be fetched, and take it."""
         with self._translated("use"), self._lock() as lock:
             os.ftruncate(part.fileno(), 0)
             users = self._users()
             room = self._room(users)
-            taken = _taken(lock)
-            if taken is None or taken + on_disk(size) > room:
-                taken = self._evict(users, room - on_disk(size))
-            if taken + on_disk(size) > room:
+            total = _read_total(lock)
+            if total is None or total + on_disk(size) > room:
+                total = self._evict(users, room - on_disk(size))
+            if total + on_disk(size) > room:
                 raise StorageError(
                     f"{self.folder} has no room for {size} bytes below its limit of "
-                    f"{self._lowest(users)}; are there files in it that precache did not put there?"
+                    f"{self._effective_limit(users)}; are there files in it that precache did not "
+                    "put there?"
                 )
-            _say_taken(lock, taken + on_disk(size))
+            _write_total(lock, total + on_disk(size))
             os.ftruncate(part.fileno(), size)
 
     def finish(self, name: str) -> None:
-        """Make an object that is on its way one that is there."""
-        with self._translated("use"), self._lock():  # who counts must see it in one place
+        """Move a fetched object to its place."""
+        with self._translated("use"), self._lock():  # so that it is counted once
             self.parts.move(name, self.objects)
 
     def _users(self) -> list[_User]:
-        """The loaders that run; what is left of others is removed."""
+        """Return the running loaders; files left by others are removed."""
         users = []
         for name in self.users.names():
-            with contextlib.suppress(FileNotFoundError):  # one that ends
+            with contextlib.suppress(FileNotFoundError):  # its loader just ended
                 if not remove_if_free(self.users, name):
                     users.append(self._user(name))
         return users
@@ -306,7 +309,7 @@ class DiskCache:
             claim = _Claim.model_validate_json(head if end else b"")
         except ValidationError:
             claim = None
-        if claim is None or nbytes > MOST_SAID:
+        if claim is None or nbytes > MAX_USER_NBYTES:
             raise StorageError(
                 f"{self.users.path / name} is locked by a running process and is not what a loader "
                 "writes; end that process, or remove the file"
@@ -314,23 +317,23 @@ class DiskCache:
         return _User(name, on_disk(nbytes), claim)
 
     def _held(self, users: list[_User]) -> set[bytes]:
-        """Lines of the objects that loaders hold."""
+        """Return the lines of the objects that loaders hold."""
         held = set[bytes]()
         for user in users:
             with contextlib.suppress(FileNotFoundError), self.users.file(user.name) as file:
                 held.update(file.read(user.nbytes).splitlines(keepends=True)[1:])
         return held
 
-    def _lowest(self, users: list[_User]) -> int:
-        """The limit that holds."""
+    def _effective_limit(self, users: list[_User]) -> int:
+        """Lowest limit of all loaders."""
         return min([self.limit, *(user.claim.limit for user in users)])
 
     def _room(self, users: list[_User]) -> int:
         """Bytes that objects may take."""
-        return self._lowest(users) - OVERHEAD - sum(user.nbytes for user in users)
+        return self._effective_limit(users) - OVERHEAD - sum(user.nbytes for user in users)
 
     def _evict(self, users: list[_User], room: int) -> int:
-        """Remove objects until all take no more than `room` bytes; how many they take then."""
+        """Remove objects until all take `room` bytes at most; return the bytes they then take."""
         held = self._held(users)
         families = tuple({user.claim.family for user in users})
         total, candidates = 0, []
@@ -340,13 +343,13 @@ class DiskCache:
             if folder is self.parts:
                 candidates.append((0, 0, size, name))
             elif _line(name) not in held:
-                # An epoch reads every shard once: the one read last is wanted again last.
+                # An epoch reads every shard once: the one read last is needed again last.
                 wanted = bool(families) and name.startswith(families)
                 age = -status.st_mtime_ns if wanted else status.st_mtime_ns
                 candidates.append((1 + wanted, age, size, name))
         if total <= room:
             return total
-        least = room - int(SPARE * self.limit)
+        least = room - int(EVICTION_SHARE * self.limit)
         for kind, _, size, name in sorted(candidates):
             if total <= room and total - size < least:
                 break
@@ -375,28 +378,27 @@ class DiskCache:
                 errno.ENOLCK: "; choose a cache_dir on a disk of this machine",
             }.get(error.errno or 0, "")
             reason = error.strerror or str(error)
-            told = f"cannot {doing} the cache {self.folder}: {reason}{hint}"
-            raise StorageError(told) from error
+            raise StorageError(f"cannot {doing} the cache {self.folder}: {reason}{hint}") from error
 
 
-_TAKEN = 21
-"""Bytes that say how many objects take: digits and a line's end."""
+_TOTAL_NBYTES = 21
+"""Bytes of the total in the lock file: digits and a line's end."""
 
 
-def _taken(lock: LockedFile) -> int | None:
-    """Bytes that objects take at most, as who decided last says; None where nobody does."""
-    found = os.pread(lock.fileno(), _TAKEN, 0)
-    return int(found) if len(found) == _TAKEN and found[:-1].isdigit() else None
+def _read_total(lock: LockedFile) -> int | None:
+    """Upper bound of the bytes of all objects, as last written by any process; None if unset."""
+    text = os.pread(lock.fileno(), _TOTAL_NBYTES, 0)
+    return int(text) if len(text) == _TOTAL_NBYTES and text[:-1].isdigit() else None
 
 
-def _say_taken(lock: LockedFile, nbytes: int) -> None:
-    os.pwrite(lock.fileno(), f"{nbytes:0{_TAKEN - 1}d}\n".encode(), 0)
+def _write_total(lock: LockedFile, nbytes: int) -> None:
+    os.pwrite(lock.fileno(), f"{nbytes:0{_TOTAL_NBYTES - 1}d}\n".encode(), 0)
 
 
-class Lease:
-    """One loader's part in a cache. Safe to use from several threads; gone with its process.
+class CacheLease:
+    """A loader's lease on room in a cache. Safe to use from several threads; ends with its process.
 
-    Made while nobody else decides.
+    Created while this process holds the cache's lock.
     """
 
     def __init__(self, cache: DiskCache, claim: int, objects: int, family: str) -> None:
@@ -413,7 +415,7 @@ class Lease:
             data = f"{head.model_dump_json()}\n".encode()
             self._start = len(data)
             self._free = list(range(objects))
-            # Here, and nowhere later, a disk may turn out to be full.
+            # Reserved now, so that a full disk shows here and not later.
             os.posix_fallocate(self._file.fileno(), 0, len(data) + objects * len(_FREE))
             os.pwrite(self._file.fileno(), data + objects * _FREE, 0)
         except BaseException:
@@ -425,39 +427,52 @@ class Lease:
         name: str,
         size: int,
         fetch: Callable[[int], None],
-        sound: Callable[[int], bool] = lambda descriptor: True,
+        is_sound: Callable[[int], bool] = lambda descriptor: True,
     ) -> bool:
-        """Hold an object until `give_back`, and have it there; False where it was there already.
+        """Fetch an object unless it is cached, and hold it until `release`.
 
         Parameters
         ----------
         size
-            Bytes of it.
+            Bytes of the object.
         fetch
-            Writes it, whole and checked, to a descriptor. Of all that want it, one calls this.
-        sound
-            Whether an object of that size, given by its descriptor, is what was written; another
-            is removed and fetched again.
+            Writes the object, whole and checked, to a descriptor. Of all loaders that want it, one
+            calls this.
+        is_sound
+            Checks an object of that size, given its descriptor; a damaged one is removed and
+            fetched again.
+
+        Returns
+        -------
+        bool
+            True if it was fetched, False if it was cached already.
         """
         if not OBJECT_NAME.fullmatch(name):
             raise StorageError(f"no object in a cache can be called {name!r}")
         self._hold(name)
         with self._cache._translated("use"):
-            return not self._was_there(name, size, sound) and self._bring(name, size, fetch, sound)
+            if self._is_cached(name, size, is_sound):
+                return False
+            return self._fetch(name, size, fetch, is_sound)
 
     def _hold(self, name: str) -> None:
         cache = self._cache
-        with self._lock, cache._translated("use"), cache._lock():  # no one evicts it meanwhile
+        with (
+            self._lock,
+            cache._translated("use"),
+            cache._lock(),
+        ):  # so that none evicts it meanwhile
             if name not in self._places:
                 self._places[name] = self._free.pop()
                 self._write(self._places[name], _line(name))
 
-    def _was_there(self, name: str, size: int, sound: Callable[[int], bool]) -> bool:
+    def _is_cached(self, name: str, size: int, is_sound: Callable[[int], bool]) -> bool:
+        """Check a cached object; remove it if it is damaged."""
         cache = self._cache
         try:
             with cache.objects.file(name) as file:
                 status = os.fstat(file.fileno())
-                if status.st_size == size and sound(file.fileno()):
+                if status.st_size == size and is_sound(file.fileno()):
                     os.utime(file.fileno())
                     return True
         except FileNotFoundError:
@@ -467,16 +482,17 @@ class Lease:
         cache.drop(name, status)
         return False
 
-    def _bring(
-        self, name: str, size: int, fetch: Callable[[int], None], sound: Callable[[int], bool]
+    def _fetch(
+        self, name: str, size: int, fetch: Callable[[int], None], is_sound: Callable[[int], bool]
     ) -> bool:
+        """Fetch an object; return False if another loader fetched it meanwhile."""
         while True:
-            # Waits while another one is fetching it.
+            # The lock waits while another loader fetches the object.
             with self._cache._translated("write to"), self._cache.part(name) as part:
-                if not part.is_there:  # another finished it, or cleaned up, meanwhile
+                if not part.is_there:  # another loader finished or removed it meanwhile
                     continue
                 try:
-                    if self._was_there(name, size, sound):
+                    if self._is_cached(name, size, is_sound):
                         return False
                     self._cache.reserve(part, size)
                     fetch(part.fileno())
@@ -487,36 +503,36 @@ class Lease:
                     if part.is_there:
                         self._cache.parts.remove(name)
 
-    def give_back(self, name: str) -> None:
-        """Let an object be evicted; its memory maps must be gone."""
+    def release(self, name: str) -> None:
+        """Allow an object to be evicted; its memory maps must be closed."""
         with self._lock, self._cache._translated("use"):
             if name in self._places:
                 self._write(self._places[name], _FREE)
                 self._free.append(self._places.pop(name))
 
-    def give_back_all(self) -> None:
-        """Let all of them be evicted."""
+    def release_all(self) -> None:
+        """Allow all objects to be evicted."""
         for name in list(self._places):
-            self.give_back(name)
+            self.release(name)
 
     def _write(self, place: int, line: bytes) -> None:
         os.pwrite(self._file.fileno(), line, self._start + place * len(_FREE))
 
     @property
     def usable(self) -> bool:
-        """Whether it is this process's, and open."""
+        """True if the lease is open and belongs to this process."""
         return self._end.alive and self._process == os.getpid()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """End the lease: all its objects may be evicted."""
         try:
             self._end()
-        finally:  # where Ctrl-C broke in
+        finally:  # even if Ctrl-C interrupts
             self._file.close()
 
 
 def _leave(file: LockedFile, users: OwnFolder, name: str, process: int) -> None:
-    """The end of a lease, however it comes; in a forked child it is still the parent's."""
+    """End a lease, on close or at exit; a forked child leaves it to its parent."""
     if os.getpid() == process:
         users.remove(name)
         file.close()

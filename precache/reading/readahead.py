@@ -1,8 +1,8 @@
-"""Read-ahead: ask the kernel for the rows of coming batches before they are touched.
+"""Read-ahead: have the kernel read the rows of coming batches before they are needed.
 
-One thread calls `posix_fadvise`, which lets go of the interpreter lock; a page fault on a mapping
-would hold up a decoding thread for each row in turn. Where nothing comes from the disk any more,
-the advice stops, because looking up cached pages costs a third of copying them.
+One thread calls `posix_fadvise`, which releases the interpreter lock; a page fault on a mapping
+would hold up a decoding thread for each row in turn. Once nothing comes from the disk any more, the
+advice stops, because looking up cached pages costs a third of copying them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from precache.runtime.ordered_map import Threads
 from precache.runtime.step_clock import ThreadTime
 
 QUIET_BATCHES = 8
-"""Batches without disk reads after which advice stops, until there are some again."""
+"""Batches without disk reads after which advice stops, until disk reads occur again."""
 
 
 class ReadAhead:
-    """Advises the kernel of rows, as long as the process still reads from its disk."""
+    """Advises the kernel of coming rows while the process still reads from a disk."""
 
     def __init__(
         self, readers: Sequence[ArrayReader], thread_time: ThreadTime | None = None
@@ -35,14 +35,14 @@ class ReadAhead:
         self._quiet = 0
 
     def due(self) -> bool:
-        """Whether the next batch is to be advised: not once everything seems to be in memory."""
+        """Return whether to advise the next batch: not if everything seems to be in memory."""
         blocks = _blocks_read()
         self._quiet = self._quiet + 1 if blocks == self._blocks else 0
         self._blocks = blocks
         return self._quiet < QUIET_BATCHES
 
     def advise(self, rows: np.ndarray) -> None:
-        """Start reading the stored bytes of rows."""
+        """Start reading the stored bytes of rows into the page cache."""
         with self._thread_time.counted():
             for reader in self._readers:
                 for path, extents in reader.extents(rows).items():
@@ -51,7 +51,7 @@ class ReadAhead:
     def around(
         self, batches: Iterable[np.ndarray], ahead: int
     ) -> Generator[np.ndarray, None, None]:
-        """The same batches, each advised up to `ahead` batches before it is yielded.
+        """Yield the batches, each advised up to `ahead` batches before.
 
         The first one does not wait until others are advised.
         """
@@ -78,7 +78,7 @@ def _advised(rows: np.ndarray, advice: Future[None] | None) -> np.ndarray:
 
 
 def _blocks_read() -> int:
-    """Blocks of 512 bytes that this process has had read from a disk."""
+    """Number of 512-byte blocks that this process has read from disks."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
 
 
@@ -86,7 +86,7 @@ def _will_need(path: str, extents: np.ndarray) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
-        return  # whoever reads the row says what is wrong
+        return  # reading the row raises the error
     try:
         for offset, length in extents.tolist():
             os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)

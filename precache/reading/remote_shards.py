@@ -1,4 +1,4 @@
-"""Objects read a range at a time: from blob storage without a cache, or by `pread`."""
+"""Read objects by ranges: from blob storage without a cache, or from local files by `pread`."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from precache.runtime.io_pool import request
 from precache.storage.base import Range
 from precache.store.version import Version
 
-GAP = 32 << 10
-"""Chunks no further apart are read together: sooner than another request is made."""
+MAX_GAP = 32 << 10
+"""Chunks this many bytes apart or fewer are read by one request."""
 
-LONGEST = 8 << 20
-"""Bytes of one request, a chunk that is longer excepted."""
+MAX_REQUEST = 8 << 20
+"""Bytes of one request, unless a single chunk is longer."""
 
 Key = tuple[int, tuple[int, ...], int]
 """Number of an object, its tail, number of a chunk in it."""
 
 
 class RangedObjects(ShardFiles):
-    """Reads the index of each object once, and of its chunks only those that hold wanted rows.
+    """Reads the index of each object once, and only those chunks that hold wanted rows.
 
-    Nothing is mapped, so a file that is cut short meanwhile is an error and not the process's end.
+    Nothing is mapped, so that a file cut short while it is read raises an error and does not kill
+    the process.
     """
 
     mapped = False
 
     def __init__(self, version: Version, name: str) -> None:
         super().__init__(version, name)
-        self._here = threading.local()
+        self._local = threading.local()
 
     @contextlib.contextmanager
     def gathered(self, rows: np.ndarray) -> Iterator[None]:
-        self._here.chunks = self._fetch(self._wanted(rows))
+        self._local.chunks = self._fetch(self._wanted(rows))
         try:
             yield
         finally:
-            self._here.chunks = {}
+            self._local.chunks = {}
 
     def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
         key = (number, tail, chunk)
-        chunks: dict[Key, memoryview | None] = getattr(self._here, "chunks", {})
+        chunks: dict[Key, memoryview | None] = getattr(self._local, "chunks", {})
         return chunks[key] if key in chunks else self._fetch({key: row})[key]
 
     def _wanted(self, rows: np.ndarray) -> dict[Key, int]:
-        """The chunks that rows are in, with one row of each."""
+        """Return the chunks that hold rows, with one row of each."""
         numbers, inside = np.divmod(rows, self.array.object_shape[0])
-        beyond = int(np.prod(self.array.chunks_per_object[1:], dtype=np.int64))
-        first = inside // self.array.chunk_shape[0] * beyond
+        chunks_across = int(np.prod(self.array.chunks_per_object[1:], dtype=np.int64))
+        first = inside // self.array.chunk_shape[0] * chunks_across
         return {
             (number, piece.object_tail, chunk + piece.chunk_tail): row
             for number, chunk, row in zip(
@@ -70,15 +71,15 @@ class RangedObjects(ShardFiles):
         extents = []
         for key, row in wanted.items():
             number, tail, chunk = key
-            found = self.get(number, tail, row)
-            where = None if found is None else self.extent(found, number, tail, chunk, row)
-            if where is not None:
-                extents.append((self.name(number, tail), *where, key))
+            stored = self.get(number, tail, row)
+            extent = None if stored is None else self.extent(stored, number, tail, chunk, row)
+            if extent is not None:
+                extents.append((self.name(number, tail), *extent, key))
         runs = list(_runs(sorted(extents)))
-        for run, got in zip(runs, self._read([run.range for run in runs]), strict=True):
+        for run, result in zip(runs, self._read([run.range for run in runs]), strict=True):
             for offset, length, (number, tail, chunk) in run.parts:
                 row = wanted[number, tail, chunk]
-                data = memoryview(self._require(got, number, tail, row))
+                data = memoryview(self._require(result, number, tail, row))
                 if len(data) < offset + length:
                     raise self.damage(number, tail, row, "it is shorter than its index says")
                 chunks[number, tail, chunk] = data[offset : offset + length]
@@ -88,21 +89,21 @@ class RangedObjects(ShardFiles):
         return request(partial(self.version.folder.read_ranges, ranges))
 
     def _require(
-        self, got: bytes | StorageError, number: int, tail: tuple[int, ...], row: int
+        self, result: bytes | StorageError, number: int, tail: tuple[int, ...], row: int
     ) -> bytes:
-        """What was read; the error that says most where it could not be."""
-        if isinstance(got, bytes):
-            return got
+        """Return the bytes read; raise their error, or damage if the object is missing."""
+        if isinstance(result, bytes):
+            return result
         if not self.version.folder.exists(self.name(number, tail)):
             raise self.damage(number, tail, row, "it is missing")
-        raise got
+        raise result
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
         self._open_all({(number, tail): row})
         return self._kept[(number, *tail)]
 
     def _open_all(self, objects: dict[tuple[int, tuple[int, ...]], int]) -> None:
-        """Read the indexes of objects that are not open yet, all at a time."""
+        """Read the indexes of objects that are not open yet, all at once."""
         new = {}
         for (number, tail), row in objects.items():
             if (number, *tail) in self._kept:
@@ -116,13 +117,13 @@ class RangedObjects(ShardFiles):
             except DamageError as error:
                 raise self.damage(number, tail, row, str(error)) from None
         ranges = [(self.name(*key), start, length) for key, (_, _, start, length) in new.items()]
-        for (key, (row, size, *_)), range_, got in zip(
+        for (key, (row, size, *_)), range_, result in zip(
             new.items(), ranges, self._read(ranges) if ranges else [], strict=True
         ):
-            stored = self._require(got, *key, row)
+            stored = self._require(result, *key, row)
             try:
                 index = self.index(stored, size)
-            except DamageError:  # bytes may change on their way
+            except DamageError:  # perhaps damaged on the way: read it once more
                 stored = self._require(self._read([range_])[0], *key, row)
                 try:
                     index = self.index(stored, size)
@@ -138,7 +139,7 @@ class RangedObjects(ShardFiles):
 
 @dataclass
 class _Run:
-    """Chunks of one object that are read together: (offset in the run, length, chunk) of each."""
+    """Chunks of one object that are read together, as (offset in the run, length, chunk)."""
 
     name: str
     start: int
@@ -151,12 +152,12 @@ class _Run:
 
 
 def _runs(extents: Sequence[tuple[str, int, int, Key]]) -> Iterator[_Run]:
-    """Runs of sorted (name, offset, length, chunk) that lie close together."""
+    """Join sorted (name, offset, length, chunk) that lie close together into runs."""
     run: _Run | None = None
     for name, offset, length, key in extents:
         stop = offset + length
-        near = run is not None and run.name == name and offset <= run.stop + GAP
-        if run is None or not near or stop - run.start > LONGEST:
+        near = run is not None and run.name == name and offset <= run.stop + MAX_GAP
+        if run is None or not near or stop - run.start > MAX_REQUEST:
             if run is not None:
                 yield run
             run = _Run(name, offset, stop, [])

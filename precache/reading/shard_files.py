@@ -1,4 +1,4 @@
-"""The stored objects of one array: opened, mapped, their indexes checked, damage named."""
+"""The stored objects of one array: open and map them, check their indexes, report damage."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from precache.errors import DamageError, PrecacheError, StorageError, StoreError
 from precache.storage.base import is_missing
 from precache.storage.local_files import map_file
 from precache.store.layout import MISSING, decode_index
-from precache.store.version import Version, gone
+from precache.store.version import Version, gone_error
 
-MOST_CHUNKS = 1 << 30
-"""Of an array, each of which takes a byte that says whether it was checked."""
+MAX_CHUNKS = 1 << 30
+"""Chunks of an array, for each of which a byte records whether it was checked."""
 
 _NOTHING = memoryview(b"")
 
-MOST_REMEMBERED = 65_536
-"""Objects whose checks are remembered after their reader is gone: as many as can be mapped."""
+MAX_REMEMBERED = 65_536
+"""Objects whose checks are remembered after their reader is closed: as many as can be mapped."""
 
 _remembered: dict[tuple[int, ...], np.ndarray] = {}
-"""Device, inode, size and times of a file -> (chunks,) bool: those that were checked."""
+"""Device, inode, size and times of a file -> (chunks,) bool: the chunks that were checked."""
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One object that can be read.
+    """One open object.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ class StoredObject:
     index
         (chunks, 2) offsets and lengths.
     data
-        All its bytes, where it is mapped.
+        All its bytes, if it is mapped.
     begin
-        Where its first row begins, if all chunks of its rows are plain and follow each other.
+        Offset of its first row, if all chunks of its rows are plain and follow each other.
     """
 
     size: int
@@ -60,15 +60,15 @@ class ShardFiles(ABC):
     expected
         (objects, 2) sizes and XXH3-64 of what was written; None for a foreign array.
     sources, begins
-        By number, the bytes and the `StoredObject.begin` of those that `begin` was asked for;
-        nothing and -1 of the others. Empty where none can have it.
+        Bytes and `StoredObject.begin` by object number, filled in by `begin`; empty and -1 until
+        then. Of length 0 for arrays that are not plain or not mapped.
     checked
-        (objects, chunks) bool: whether this process has checked a chunk's CRC32C; whoever checks
-        says so. Of a file that is mapped again as it was, by another reader too.
+        (objects, chunks) bool: the chunks whose CRC32C this process has checked, as callers
+        record. Shared with other readers that map the same unchanged file.
     """
 
     mapped = True
-    """Whether all of an object is in memory once it is open."""
+    """All of an object is in memory once it is open."""
 
     def __init__(self, version: Version, name: str) -> None:
         self.folder, self.array = version.arrays[name]
@@ -77,10 +77,10 @@ class ShardFiles(ABC):
         self.pieces = self.array.pieces()
         self.expected = version.shard_table(name) if name in version.stored else None
         chunks = math.prod(self.array.chunks_per_object)
-        if self.array.objects * chunks > MOST_CHUNKS:
+        if self.array.objects * chunks > MAX_CHUNKS:
             raise StoreError(
                 f"{version.path}/{self.folder} has {self.array.objects} x {chunks} chunks; "
-                f"precache reads up to {MOST_CHUNKS}: rewrite the array with larger ones"
+                f"precache reads up to {MAX_CHUNKS}: rewrite the array with larger ones"
             )
         count = self.array.objects if self.mapped and self.array.decoder.plain else 0
         try:
@@ -96,7 +96,7 @@ class ShardFiles(ABC):
         self._longest = bounds(self.array.decoder.codecs, self.array.chunk_nbytes)[-1]
 
     def get(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
-        """An object; None where it is missing, as only foreign ones may be."""
+        """Open an object; None if it is missing, which only foreign ones may be."""
         key = (number, *tail)
         try:
             return self._kept[key]
@@ -104,16 +104,16 @@ class ShardFiles(ABC):
             return self._kept.setdefault(key, self._open(number, tail, row))
 
     def begin(self, number: int, tail: tuple[int, ...], row: int) -> int | None:
-        """The `StoredObject.begin` of an object, which is one of `sources` from here on."""
-        found = self.get(number, tail, row)
-        if found is None or found.begin is None:
+        """Return the `StoredObject.begin` of an object, and enter it into `sources`."""
+        stored = self.get(number, tail, row)
+        if stored is None or stored.begin is None:
             return None
-        self.sources[number] = found.data  # before others are told that it is there
-        self.begins[number] = found.begin
-        return found.begin
+        self.sources[number] = stored.data  # before `begins`, which other threads look at
+        self.begins[number] = stored.begin
+        return stored.begin
 
     def forget(self, number: int) -> None:
-        """Close an object that precache wrote; whoever needs it again opens and checks it."""
+        """Close an object that precache wrote; it is opened and checked again when needed."""
         self.checked[number] = False
         if len(self.begins):
             self.begins[number] = -1
@@ -121,11 +121,11 @@ class ShardFiles(ABC):
         self._kept.pop((number, *self.pieces[0].object_tail), None)
 
     def gathered(self, rows: np.ndarray) -> AbstractContextManager[None]:
-        """Have the chunks of rows at hand in the block, for this thread."""
+        """Fetch the chunks of rows together, for this thread to use in the block."""
         return nullcontext()
 
     def path(self, number: int, tail: tuple[int, ...]) -> Path | None:
-        """Where an object lies on a local disk."""
+        """Path of an object on a local disk; None elsewhere."""
         return None
 
     def name(self, number: int, tail: tuple[int, ...] = ()) -> str:
@@ -144,19 +144,19 @@ class ShardFiles(ABC):
 
     @abstractmethod
     def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
-        """Stored bytes of a chunk; None where it is missing, as only foreign ones may be."""
+        """Stored bytes of a chunk; None if it is missing, which only foreign ones may be."""
 
     @abstractmethod
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None: ...
 
     def extent(
-        self, found: StoredObject, number: int, tail: tuple[int, ...], chunk: int, row: int
+        self, stored: StoredObject, number: int, tail: tuple[int, ...], chunk: int, row: int
     ) -> tuple[int, int] | None:
-        """Offset and length of a chunk; None where it is missing, as only foreign ones may be."""
-        offset, length = found.index[chunk].tolist()
+        """Offset and length of a chunk; None if it is missing, which only foreign ones may be."""
+        offset, length = stored.index[chunk].tolist()
         if offset == length == MISSING and self.expected is None:
             return None
-        if offset + length > found.size:
+        if offset + length > stored.size:
             raise self.damage(number, tail, row, "its index points outside of it")
         if length > self._longest:
             reason = f"it has {length} bytes for a chunk that takes {self._longest} at most"
@@ -164,7 +164,7 @@ class ShardFiles(ABC):
         return offset, length
 
     def index_extent(self, size: int) -> tuple[int, int]:
-        """Where the index of an object of `size` bytes lies, and its length."""
+        """Offset and length of the index of an object of `size` bytes."""
         if self.array.index_at_start is None:
             return 0, 0
         chunks = math.prod(self.array.chunks_per_object)
@@ -174,12 +174,12 @@ class ShardFiles(ABC):
         return (0, length) if self.array.index_at_start else (size - length, length)
 
     def index(self, stored: bytes | memoryview, size: int) -> np.ndarray:
-        """(chunks, 2) offsets and lengths, from the bytes of the index.
+        """Parse the bytes of an index into (chunks, 2) offsets and lengths.
 
         Raises
         ------
         DamageError
-            Its checksum does not hold.
+            Its checksum does not match.
         """
         if self.array.index_at_start is None:
             return np.array([[0, size]], np.uint64)
@@ -189,9 +189,9 @@ class ShardFiles(ABC):
         return decode_index(stored, chunks)
 
     def damage(self, number: int, tail: tuple[int, ...], row: int, reason: str) -> PrecacheError:
-        """The error that says so of an object at a row, and what to do, or of the whole version."""
+        """Make the error for an object damaged at a row, or for a version that was removed."""
         if self.version.is_gone():
-            return gone(self.version.path)
+            return gone_error(self.version.path)
         path = self.version.folder.path(self.name(number, tail))
         return DamageError(
             f"shard {path} is damaged at row {row} ({self.version.describe(row)}): {reason}; "
@@ -200,18 +200,18 @@ class ShardFiles(ABC):
 
 
 class MappedObjects(ShardFiles):
-    """Objects on a local disk, mapped into memory; by default those in the version's own folder."""
+    """Objects on a local disk, mapped into memory."""
 
     def path(self, number: int, tail: tuple[int, ...]) -> Path | None:
         return self.version.folder.local(self.name(number, tail))
 
     def open(self, number: int, tail: tuple[int, ...]) -> int:
-        """A descriptor of an object's file.
+        """Open an object's file and return its descriptor.
 
         Raises
         ------
         StorageError
-            It is missing, or is no regular file of the version.
+            It is missing, or is not a regular file of the version.
         """
         name = self.name(number, tail)
         descriptor = self.version.folder.open(name)
@@ -221,12 +221,12 @@ class MappedObjects(ShardFiles):
         return descriptor
 
     def chunk(self, number: int, tail: tuple[int, ...], chunk: int, row: int) -> memoryview | None:
-        found = self.get(number, tail, row)
-        where = None if found is None else self.extent(found, number, tail, chunk, row)
-        if found is None or where is None:
+        stored = self.get(number, tail, row)
+        extent = None if stored is None else self.extent(stored, number, tail, chunk, row)
+        if stored is None or extent is None:
             return None
-        offset, length = where
-        return found.data[offset : offset + length]
+        offset, length = extent
+        return stored.data[offset : offset + length]
 
     def _open(self, number: int, tail: tuple[int, ...], row: int) -> StoredObject | None:
         try:
@@ -237,7 +237,7 @@ class MappedObjects(ShardFiles):
                 self._require_size(size, number)
                 data = self.map(number, tail, descriptor)
                 start, length = self.index_extent(size)
-                # A page fault on the map would bring in megabytes around it.
+                # A page fault on the map would read megabytes around it.
                 index = self.index(os.pread(descriptor, length, start), size)
             finally:
                 os.close(descriptor)
@@ -258,7 +258,7 @@ class MappedObjects(ShardFiles):
         return StoredObject(len(data), index, data.data, self._begin(number, len(data), index))
 
     def _remember(self, number: int, status: os.stat_result) -> None:
-        """Share what is checked of an object with whoever maps the same file after this."""
+        """Share the record of checked chunks with later readers of the same file."""
         times = status.st_mtime_ns, status.st_ctime_ns
         identity = (status.st_dev, status.st_ino, status.st_size, *times)
         checked = self.checked[number]
@@ -266,11 +266,11 @@ class MappedObjects(ShardFiles):
         if before.shape == checked.shape:
             checked |= before
         _remembered[identity] = checked
-        while len(_remembered) > MOST_REMEMBERED:
+        while len(_remembered) > MAX_REMEMBERED:
             _remembered.pop(next(iter(_remembered)), None)
 
     def map(self, number: int, tail: tuple[int, ...], descriptor: int) -> np.ndarray:
-        """The bytes of an object, whose file is open."""
+        """Map the bytes of an object whose file is open."""
         return map_file(descriptor)
 
     def _require_size(self, size: int, number: int) -> None:
@@ -279,14 +279,14 @@ class MappedObjects(ShardFiles):
             raise DamageError(f"it has {size} bytes where {written} were written")
 
     def _begin(self, number: int, size: int, index: np.ndarray) -> int | None:
-        """As `StoredObject.begin`."""
-        wider = math.prod(self.array.chunks_per_object[1:]) > 1
-        if not self.array.decoder.plain or not self.array.whole_rows or wider:
+        """Compute `StoredObject.begin`."""
+        several_across = math.prod(self.array.chunks_per_object[1:]) > 1
+        if not self.array.decoder.plain or not self.array.whole_rows or several_across:
             return None
         shard_rows, chunk_rows = self.array.object_shape[0], self.array.chunk_shape[0]
         rows = min(shard_rows, self.array.shape[0] - number * shard_rows)
         extents = index[: -(-rows // chunk_rows)].astype(np.int64)
         start = int(extents[0, 0])
-        places = start + np.arange(len(extents)) * self.pitch
-        regular = np.array_equal(extents[:, 0], places) and (extents[:, 1] == self.pitch).all()
+        offsets = start + np.arange(len(extents)) * self.pitch
+        regular = np.array_equal(extents[:, 0], offsets) and (extents[:, 1] == self.pitch).all()
         return start if regular and 0 <= start <= size - len(extents) * self.pitch else None

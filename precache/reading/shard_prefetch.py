@@ -1,8 +1,8 @@
-"""From a bucket to the disk cache, ahead of need: the shards that coming batches read.
+"""Prefetch the shards of coming batches from a bucket into the disk cache.
 
-A feed never gets stuck, whatever the order of rows, because batches take their shards in order: a
-batch takes none before all batches before it have taken all of theirs. Once these are read, all the
-room is free for the next batch, and there is always room for the shards of one.
+A prefetcher never deadlocks, whatever the order of rows, because batches take their shards in
+order: a batch takes none before all earlier batches have taken theirs. Once those are read, all the
+room is free for the next batch, and there is always room for the shards of one batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from precache.errors import DamageError, PrecacheError, StorageError, StoreError
-from precache.reading.disk_cache import OVERHEAD, DiskCache, Lease, on_disk, said
+from precache.reading.disk_cache import OVERHEAD, CacheLease, DiskCache, lease_nbytes, on_disk
 from precache.reading.shard_files import MappedObjects
 from precache.recipe.variants import variants_of
 from precache.runtime.io_pool import Fetchers, fail
@@ -36,64 +36,63 @@ from precache.store.version import Version
 
 log = logging.getLogger(__name__)
 
-FETCHES = 4
-"""Shards under way at a time."""
+CONCURRENT_FETCHES = 4
+"""Shards fetched at a time."""
 
-PIECE = 32 << 20
-"""Bytes of one request: of a shard that breaks off, only so much is fetched again."""
+REQUEST_NBYTES = 32 << 20
+"""Bytes of one request: if a shard's fetch breaks off, only this much is fetched again."""
 
-LOOKAHEAD = 1 << 20
-"""Rows whose shards are looked for; what they need may be less than the cache holds."""
+LOOKAHEAD_ROWS = 1 << 20
+"""Rows looked ahead for shards; these may need less than the cache holds."""
 
-TRIES = 3
-"""Times that a shard is fetched whose bytes do not arrive as they were written."""
+FETCH_TRIES = 3
+"""Times that a shard is fetched if its bytes arrive damaged."""
 
-BLOCK = 256 << 10
-"""Bytes that are read at a time where only their checksum counts: they stay in the caches."""
+CHECK_BLOCK = 256 << 10
+"""Bytes read at a time only to compute their checksum: they stay in the CPU caches."""
 
-PATIENCE = 60.0
-"""Seconds without progress after which the log says what a batch waits for."""
+STALL_SECONDS = 60.0
+"""Seconds without progress after which the log names the shard that a batch waits for."""
 
-NAMED = 20
-"""Shards that a message names at most."""
+MAX_NAMED = 20
+"""Shards that a log message lists at most."""
 
 
 class HasRows(Protocol):
-    """Rows that are read at a time: a batch, or a part of one."""
+    """A batch, or a part of one: rows that are read at a time."""
 
     @property
     def rows(self) -> np.ndarray: ...
 
 
-Part = TypeVar("Part", bound=HasRows)
+_Part = TypeVar("_Part", bound=HasRows)
 
 
 @dataclass
 class _Shard:
-    """A shard that takes room: when it is there, and how many batches that took it are left."""
+    """A shard that takes room: its fetch, and how many batches have yet to read it."""
 
-    there: Future[None]
+    fetched: Future[None]
     batches: int = 0
 
 
 @dataclass
-class _Coming:
-    """The shards of a batch: all, those that it has not taken yet, and when it need not wait to
-    take any more."""
+class _ComingBatch:
+    """The shards of a batch: all, those that it has not taken yet, and the end of taking them."""
 
     shards: list[int]
     left: set[int]
     complete: Future[None]
 
     def proceed(self) -> None:
-        with contextlib.suppress(InvalidStateError):  # two threads may say so
+        with contextlib.suppress(InvalidStateError):  # two threads may call this
             self.complete.set_result(None)
 
 
 class _CachedObjects(MappedObjects):
-    """Objects in a disk cache, mapped once their XXH3 is known to be that of what was written.
+    """Objects in a disk cache, mapped once their XXH3 was verified.
 
-    Each is checked once, by whichever of the two comes first: its fetch, or its first use here.
+    Each is checked once: when it is fetched, or else when it is first used here.
     """
 
     def __init__(self, version: Version, name: str, cache: DiskCache) -> None:
@@ -116,7 +115,7 @@ class _CachedObjects(MappedObjects):
         return map_file(descriptor)
 
     def is_sound(self, number: int, descriptor: int) -> bool:
-        """Whether a file of its size holds an object as it was written."""
+        """Check that a file of the right size holds an object as it was written."""
         if self._sound.get(number) == _identity(descriptor):
             return True
         try:
@@ -128,7 +127,7 @@ class _CachedObjects(MappedObjects):
         return True
 
     def trust(self, number: int, descriptor: int) -> None:
-        """Take a file to hold an object as it was written."""
+        """Record that a file holds an object as it was written."""
         self._sound[number] = _identity(descriptor)
 
     def doubt(self, number: int) -> None:
@@ -137,11 +136,11 @@ class _CachedObjects(MappedObjects):
         self.forget(number)
 
     def cached_name(self, number: int) -> str:
-        """By version and contents: a shard that was repaired is another object."""
+        """Name of an object in the cache, by version and contents: a repaired shard has another."""
         return f"{self.version.id}-{self.field}-{number}-{self.xxh3(number):016x}"
 
     def xxh3(self, number: int) -> int:
-        assert self.expected is not None  # only versions of ours are cached
+        assert self.expected is not None  # only versions that precache wrote are cached
         return int(self.expected[number, 1])
 
     def nbytes(self, number: int) -> int:
@@ -150,12 +149,12 @@ class _CachedObjects(MappedObjects):
 
 
 class CachedShards:
-    """The shards of a version's large fields, by way of a disk cache.
+    """The shards of a version's large fields, read through a disk cache.
 
     Raises
     ------
     StoreError
-        Other software wrote it, so that nothing says what the bytes must be.
+        Other software wrote the version, so that there are no checksums of its shards.
     """
 
     def __init__(self, version: Version, cache: DiskCache) -> None:
@@ -170,7 +169,7 @@ class CachedShards:
         self._fields: list[list[str]] = []
         self._version = version
         self._shards_at_once = 0
-        self._idle: list[Lease] = []
+        self._idle: list[CacheLease] = []
         self._closed = False
         self._lock = threading.Lock()
         self._fetched = FetchedObjects()
@@ -180,57 +179,59 @@ class CachedShards:
         """Path or URL of the version."""
         return self._version.path
 
-    def hold(self, arrays: Iterable[str]) -> None:
-        """Take in all arrays that feeds may read; each feed reads one variant of a field."""
+    def add(self, arrays: Iterable[str]) -> None:
+        """Add all arrays that prefetchers may read; each reads one variant of a field."""
         for array in arrays:
             self.arrays[array] = _CachedObjects(self._version, array, self.cache)
         self._fields = list(variants_of(self.arrays).values())
 
     def objects(self, array: str) -> MappedObjects:
-        """The objects of an array, to be mapped where a feed has them."""
+        """Return the objects of an array, which can be mapped once a prefetcher holds them."""
         return self.arrays[array]
 
     def nbytes(self, number: int) -> int:
-        """Bytes of a shard in the cache, all fields, of each the largest variant."""
+        """Bytes that a shard takes in the cache: all fields, the largest variant of each."""
         return sum(
             max(on_disk(self.arrays[array].nbytes(number)) for array in variants)
             for variants in self._fields
         )
 
-    def _most(self, shards: int) -> int:
-        """Bytes in the cache of so many shards, at most."""
+    def _max_nbytes(self, shards: int) -> int:
+        """Upper bound of the bytes that `shards` shards take in the cache."""
         count = -(-self._version.rows // self.rows_per_shard)
         sizes = sorted(map(self.nbytes, range(count)), reverse=True)
         return sum(sizes[:shards])
 
     def window(self, widest: int) -> int:
-        """Shards to mix at a time: as many as `widest`, where two loaders then fit the limit."""
+        """Shards to mix at a time: up to `widest`, so that two loaders fit the cache limit."""
         room = (self.cache.limit - OVERHEAD) // 2
-        takes = [self._most(2 * n) + said(self._objects(2 * n)) for n in range(1, widest + 1)]
-        return max((n for n, nbytes in enumerate(takes, 1) if nbytes <= room), default=1)
+        sizes = [
+            self._max_nbytes(2 * n) + lease_nbytes(self._objects(2 * n))
+            for n in range(1, widest + 1)
+        ]
+        return max((n for n, nbytes in enumerate(sizes, 1) if nbytes <= room), default=1)
 
     def _objects(self, shards: int) -> int:
         return shards * len(self._fields)
 
     def claim(self, shards: int) -> None:
-        """Take part in the cache, holding up to so many shards at a time.
+        """Join the cache, to hold up to `shards` shards at a time.
 
         Raises
         ------
         UsageError
-            There is no room for so much.
+            The cache limit leaves too little room.
         """
         self._shards_at_once = shards
         self._idle.append(self._join())
 
-    def _join(self) -> Lease:
+    def _join(self) -> CacheLease:
         shards, family = self._shards_at_once, f"{self._version.id}-"
-        return self.cache.join(self._most(shards), self._objects(shards), family)
+        return self.cache.join(self._max_nbytes(shards), self._objects(shards), family)
 
     @contextlib.contextmanager
     def feed(self, arrays: Iterable[str]) -> Iterator[ShardFeed]:
-        """Fetch shards of some arrays for one iterator; another one beside it takes part in the
-        cache by itself."""
+        """Prefetch shards of some arrays for one iterator; a concurrent one has its own lease."""
         with self._lock:
             lease = self._idle.pop() if self._idle else None
         if lease is None or not lease.usable:  # in use, or of a process that forked
@@ -240,10 +241,10 @@ class CachedShards:
         try:
             yield feed
         finally:
-            if feed.close():  # else the lease goes with the threads of the feed
+            if feed.close():  # else the lease ends with the feed's threads
                 self._take_back(lease)
 
-    def _take_back(self, lease: Lease) -> None:
+    def _take_back(self, lease: CacheLease) -> None:
         with self._lock:
             keep = not self._idle and not self._closed
             if keep:
@@ -252,13 +253,13 @@ class CachedShards:
             lease.close()
 
     def count(self, nbytes: int) -> None:
-        """Add an object that was fetched."""
+        """Count an object that was fetched."""
         with self._lock:
             before = self._fetched
             self._fetched = FetchedObjects(before.objects + 1, before.nbytes + nbytes)
 
     def take(self) -> FetchedObjects:
-        """What was fetched since the last call."""
+        """Return, and reset, the count of what was fetched since the last call."""
         with self._lock:
             fetched, self._fetched = self._fetched, FetchedObjects()
         return fetched
@@ -272,39 +273,39 @@ class CachedShards:
 
 
 class ShardFeed:
-    """Fetches the shards of coming batches, and holds them until these are read.
+    """Fetches the shards of coming batches, and holds them until the batches are read.
 
     Parameters
     ----------
     room
-        Shards that it holds at most; enough for those of any one batch. More let the shards of
-        later batches be fetched meanwhile.
+        Shards held at a time: at least those of any one batch. With more, the shards of later
+        batches are fetched meanwhile.
     arrays
-        Whose objects make up a shard.
+        The arrays whose objects make up a shard.
     """
 
     def __init__(
-        self, shards: CachedShards, lease: Lease, room: int, arrays: Sequence[_CachedObjects]
+        self, shards: CachedShards, lease: CacheLease, room: int, arrays: Sequence[_CachedObjects]
     ) -> None:
         self._arrays = arrays
         self._shards = shards
         self._lease = lease
         self._room = room
         self._open: dict[int, _Shard] = {}
-        self._queued: deque[_Coming] = deque()
+        self._queued: deque[_ComingBatch] = deque()
         self._lock = threading.Lock()
         self._progress = time.monotonic()
         self._stopped = False
-        self._fetchers = Fetchers(FETCHES, shards.where)
+        self._fetchers = Fetchers(CONCURRENT_FETCHES, shards.where)
 
     def around(
-        self, parts: Iterable[Part]
-    ) -> Generator[tuple[Part, AbstractContextManager[None]], None, None]:
-        """The same parts, each with a context that waits for its shards and holds them."""
-        waiting: deque[tuple[Part, _Coming]] = deque()
+        self, parts: Iterable[_Part]
+    ) -> Generator[tuple[_Part, AbstractContextManager[None]], None, None]:
+        """Yield the parts, each with a context that waits for its shards and holds them."""
+        waiting: deque[tuple[_Part, _ComingBatch]] = deque()
         rows_waiting = 0
         for part in parts:
-            while waiting and (self._queued or rows_waiting > LOOKAHEAD):
+            while waiting and (self._queued or rows_waiting > LOOKAHEAD_ROWS):
                 rows_waiting -= len(waiting[0][0].rows)
                 yield self._with_shards(*waiting.popleft())
             waiting.append((part, self._announce(part.rows)))
@@ -313,18 +314,18 @@ class ShardFeed:
             yield self._with_shards(*waiting.popleft())
 
     def _with_shards(
-        self, part: Part, coming: _Coming
-    ) -> tuple[Part, AbstractContextManager[None]]:
+        self, part: _Part, coming: _ComingBatch
+    ) -> tuple[_Part, AbstractContextManager[None]]:
         return part, self._present(coming)
 
     def _numbers(self, rows: np.ndarray) -> list[int]:
         numbers: list[int] = np.unique(rows // self._shards.rows_per_shard).tolist()
         return numbers
 
-    def _announce(self, rows: np.ndarray) -> _Coming:
-        """Have the shards of a batch fetched, once there is room."""
+    def _announce(self, rows: np.ndarray) -> _ComingBatch:
+        """Queue the shards of a batch to be fetched once there is room."""
         numbers = self._numbers(rows)
-        batch = _Coming(numbers, set(numbers), Future())
+        batch = _ComingBatch(numbers, set(numbers), Future())
         with self._lock:
             self._queued.append(batch)
             self._take()
@@ -334,87 +335,87 @@ class ShardFeed:
         """Let batches take their shards, in order, while there is room."""
         while self._queued and not self._stopped:
             batch = self._queued[0]
-            # Those at hand first: nobody else may hold them any longer.
+            # Open shards first: after this batch nothing else may hold them.
             for number in sorted(batch.left, key=lambda n: (n not in self._open, n)):
                 if number not in self._open:
                     if len(self._open) == self._room:
                         return
                     shard = self._open[number] = _Shard(Future())
-                    self._fetchers.submit(partial(self._bring, number), shard.there)
+                    self._fetchers.submit(partial(self._obtain, number), shard.fetched)
                 self._open[number].batches += 1
                 batch.left.remove(number)
             self._queued.popleft()
             batch.proceed()
 
     @contextlib.contextmanager
-    def _present(self, batch: _Coming) -> Iterator[None]:
-        """Wait for the shards of a batch; the block reads them."""
+    def _present(self, batch: _ComingBatch) -> Iterator[None]:
+        """Wait for the shards of a batch, and hold them while the block reads them."""
         try:
             self._await(batch.complete, batch.shards)
             for number in batch.shards:
-                self._await(self._open[number].there, batch.shards)
-                self._open[number].there.result()
+                self._await(self._open[number].fetched, batch.shards)
+                self._open[number].fetched.result()
             yield
         finally:
-            # What waits for room must go on to the error, where the cache cannot be written.
+            # Even if the cache cannot be written, batches that wait for room must reach the error.
             with self._lock, contextlib.ExitStack() as ends:
                 ends.callback(self._take)
                 for number in batch.shards:
                     if number not in batch.left:
-                        ends.callback(self._read, number)
+                        ends.callback(self._release, number)
                 self._progress = time.monotonic()
 
     def _await(self, done: Future[None], numbers: Sequence[int]) -> None:
-        """Wait for what a batch needs before it can read some shards."""
-        while not (self._stopped or done.done() or wait([done], PATIENCE).done):
+        """Wait for a future that a batch needs before it can read some shards."""
+        while not (self._stopped or done.done() or wait([done], STALL_SECONDS).done):
             self._report(numbers)
-        if self._stopped:  # looked at when `stop` may find it among those that wait
+        if self._stopped:  # checked after the wait, which `stop` may have ended
             raise StorageError("stopped")
 
     def _report(self, numbers: Sequence[int]) -> None:
-        """Log what a batch waits for, unless a shard came, or was read, or is named in the log."""
+        """Log what a batch waits for, unless there was progress, or a report, a short time ago."""
         with self._lock:
-            there = {number: shard.there.done() for number, shard in self._open.items()}
-            missing = [number for number in numbers if not there.get(number)]
-            if not missing or time.monotonic() - self._progress < PATIENCE:
+            fetched = {number: shard.fetched.done() for number, shard in self._open.items()}
+            missing = [number for number in numbers if not fetched.get(number)]
+            if not missing or time.monotonic() - self._progress < STALL_SECONDS:
                 return
             self._progress = time.monotonic()
         number = missing[0]
-        held = [f"{n} ({'there' if come else 'coming'})" for n, come in there.items()]
-        if len(held) > NAMED:
-            held[NAMED:] = ["..."]
+        held = [f"{n} ({'fetched' if done else 'under way'})" for n, done in fetched.items()]
+        if len(held) > MAX_NAMED:
+            held[MAX_NAMED:] = ["..."]
         log.warning(
             "%s: nothing was read for %.0f s, as shard %d (%s) %s; it holds %d shards of at most "
             "%d: %s",
             self._shards.where,
-            PATIENCE,
+            STALL_SECONDS,
             number,
-            ", ".join(each.name(number) for each in self._arrays),
-            "is being fetched" if number in there else "waits for room",
-            len(there),
+            ", ".join(objects.name(number) for objects in self._arrays),
+            "is being fetched" if number in fetched else "waits for room",
+            len(fetched),
             self._room,
             ", ".join(held),
         )
 
-    def _read(self, number: int) -> None:
-        """A batch has read a shard."""
+    def _release(self, number: int) -> None:
+        """Record that a batch has read a shard; close the shard after its last batch."""
         self._open[number].batches -= 1
         if not self._open[number].batches:
-            self._let_go(number)
+            self._close_shard(number)
 
-    def _let_go(self, number: int) -> None:
+    def _close_shard(self, number: int) -> None:
         del self._open[number]
         with contextlib.ExitStack() as ends:
-            for each in self._arrays:
-                each.forget(number)
-                ends.callback(self._lease.give_back, each.cached_name(number))
+            for objects in self._arrays:
+                objects.forget(number)
+                ends.callback(self._lease.release, objects.cached_name(number))
 
-    def _bring(self, number: int) -> None:
-        """Have a shard in the cache and hold it; runs on the fetching threads."""
-        for each in self._arrays:
-            size, fetch = each.nbytes(number), partial(self._fetch, each, number)
-            sound = partial(self._is_sound, each, number)
-            if self._lease.obtain(each.cached_name(number), size, fetch, sound):
+    def _obtain(self, number: int) -> None:
+        """Fetch a shard into the cache unless it is there, and hold it; runs on a fetch thread."""
+        for objects in self._arrays:
+            size, fetch = objects.nbytes(number), partial(self._fetch, objects, number)
+            is_sound = partial(self._is_sound, objects, number)
+            if self._lease.obtain(objects.cached_name(number), size, fetch, is_sound):
                 self._shards.count(size)
         self._progress = time.monotonic()
 
@@ -426,27 +427,26 @@ class ShardFeed:
         return sound
 
     def renew(self, rows: np.ndarray) -> None:
-        """Check the shards of a batch that is being read, and fetch again those whose copies are
-        damaged."""
+        """Check the cached shards of a batch being read, and fetch damaged ones again."""
         for number in self._numbers(rows):
             with self._lock:
                 shard = self._open[number]
-                if shard.there.done():
-                    shard.there = Future()
-                    self._fetchers.submit(partial(self._renew, number), shard.there)
-            self._await(shard.there, [number])
-            shard.there.result()
+                if shard.fetched.done():
+                    shard.fetched = Future()
+                    self._fetchers.submit(partial(self._renew, number), shard.fetched)
+            self._await(shard.fetched, [number])
+            shard.fetched.result()
 
     def _renew(self, number: int) -> None:
-        for each in self._arrays:
-            each.doubt(number)
-        self._bring(number)
+        for objects in self._arrays:
+            objects.doubt(number)
+        self._obtain(number)
 
     def _fetch(self, objects: _CachedObjects, number: int, target: int) -> None:
-        """Write an object to a descriptor, checked."""
-        for _ in range(TRIES):
+        """Fetch an object, write it to a descriptor and check it."""
+        for _ in range(FETCH_TRIES):
             digest = xxhash.xxh3_64()
-            for start in range(0, objects.nbytes(number), PIECE):
+            for start in range(0, objects.nbytes(number), REQUEST_NBYTES):
                 data = self._piece(objects, number, start)
                 digest.update(data)
                 _write(target, data, start)
@@ -457,8 +457,8 @@ class ShardFeed:
 
     def _piece(self, objects: _CachedObjects, number: int, start: int) -> bytes:
         if self._stopped:
-            raise StorageError("stopped")  # nobody waits for it any more
-        name, length = objects.name(number), min(PIECE, objects.nbytes(number) - start)
+            raise StorageError("stopped")  # nothing waits for it any more
+        name, length = objects.name(number), min(REQUEST_NBYTES, objects.nbytes(number) - start)
         [data] = objects.version.folder.read_ranges([(name, start, length)])
         if isinstance(data, StorageError):
             if objects.version.folder.exists(name):
@@ -472,32 +472,32 @@ class ShardFeed:
         return objects.damage(number, (), number * self._shards.rows_per_shard, reason)
 
     def stop(self) -> None:
-        """Let fetches end early, and whoever waits for one: nobody wants them any more."""
+        """End fetches early, and release the threads that wait for them."""
         self._stopped = True
         self._fetchers.stop()
         for shard in list(self._open.values()):
-            fail(shard.there, StorageError("stopped"))
+            fail(shard.fetched, StorageError("stopped"))
         for batch in list(self._queued):
             batch.proceed()
 
     def close(self) -> bool:
-        """End all fetches, and let go of all shards; nobody may be reading them.
+        """End all fetches and close all shards, which nothing may be reading any more.
 
-        False where the lease must be left to the threads: a request of theirs does not come back,
-        or nobody may wait for them here.
+        Returns False if the lease must be left to the fetch threads, because a request of theirs
+        does not return, or this process must not wait for them.
         """
         self.stop()
         if not self._fetchers.join():
             for number in list(self._open):
-                for each in self._arrays:
-                    each.forget(number)
+                for objects in self._arrays:
+                    objects.forget(number)
             return False
-        if not self._lease.usable:  # of the process that this one was forked from
+        if not self._lease.usable:  # it belongs to the process that this one was forked from
             return False
         with contextlib.ExitStack() as ends:
-            ends.callback(self._lease.give_back_all)  # what came after the error of its batch
+            ends.callback(self._lease.release_all)  # shards that came after their batch failed
             for number in list(self._open):
-                ends.callback(self._let_go, number)
+                ends.callback(self._close_shard, number)
         return True
 
 
@@ -507,8 +507,8 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _xxh3(descriptor: int) -> int:
-    """Of a whole file. Not by a map, which would end the process where the disk cannot read."""
-    digest, block, start = xxhash.xxh3_64(), bytearray(BLOCK), 0
+    """XXH3-64 of a whole file; read, not mapped, since a failing disk would kill the process."""
+    digest, block, start = xxhash.xxh3_64(), bytearray(CHECK_BLOCK), 0
     while length := os.preadv(descriptor, [block], start):
         digest.update(memoryview(block)[:length])
         start += length
@@ -516,7 +516,7 @@ def _xxh3(descriptor: int) -> int:
 
 
 def _read_ahead(descriptor: int, size: int) -> None:
-    """Have the kernel read a whole object: its rows are needed soon, all of them."""
+    """Start reading a whole object into the page cache: all of its rows are needed soon."""
     for start in range(0, size, 2 << 20):
         os.posix_fadvise(descriptor, start, 2 << 20, os.POSIX_FADV_WILLNEED)
 

@@ -1,4 +1,4 @@
-"""The columns of a version that a consumer reads: large ones from shards, small ones in memory."""
+"""Read chosen fields of a version by row: large ones from shards, small ones from memory."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from precache.store.version import SMALL_ROW_NBYTES, Version
 
 FieldNames = Sequence[str] | Mapping[str, str] | None
 
-MOST_CHUNKS = 1 << 20
-"""Of a small field. All are opened at once, which takes about a minute for as many."""
+MAX_SMALL_CHUNKS = 1 << 20
+"""Chunks of a small field. All are opened at once, which takes about a minute for this many."""
 
 
 class VersionReader:
-    """Batches of chosen fields, by row.
+    """Reads batches of chosen fields, by row.
 
     Parameters
     ----------
     access
         ``map``, or ``pread`` to read ranges of a local disk's files.
     cache
-        Where whole shards of a remote version go; without one, ranges are read from afar.
+        Disk cache for whole shards of a remote version; without one, ranges are read remotely.
 
     Attributes
     ----------
     version
-        Whose rows they are.
+        The version that is read.
     arrays
-        Name -> the array that is read: of a field with variants, the one of an epoch.
+        Name -> the array that is read; for a field with variants, that of the epoch.
     turns
         Epochs after which the same arrays are read again.
     shapes
         Name -> (row shape, dtype), `row` (int64) last.
     local
-        Whether the version lies on a local disk.
+        The version lies on a local disk.
     cached
-        The large fields' shards in a disk cache, where there is one.
+        The large fields' shards in a disk cache, if there is one.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class VersionReader:
         self.cached = CachedShards(self.version, cache) if cache and not self.local else None
         self._mapped = self.local and access == "map"
         self._verify = verify
-        every = {name: self.version.variants(name) for name in self._choose(fields)}
-        self.turns = math.lcm(*map(len, every.values()))
-        arrays = [array for several in every.values() for array in several]
-        self.version.bring(array for array in arrays if array in self.version.stored)
+        variants = {name: self.version.variants(name) for name in self._choose(fields)}
+        self.turns = math.lcm(*map(len, variants.values()))
+        arrays = [array for names in variants.values() for array in names]
+        self.version.prefetch(array for array in arrays if array in self.version.stored)
         if self.cached:
-            self.cached.hold(array for array in arrays if not self._is_small(array))
+            self.cached.add(array for array in arrays if not self._is_small(array))
         self.valid = ValidRows(self.version.rows, self.version.hole_rows)
         self._opened: dict[str, ArrayReader | np.ndarray] = {}
         self._by_turn: dict[int, VersionReader] = {}
-        self._open_at(list(every), 0)
+        self._open_at(list(variants), 0)
 
     def at_epoch(self, epoch: int) -> VersionReader:
-        """These columns with the variants that an epoch reads."""
+        """Return this reader with the variants that an epoch reads."""
         turn = epoch % self.turns
         if turn == self._turn:
             return self
@@ -112,15 +112,15 @@ class VersionReader:
         self.shapes["row"] = ((), "int64")
 
     def _open(self, array: str) -> ArrayReader | np.ndarray:
-        """A large array to be read from, a small one whole."""
+        """Open a large array, or read a small one whole."""
         if self._is_small(array):
-            return read_whole(self.version, array, self._objects(array), self._verify)
+            return read_small_field(self.version, array, self._objects(array), self._verify)
         objects = self.cached.objects(array) if self.cached else self._objects(array)
         return ArrayReader(self.version, array, self._verify, objects)
 
     def _is_small(self, array: str) -> bool:
-        there = array == "label" or not isinstance(self.version, LiveVersion)
-        return there and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
+        complete = array == "label" or not isinstance(self.version, LiveVersion)
+        return complete and self.version.arrays[array][1].row_nbytes <= SMALL_ROW_NBYTES
 
     def _objects(self, array: str) -> ShardFiles:
         return (MappedObjects if self._mapped else RangedObjects)(self.version, array)
@@ -137,23 +137,24 @@ class VersionReader:
 
     @property
     def mapped(self) -> bool:
-        """Whether every large field is mapped, so that reading some rows makes no request."""
+        """True if every large field is mapped, so that reading some rows makes no request."""
         return self._mapped or self.cached is not None
 
     @property
     def plain(self) -> bool:
-        """Whether every large field is mapped as it is, so that reading is copying."""
+        """True if every large field is mapped and plain, so that reading only copies."""
         return all(reader.plain for reader in self.readers.values())
 
-    def adopt(self, held: Mapping[str, np.ndarray]) -> None:
-        """Read every field from memory from here on: name -> (rows, ...), by row number; at the
-        epochs that read the same arrays as these columns."""
+    def read_from_memory(self, values: Mapping[str, np.ndarray]) -> None:
+        """Read every field from memory from now on: name -> (rows, ...), by row number.
+
+        This holds for the epochs that read the same arrays as this reader.
+        """
         self.readers.clear()
-        self.small = {name: values for name, values in held.items() if name != "row"}
+        self.small = {name: column for name, column in values.items() if name != "row"}
 
     def read(self, rows: np.ndarray, out: Mapping[str, np.ndarray], *, undo: bool = True) -> None:
-        """Fill ``out[name]`` (n, ...) with the given rows, for the large fields that are in it and
-        all small ones."""
+        """Fill ``out[name]`` (n, ...) with rows: all small fields, and the large ones in `out`."""
         for name, reader in self.readers.items():
             if name in out:
                 reader.read(rows, out[name], undo=undo)
@@ -162,31 +163,31 @@ class VersionReader:
         out["row"][:] = rows
 
 
-def read_whole(
+def read_small_field(
     version: Version, name: str, objects: ShardFiles | None = None, verify: str = "first"
 ) -> np.ndarray:
-    """(rows, ...) of a small field; labels as int64.
+    """Read all (rows, ...) of a small field; labels as int64.
 
     Parameters
     ----------
     objects
-        Of the field; by default mapped on a local disk, else read from afar.
+        The field's stored objects; by default mapped on a local disk, else read remotely.
     """
     if name == "label" and not version.foreign:
-        return version.labels.astype(np.int64, copy=False)  # those of a growing version grow
+        return version.labels.astype(np.int64, copy=False)  # a live version's labels grow
     if objects is None:
         local = version.folder.local("") is not None
         objects = (MappedObjects if local else RangedObjects)(version, name)
     reader = ArrayReader(version, name, verify, objects)
     array = reader.array
-    if array.chunks_along_rows > MOST_CHUNKS:
+    if array.chunks_along_rows > MAX_SMALL_CHUNKS:
         raise StoreError(
             f"{version.path}/{version.arrays[name][0]} has rows of {array.row_nbytes} bytes in "
-            f"{array.chunks_along_rows} chunks, and precache reads up to {MOST_CHUNKS} of such "
-            "small rows: rewrite the array with larger ones"
+            f"{array.chunks_along_rows} chunks, and precache reads up to {MAX_SMALL_CHUNKS} of "
+            "such small rows: rewrite the array with larger chunks"
         )
     reader.require_memory(version.rows * (array.row_nbytes + 8))  # and its rows' numbers
     values = np.empty((version.rows, *array.row_shape), array.dtype)
     reader.read(np.arange(version.rows), values)
-    whole = name == "label" and values.dtype.kind in "iu"
-    return values.astype(np.int64) if whole else values
+    integers = name == "label" and values.dtype.kind in "iu"
+    return values.astype(np.int64) if integers else values

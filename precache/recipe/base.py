@@ -1,4 +1,4 @@
-"""Data that users declare, as models: refused in words, and written as canonical JSON."""
+"""Base models of what users declare: readable errors, and canonical JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from precache.errors import RecipeError
 
 
 class Declared(BaseModel):
-    """Data that a user declares; what is wrong in it is a `RecipeError`."""
+    """Base of what a user declares; invalid data raises a `RecipeError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,21 +26,22 @@ class Declared(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            refuse(type(self), error)
+            raise_recipe_error(type(self), error)
 
     # Nested models are validated without a call of __init__, so that errors keep their place.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark
 
     @classmethod
     def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
-        """The model of the parameters at a place in the data of this one."""
+        """Return the model of the parameters at a place in this model's data."""
         return cls
 
 
-class Grown(Declared):
-    """Parameters of `ADDED` are written only where they are not the default.
+class ExtensibleModel(Declared):
+    """Base of models to which parameters were added later.
 
-    So the canonical JSON, and with it the fingerprint, of a recipe that does without them stays.
+    Parameters in `ADDED` are serialised only if they differ from the default. So the canonical
+    JSON, and the fingerprint, of recipes that do not use them stays the same.
     """
 
     ADDED: ClassVar[tuple[str, ...]] = ()
@@ -74,19 +75,19 @@ def _describe(error: Mapping[str, Any]) -> str:
     return f"{where}: {what}" if where else what
 
 
-def refuse(model: type[Declared], error: ValidationError) -> NoReturn:
+def raise_recipe_error(model: type[Declared], error: ValidationError) -> NoReturn:
     """Raise a `RecipeError` that names the places, the values and what is allowed there."""
-    lines = [_describe(each) for each in error.errors()]
-    for each in error.errors():
-        if each["type"] == "extra_forbidden":
-            allowed = model.declared_at(each["loc"]).model_fields
+    lines = [_describe(fault) for fault in error.errors()]
+    for fault in error.errors():
+        if fault["type"] == "extra_forbidden":
+            allowed = model.declared_at(fault["loc"]).model_fields
             names = [name for name in allowed if name not in ("op", "name")]
             lines.append(f"allowed here: {', '.join(names) or 'no parameter'}")
-    raise RecipeError("the recipe does not hold: " + "; ".join(lines)) from None
+    raise RecipeError("the recipe is invalid: " + "; ".join(lines)) from None
 
 
 def canonical_json(value: Any) -> bytes:
-    """UTF-8 JSON with sorted keys and no spaces."""
+    """Serialise to UTF-8 JSON with sorted keys and no spaces."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()

@@ -1,4 +1,4 @@
-"""Ops as a recipe declares them: their parameters, checked."""
+"""Models of the ops of a recipe: their parameters, validated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic import Field as Attribute
 
-from precache.recipe.base import Grown, canonical_json
+from precache.recipe.base import ExtensibleModel, canonical_json
 
 OPS_REVISION = 1
 """Part of every fingerprint."""
@@ -55,14 +55,14 @@ Bounds = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Interpolation = Literal["bilinear", "bicubic"]
 
 
-class Operation(Grown):
-    """An op, as declared.
+class Operation(ExtensibleModel):
+    """An op of a recipe.
 
     Attributes
     ----------
     code
-        By what a store identifies what it computes, as found when a build was planned; no part of
-        the recipe, and of no account in comparisons.
+        Identifier of the code that it runs, set when a build is planned. Not part of the recipe,
+        and ignored in comparisons.
     """
 
     _code: str = PrivateAttr("")
@@ -72,10 +72,10 @@ class Operation(Grown):
         return self._code
 
     def with_code(self, code: str) -> Self:
-        """The same with `code`."""
-        found = self.model_copy()
-        found._code = code
-        return found
+        """Return a copy with `code`."""
+        copy = self.model_copy()
+        copy._code = code
+        return copy
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.model_dump() == other.model_dump()
@@ -93,12 +93,12 @@ class Decode(Operation):
     Parameters
     ----------
     mode
-        Pillow's name of the colours wanted: ``RGB`` (C = 3), ``L`` (grey, C = 1) or ``RGBA``.
+        Pillow's name of the colour mode: ``RGB`` (C = 3), ``L`` (grey, C = 1) or ``RGBA``.
     max_pixels
         A larger image becomes a hole instead of filling the memory.
     scaled
-        Let libjpeg decode at 1/2, 1/4 or 1/8 where the resize that follows still shrinks the
-        result. Faster on large photographs; pixels differ by a few levels from a full decode.
+        Let libjpeg decode at 1/2, 1/4 or 1/8 if the resize that follows still shrinks the result.
+        Faster on large photographs; pixels differ by a few levels from a full decode.
     """
 
     op: Literal["decode"] = "decode"
@@ -170,8 +170,8 @@ class Function(Operation):
         Changes whenever the function computes something else. Without it, a digest of the
         function's code and of what it reaches stands in, in which comments do not count.
     dtype, shape
-        Of the stored row, where the function changes them: (C, H, W) for images, though it sees
-        and returns (H, W, C).
+        Dtype and shape of the stored row, if the function changes them: (C, H, W) for images,
+        though it sees and returns (H, W, C).
     random
         It draws random numbers: it is given a `numpy.random.Generator` as ``random=``, seeded by
         (recipe seed, key, variant).
@@ -179,8 +179,8 @@ class Function(Operation):
     Attributes
     ----------
     store
-        Path of the version whose recipe names it: then it is run only if the user allows it. Empty
-        where the user named it. It is no part of the recipe either.
+        Path of the version whose recipe names the function, which then runs only if the user
+        allows it; empty if the user named it. Not part of the recipe.
     """
 
     ADDED = ("random",)
@@ -215,7 +215,7 @@ class Function(Operation):
 
 
 def _by_reference(value: Any) -> Any:
-    """A `Function` in place of a callable: workers import it by the name that its module has."""
+    """Replace a callable by a `Function`, which workers import by module and name."""
     if isinstance(value, BaseModel | Mapping) or not callable(value):
         return value
     params: Mapping[str, Any] = {}
@@ -227,13 +227,13 @@ def _by_reference(value: Any) -> Any:
         params, value = value.keywords, value.func
     kind = value if hasattr(value, "__qualname__") else type(value)
     module = sys.modules.get(kind.__module__)
-    names = [name for name, each in vars(module).items() if each is value] if module else []
+    names = [name for name, member in vars(module).items() if member is value] if module else []
     own = getattr(value, "__name__", "")
     if kind.__module__ == "__main__" or not names:
         where = "is in the script that runs" if names else "has no name in a module"
         raise ValueError(
-            f"{value!r} {where}, and workers import ops by module and name: lambdas, functions in "
-            "functions and scripts cannot be; put it into a module of its own"
+            f"{value!r} {where}, and workers import ops by module and name, which lambdas, nested "
+            "functions and scripts do not have; put it into a module of its own"
         )
     name = own if own in names else names[0]
     return {"op": "function", "function": f"{kind.__module__}:{name}", "params": {**params}}
@@ -258,7 +258,7 @@ OPS: dict[Any, type[BaseModel]] = {
 
 
 def is_random(op: Op) -> bool:
-    """Whether an op draws random numbers."""
+    """Return whether an op draws random numbers."""
     if isinstance(op, Function):
         return op.random
     return isinstance(op, RandomResizedCrop | HorizontalFlip)

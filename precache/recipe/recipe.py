@@ -1,7 +1,7 @@
 """The declared recipe of a cached dataset: fields, their ops and codecs, and its fingerprint.
 
-A recipe is plain data. It comes from Python, from a TOML file or from flags, and has one
-canonical JSON, so that the same meaning has the same fingerprint wherever it was written down.
+A recipe is plain data, from Python, a TOML file or flags. It has one canonical JSON, so that equal
+recipes have the same fingerprint however they were written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic import Field as Attribute
 
 from precache.errors import RecipeError
-from precache.recipe.base import Declared, Grown, canonical_json, refuse
+from precache.recipe.base import Declared, ExtensibleModel, canonical_json, raise_recipe_error
 from precache.recipe.ops import (
     OPS,
     OPS_REVISION,
@@ -38,11 +38,11 @@ from precache.recipe.ops import (
 )
 from precache.recipe.variants import arrays_of
 
-MOST_VARIANTS = 1024
+MAX_VARIANTS = 1024
 
 
 class RawCodec(Declared):
-    """Plain bytes with a CRC32C each chunk: the fastest to read, the largest on disk."""
+    """Plain bytes with a CRC32C per chunk: the fastest to read, the largest on disk."""
 
     name: Literal["raw"] = "raw"
 
@@ -60,7 +60,11 @@ class ImageCodec(Declared):
     name: Literal["image"] = "image"
 
 
-CODECS: dict[Any, type[BaseModel]] = {"raw": RawCodec, "zstd": ZstdCodec, "image": ImageCodec}
+CODEC_CLASSES: dict[Any, type[BaseModel]] = {
+    "raw": RawCodec,
+    "zstd": ZstdCodec,
+    "image": ImageCodec,
+}
 
 
 def _codec(value: Any) -> Any:
@@ -72,25 +76,25 @@ Codec = Annotated[
 ]
 
 
-class Field(Grown):
+class Field(ExtensibleModel):
     """One cached tensor of every sample: the ops that make it and the codec that stores it.
 
     Parameters
     ----------
     ops
-        Applied in order. In a field that decodes, they see (H, W, C) arrays, and the result is
-        stored as (C, H, W).
+        Ops, in order. In a field that decodes, they see (H, W, C) arrays, and the result is stored
+        as (C, H, W).
     codec
-        ``image`` for decoded uint8 images, else ``zstd``, unless given.
+        By default ``image`` for decoded uint8 images, else ``zstd``.
     input
-        Which part of the sample the ops start from, for sources whose samples are dicts or tuples;
-        by default the part that has the field's name, else the first.
+        Part of the sample that the ops start from, for sources whose samples are dicts or tuples;
+        by default the part with the field's name, else the first.
     variants
-        Random realisations of each sample that are kept, each an array of its own: epoch e reads
-        the one whose number is e modulo `variants`.
+        Number of random realisations of each sample, each stored as an array of its own: epoch e
+        reads the one whose number is e modulo `variants`.
     first_variant
-        Number of the first of them. `precache refresh` counts it up, and a build goes on where it
-        is, unless this is given.
+        Number of the first variant. By default that of the store's current version, which
+        `precache refresh` increments.
     """
 
     ADDED = ("variants", "first_variant")
@@ -98,7 +102,7 @@ class Field(Grown):
     ops: tuple[Op, ...] = ()
     codec: Codec | None = None
     input: str | int | None = None
-    variants: Annotated[int, Attribute(ge=1, le=MOST_VARIANTS)] = 1
+    variants: Annotated[int, Attribute(ge=1, le=MAX_VARIANTS)] = 1
     first_variant: NonNegativeInt = 0
 
     @model_validator(mode="after")
@@ -125,7 +129,7 @@ class Field(Grown):
     @classmethod
     def declared_at(cls, place: Sequence[int | str]) -> type[BaseModel]:
         if len(place) > 1:
-            return OPS[place[2]] if place[0] == "ops" else CODECS[place[1]]
+            return OPS[place[2]] if place[0] == "ops" else CODEC_CLASSES[place[1]]
         return cls
 
     def _check_crops(self) -> None:
@@ -153,13 +157,12 @@ class Field(Grown):
 
     @property
     def fixed_ops(self) -> int:
-        """Ops before the first random one: what they make is the same for all variants."""
-        places = (at for at, op in enumerate(self.ops) if is_random(op))
-        return next(places, len(self.ops))
+        """Number of ops before the first random one, whose result all variants share."""
+        return next((n for n, op in enumerate(self.ops) if is_random(op)), len(self.ops))
 
     @property
     def leaves_variants_open(self) -> bool:
-        """Whether it has variants, and does not say which."""
+        """True if the field has variants, but no explicit number of the first."""
         return self.variants > 1 and "first_variant" not in self.model_fields_set
 
     @property
@@ -168,7 +171,7 @@ class Field(Grown):
 
     @property
     def dtype(self) -> str | None:
-        """Of the stored rows, where the ops tell."""
+        """Dtype of the stored rows; None if the ops do not determine it."""
         dtype = "uint8" if self.decodes else None
         for op in self.ops:
             if isinstance(op, ToDType | Function):
@@ -177,7 +180,7 @@ class Field(Grown):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of one stored row, where the ops tell without a sample."""
+        """Shape of one stored row; None if the ops do not determine it without a sample."""
         shape: tuple[int, ...] | None = None
         channels = {"RGB": 3, "L": 1, "RGBA": 4}
         for op in self.ops:
@@ -236,14 +239,14 @@ class Recipe(Declared):
         seed: int = 0,
         variants: int = 1,
     ) -> Recipe:
-        """One field `image`: decode, then where given resize, crops and flip, in this order.
+        """Make a recipe of one field `image`: decode, then resize, crops and flip, as given.
 
         Parameters
         ----------
         random_resized_crop, flip
             The random ops of these names, with their defaults.
         variants
-            Random realisations of each sample that are kept; see `Field`.
+            Number of random realisations of each sample; see `Field`.
         """
         ops: list[dict[str, Any]] = [{"op": "decode", "mode": mode}]
         if resize is not None:
@@ -260,7 +263,7 @@ class Recipe(Declared):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], store: str = "") -> Recipe:
-        """From plain data, as a TOML file or a version's metadata holds it.
+        """Make a recipe from plain data, as in a TOML file or a version's metadata.
 
         Parameters
         ----------
@@ -270,19 +273,19 @@ class Recipe(Declared):
         Raises
         ------
         RecipeError
-            Naming the place, the value and what is allowed there.
+            The data is invalid; names the place, the value and what is allowed there.
         """
         try:
             recipe = cls.model_validate(data)
         except ValidationError as error:
-            refuse(cls, error)
+            raise_recipe_error(cls, error)
         for op in recipe.functions if store else ():
             op._store = store
         return recipe
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Recipe:
-        """From a TOML file; see README for its form."""
+        """Read a recipe from a TOML file; see README for its form."""
         try:
             data = tomllib.loads(Path(path).read_text("utf-8"))
         except OSError as error:
@@ -292,9 +295,9 @@ class Recipe(Declared):
         return cls.from_dict(data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data with every default spelled out.
+        """Convert to plain data with every default spelled out.
 
-        It does not hold `Function.store`: a recipe that is made of it is the caller's own, whose
+        `Function.store` is left out: a recipe made from the data is the caller's own, whose
         functions run without ``run_functions``.
         """
         return self.model_dump(mode="json")
@@ -306,41 +309,41 @@ class Recipe(Declared):
         return [op for op in ops if isinstance(op, Function)]
 
     def by_array(self) -> Recipe:
-        """The same with a field for each stored array: ``image.4`` is variant 4 of `image`."""
+        """Return the recipe with a field per stored array: ``image.4`` is variant 4 of `image`."""
         fields = {
-            array: each.model_copy(update={"variants": 1, "first_variant": number})
-            for name, each in self.fields.items()
-            for array, number in arrays_of(name, each).items()
+            array: field.model_copy(update={"variants": 1, "first_variant": number})
+            for name, field in self.fields.items()
+            for array, number in arrays_of(name, field).items()
         }
         return self.model_copy(update={"fields": fields})
 
     def with_fresh_variants(self) -> Recipe:
-        """The same with the oldest variant dropped and a new one made.
+        """Return the recipe with the oldest variant of each field replaced by a new one.
 
         Raises
         ------
         RecipeError
             No field has variants.
         """
-        several = {name: each for name, each in self.fields.items() if each.variants > 1}
-        if not several:
+        varied = {name: field for name, field in self.fields.items() if field.variants > 1}
+        if not varied:
             raise RecipeError(
                 "no field has variants; build with --variants 4, or variants = 4 in a field with "
                 "random ops"
             )
         fresh = {
-            name: each.model_copy(update={"first_variant": each.first_variant + 1})
-            for name, each in several.items()
+            name: field.model_copy(update={"first_variant": field.first_variant + 1})
+            for name, field in varied.items()
         }
         return self.model_copy(update={"fields": {**self.fields, **fresh}})
 
     def fingerprint(self, versions: Mapping[str, str]) -> str:
-        """SHA-256 (hex) of the recipe.
+        """Compute the SHA-256 (hex) of the recipe.
 
         Parameters
         ----------
         versions
-            What stands for whatever else decides the pixels, by name.
+            Name -> text that identifies anything else that decides the pixels.
         """
         recipe = {"pipeline": self.to_dict(), "ops": OPS_REVISION, "versions": dict(versions)}
         return hashlib.sha256(canonical_json(recipe)).hexdigest()
@@ -350,10 +353,10 @@ RESERVED = frozenset({"label", "row", "key", "valid", "shards", "rows", "holes"}
 
 
 def op_texts(field: Field) -> list[str]:
-    """A field's ops as calls, such as ``resize(size=256)``; defaults are left out."""
+    """Format a field's ops as calls, such as ``resize(size=256)``, without defaults."""
     texts = []
     for op in field.ops:
-        given = op.model_dump(exclude_defaults=True, exclude={"op"})
-        inside = ", ".join(f"{name}={value}" for name, value in given.items())
-        texts.append(f"{op.op}({inside})" if inside else op.op)
+        parameters = op.model_dump(exclude_defaults=True, exclude={"op"})
+        arguments = ", ".join(f"{name}={value}" for name, value in parameters.items())
+        texts.append(f"{op.op}({arguments})" if arguments else op.op)
     return texts

@@ -1,4 +1,4 @@
-"""Orders of rows as pure functions of (seed, epoch, position).
+"""Orders of rows, as pure functions of (seed, epoch, position).
 
 No storage, no threads.
 """

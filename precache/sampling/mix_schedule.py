@@ -1,4 +1,4 @@
-"""Whose turn it is when several sources are mixed: pure functions of (seed, epoch, step)."""
+"""Schedules for mixing several sources, as pure functions of (seed, epoch, step)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fractions import Fraction
 import numpy as np
 
 from precache.errors import UsageError
-from precache.sampling.order import WINDOW, Permutation
+from precache.sampling.order import POSITIONS_AT_ONCE, Permutation
 
-FINEST = 1_000_000
-"""Shares are taken as fractions with denominators up to this, so that a third is a third."""
+MAX_DENOMINATOR = 1_000_000
+"""Shares are fractions with denominators up to this, so that a third is exactly a third."""
 
 
 def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
-    """Weights as fractions whose sum is one.
+    """Convert weights to fractions whose sum is one.
 
     Raises
     ------
     UsageError
-        They are not one for each source, or make no sense.
+        There is not one weight for each source, or one is not positive and finite.
     """
     if len(weights) != sources:
         raise UsageError(f"there are {len(weights)} weights for {sources} loaders; give one each")
@@ -30,26 +30,26 @@ def shares_of(weights: Sequence[float], sources: int) -> list[Fraction]:
     for number, value in enumerate(values):
         if not (math.isfinite(value) and value > 0):
             raise UsageError(f"the weight of source {number} is {value}; give a number above 0")
-        if value * FINEST < sum(values):
+        if value * MAX_DENOMINATOR < sum(values):
             raise UsageError(
                 f"the weight of source {number} is {value}; give a millionth of their sum or more"
             )
-    rough = [Fraction(value / sum(values)).limit_denominator(FINEST) for value in values]
+    rough = [Fraction(value / sum(values)).limit_denominator(MAX_DENOMINATOR) for value in values]
     return [share / sum(rough) for share in rough]
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Which source a step takes a batch of, as a function of (seed, epoch, step).
+class MixSchedule:
+    """Chooses the source of each step's batch, as a function of (seed, epoch, step).
 
     Attributes
     ----------
     lengths
-        Batches of an epoch of each source.
+        Batches in an epoch of each source.
     counts
-        Batches of each in an epoch of the mixture.
+        Batches of each source in an epoch of the mixture.
     together
-        Whether every step takes a batch of each.
+        Every step takes a batch of every source.
     """
 
     lengths: tuple[int, ...]
@@ -60,27 +60,27 @@ class Turns:
     @classmethod
     def of(
         cls, lengths: Sequence[int], shares: Sequence[Fraction] | None, until: str | int, seed: int
-    ) -> Turns:
-        """Turns by share of the steps, or together where there are no shares.
+    ) -> MixSchedule:
+        """Make a schedule by share of the steps, or of all sources at each step without shares.
 
         Parameters
         ----------
         until
-            ``all``: an epoch goes through every source at least once; ``first``: through none more
-            than once; or its steps.
+            End of an epoch. ``all``: every source was read at least once; ``first``: the first
+            source is exhausted; or a number of steps.
 
         Raises
         ------
         UsageError
             A source would have no batch.
         """
-        each = shares or [Fraction(1)] * len(lengths)
-        reach = [length / share for length, share in zip(lengths, each, strict=True)]
+        weights = shares or [Fraction(1)] * len(lengths)
+        reach = [length / share for length, share in zip(lengths, weights, strict=True)]
         if isinstance(until, int):
             steps = until
         else:
             steps = math.ceil(max(reach)) if until == "all" else math.floor(min(reach))
-        counts = _dealt(steps, shares) if shares else [steps] * len(lengths)
+        counts = _apportion(steps, shares) if shares else [steps] * len(lengths)
         if 0 in counts:
             raise UsageError(
                 f"source {counts.index(0)} gets no batch in an epoch of {steps} steps; raise its "
@@ -89,45 +89,45 @@ class Turns:
         return cls(tuple(lengths), tuple(counts), seed, shares is None)
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps of an epoch."""
         return self.counts[0] if self.together else sum(self.counts)
 
     def sources(self, epoch: int, start: int = 0) -> Generator[tuple[int, ...], None, None]:
-        """Sources of each step of an epoch, from step number `start` on."""
-        for first in range(start, len(self), WINDOW):
-            steps = np.arange(first, min(first + WINDOW, len(self)), dtype=np.int64)
+        """Yield the sources of each step of an epoch, from step number `start` on."""
+        for first in range(start, len(self), POSITIONS_AT_ONCE):
+            steps = np.arange(first, min(first + POSITIONS_AT_ONCE, len(self)), dtype=np.int64)
             if self.together:
                 yield from [tuple(range(len(self.counts)))] * len(steps)
             else:
-                yield from ((source,) for source in self._drawn(epoch, steps).tolist())
+                yield from ((source,) for source in self._draw(epoch, steps).tolist())
 
-    def _drawn(self, epoch: int, steps: np.ndarray) -> np.ndarray:
-        """A shuffle of as many cards of each source as it has batches, so that counts are exact."""
+    def _draw(self, epoch: int, steps: np.ndarray) -> np.ndarray:
+        """Draw from a shuffled deck with a card for each batch of a source: counts are exact."""
         cards = Permutation(len(self), "mix", self.seed, epoch)(steps)
         drawn: np.ndarray = np.searchsorted(np.cumsum(self.counts), cards, side="right")
         return drawn
 
-    def places(self, epoch: int, start: int = 0) -> list[tuple[int, int]]:
-        """Epoch and batch of each source from which it goes on at a step.
+    def positions_at(self, epoch: int, start: int = 0) -> list[tuple[int, int]]:
+        """Return the epoch and batch number at which each source continues at a step.
 
-        A source that is gone through in every epoch begins each with an epoch of its own, and so
-        leaves out no row; another goes on where it stopped.
+        A source that is read at least once in every epoch starts each with a new epoch of its own,
+        so that no row is left out; other sources continue where they stopped.
         """
         taken = np.zeros(len(self.counts), np.int64)
-        for first in range(0, 0 if self.together else start, WINDOW):
-            steps = np.arange(first, min(first + WINDOW, start), dtype=np.int64)
-            taken += np.bincount(self._drawn(epoch, steps), minlength=len(taken))
+        for first in range(0, 0 if self.together else start, POSITIONS_AT_ONCE):
+            steps = np.arange(first, min(first + POSITIONS_AT_ONCE, start), dtype=np.int64)
+            taken += np.bincount(self._draw(epoch, steps), minlength=len(taken))
         if self.together:
             taken += start
-        found = []
-        for length, count, given in zip(self.lengths, self.counts, taken.tolist(), strict=True):
-            whole = -(-count // length) * length if count >= length else count
-            found.append(divmod(epoch * whole + given, length))
-        return found
+        positions = []
+        for length, count, batches in zip(self.lengths, self.counts, taken.tolist(), strict=True):
+            per_epoch = -(-count // length) * length if count >= length else count
+            positions.append(divmod(epoch * per_epoch + batches, length))
+        return positions
 
 
-def _dealt(steps: int, shares: Sequence[Fraction]) -> list[int]:
-    """Whole steps by share: rounded down, and the rest to the largest remainders."""
+def _apportion(steps: int, shares: Sequence[Fraction]) -> list[int]:
+    """Divide steps by share (Hamilton's method: leftovers go to the largest remainders)."""
     exact = [steps * share for share in shares]
     counts = [math.floor(value) for value in exact]
     rest = sorted(range(len(shares)), key=lambda source: counts[source] - exact[source])

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-WINDOW = 65_536
-"""Positions whose rows are computed together: of fewer, the calls for the last few that are still
-outside of the range take most of the time."""
+POSITIONS_AT_ONCE = 65_536
+"""Positions whose rows are computed together: with fewer, cycle walking for the last few positions
+takes most of the time."""
 
 _ROUNDS = 6
 _TABLE_BITS = 16
-"""Halves of up to so many bits have each round tabulated, once: 3 MB at most."""
+"""For halves of up to this many bits, each round is tabulated once: 3 MB at most."""
 
 _U64 = np.uint64
 
@@ -66,25 +66,25 @@ class Permutation:
         return (left << self._half) | right
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Images of `positions` (any shape, each in ``range(n)``) as int64."""
+        """Map `positions` (any shape, each in ``range(n)``) to int64."""
         values = self._encrypt(np.asarray(positions, np.int64).reshape(-1))
         outside = np.flatnonzero(values >= self.n)
         while len(outside):
-            again = self._encrypt(values[outside])
-            values[outside] = again
-            outside = outside[again >= self.n]
+            walked = self._encrypt(values[outside])
+            values[outside] = walked
+            outside = outside[walked >= self.n]
         return values.reshape(np.shape(positions))
 
 
 class ValidRows:
-    """The rows that are not holes, by rank; memory grows with the holes alone.
+    """The rows that are not holes, by rank; takes memory only for the holes.
 
     Parameters
     ----------
     rows
-        Rows of the version, holes included.
+        Number of rows of the version, holes included.
     holes
-        Their row numbers, ascending.
+        Row numbers of the holes, ascending.
     """
 
     def __init__(self, rows: int, holes: np.ndarray) -> None:
@@ -95,14 +95,14 @@ class ValidRows:
         return self._count
 
     def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Row numbers (int64) of the valid rows with the given ranks."""
+        """Map ranks to row numbers (int64)."""
         ranks = np.asarray(ranks, np.int64)
         return ranks + np.searchsorted(self._before, ranks, side="right")
 
     def edges(self, block: int) -> np.ndarray:
-        """Ranks (int64) at which each run of `block` rows begins, 0 first, and their number last.
+        """Ranks (int64) at which runs of `block` rows begin, and the number of ranks last.
 
-        Runs without any valid row are left out.
+        Runs without any of these rows are left out.
         """
         holes = self._before + np.arange(len(self._before), dtype=np.int64)
         starts = np.arange(0, self._count + len(holes), block, dtype=np.int64)
@@ -111,12 +111,12 @@ class ValidRows:
 
 
 class ChosenRows:
-    """Some rows, by rank in row order; memory grows with them.
+    """A selection of rows, by rank in row order; takes memory for each.
 
     Parameters
     ----------
     rows
-        Their numbers, ascending, none twice.
+        Row numbers, ascending, without duplicates.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -126,21 +126,21 @@ class ChosenRows:
         return len(self._rows)
 
     def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Row numbers (int64) of the given ranks."""
+        """Map ranks to row numbers (int64)."""
         rows: np.ndarray = self._rows[ranks]
         return rows
 
     def edges(self, block: int) -> np.ndarray:
-        """As `ValidRows.edges`."""
+        """Return the edges of blocks as `ValidRows.edges` does."""
         starts = np.arange(0, int(self._rows[-1]) + 1, block, dtype=np.int64)
         return np.unique(np.append(np.searchsorted(self._rows, starts), len(self._rows)))
 
 
 class WeightedDraws:
-    """Ranks drawn with replacement, each as often as its weight says on average.
+    """Draws ranks with replacement, with probabilities proportional to weights.
 
-    The draw of a position is a function of it and the key alone: the inverse of the cumulative
-    weights at a hash of the position.
+    The draw at a position is a function of the position and the key alone: the inverse of the
+    cumulative weights at a hash of the position.
 
     Parameters
     ----------
@@ -154,24 +154,24 @@ class WeightedDraws:
         self._key = np.frombuffer(digest, "<u8").astype(_U64)[0]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Ranks (int64) drawn at `positions`."""
+        """Draw the ranks (int64) at `positions`."""
         mixed = _mix(_mix(positions.astype(_U64), self._key), self._key)
-        at = (mixed >> _U64(11)).astype(np.float64) * (float(self._sums[-1]) / (1 << 53))
-        last = np.searchsorted(self._sums, self._sums[-1])  # with some weight of its own
-        drawn: np.ndarray = np.minimum(np.searchsorted(self._sums, at, side="right"), last)
-        return drawn
+        level = (mixed >> _U64(11)).astype(np.float64) * (float(self._sums[-1]) / (1 << 53))
+        last = np.searchsorted(self._sums, self._sums[-1])  # the last with a weight above 0
+        ranks: np.ndarray = np.minimum(np.searchsorted(self._sums, level, side="right"), last)
+        return ranks
 
 
 class BlockPermutation:
-    """A bijection of ``range(n)`` that keeps what is read within a few blocks at a time.
+    """A bijection of ``range(n)`` that reads only a few blocks at a time.
 
-    Blocks come in random order; each run of `window` of them is permuted as one. Memory grows with
-    the blocks alone.
+    Blocks come in random order, and each run of `window` of them is permuted as one. Takes memory
+    only for the blocks.
 
     Parameters
     ----------
     edges
-        Where blocks begin, 0 first, ascending; n last.
+        Starts of the blocks, 0 first, ascending; n last.
     """
 
     def __init__(self, edges: np.ndarray, window: int, *key: int | str) -> None:
@@ -186,7 +186,7 @@ class BlockPermutation:
         ]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Images of `positions` (one axis, ascending, each in ``range(n)``) as int64."""
+        """Map `positions` (one axis, ascending, each in ``range(n)``) to int64."""
         values = np.empty(len(positions), np.int64)
         cuts = np.searchsorted(positions, self._group_ends).tolist()
         for group, (start, stop) in enumerate(zip([0, *cuts], cuts, strict=False)):
@@ -200,16 +200,16 @@ class BlockPermutation:
         mixed = Permutation(total, "window", group, *self._key)(positions - start)
         blocks = slice(group * self._window, (group + 1) * self._window)
         ends = self._ends[blocks] - start
-        # Rank less place, block by block: the blocks are few, and rows are many.
+        # Rank minus place, by block: there are few blocks and many rows.
         shift = self._starts[blocks] - np.concatenate(([0], ends[:-1]))
         ranks: np.ndarray = mixed + shift[np.searchsorted(ends, mixed, side="right")]
         return ranks
 
 
 class NodePermutation:
-    """A bijection of ``range(n)`` whose positions belong to nodes in turn, each with own blocks.
+    """A bijection of ``range(n)`` whose positions go to nodes in turn, each with its own blocks.
 
-    Of position p, node p modulo `nodes` reads; its share of the ranks is the same in every epoch.
+    Node p modulo `nodes` reads position p; its share of the ranks is the same in every epoch.
     """
 
     def __init__(self, edges: np.ndarray, window: int, nodes: int, *key: int | str) -> None:
@@ -219,18 +219,18 @@ class NodePermutation:
         ]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Images of `positions` (one axis, ascending, each in ``range(n)``) as int64."""
+        """Map `positions` (one axis, ascending, each in ``range(n)``) to int64."""
         values = np.empty(len(positions), np.int64)
         places, nodes = np.divmod(positions, len(self._shares))
         for node, share in enumerate(self._shares):
-            here = np.flatnonzero(nodes == node)
-            if share is not None and len(here):
-                values[here] = share(places[here])
+            own = np.flatnonzero(nodes == node)
+            if share is not None and len(own):
+                values[own] = share(places[own])
         return values
 
 
 def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Edges of each node's blocks; a block may be cut in two where shares meet."""
+    """Return the edges of each node's blocks; a block is cut in two where shares meet."""
     n = int(edges[-1])
     bounds = np.cumsum([0, *((n - node + nodes - 1) // nodes for node in range(nodes))])
     return [
@@ -239,8 +239,8 @@ def _shares(edges: np.ndarray, nodes: int) -> list[np.ndarray]:
     ]
 
 
-def come_again(positions: np.ndarray, first: int) -> np.ndarray | None:
-    """As `Order.again`, of rows at ascending positions, where those from `first` on may repeat."""
+def repeated_positions(positions: np.ndarray, first: int) -> np.ndarray | None:
+    """Compute `Order.again` for ascending positions, of which those from `first` on may repeat."""
     if not len(positions) or positions[-1] < first:
         return None
     return np.where(positions < first, 0, -1 - positions)
@@ -248,14 +248,14 @@ def come_again(positions: np.ndarray, first: int) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How an epoch is shuffled.
+    """Options of an epoch's shuffle.
 
     Attributes
     ----------
     kind
         ``full``, or ``block``: within `window` blocks of `block` rows.
     nodes
-        That blocks are dealt out to, once and for all.
+        Nodes among which blocks are divided, the same in every epoch.
     """
 
     kind: str = "full"
@@ -266,7 +266,7 @@ class Shuffle:
     def permutation(
         self, valid: ValidRows | ChosenRows, *key: int
     ) -> Callable[[np.ndarray], np.ndarray]:
-        """Position -> rank, both in ``range(len(valid))``."""
+        """Return the function from position to rank, both in ``range(len(valid))``."""
         if self.kind == "full":
             return Permutation(len(valid), "full", *key)
         edges = valid.edges(self.block)
@@ -277,21 +277,21 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Order:
-    """Which rows an epoch reads, batch by batch.
+    """The rows of an epoch, batch by batch.
 
-    The order does not depend on who reads it: step k of `world_size` ranks takes the same rows as
-    step k of one rank whose batch is as large as theirs together. Every rank has as many batches,
-    of equal sizes: without `drop_last` rows from the epoch's beginning fill up its end, as
-    `torch.utils.data.DistributedSampler` does it.
+    The order does not depend on the number of ranks: step k of `world_size` ranks reads the same
+    rows as step k of a single rank with a batch of their total size. All ranks have the same number
+    of batches, of equal sizes: without `drop_last`, rows from the start of the epoch fill up its
+    end, as in `torch.utils.data.DistributedSampler`.
 
     Attributes
     ----------
     batch_size
-        Rows a batch of one rank.
+        Rows per batch of one rank.
     shuffle
         None for a fixed order: that of the rows, or of `sequence` (int64 row numbers).
     weights
-        By rank; rows are then drawn with replacement, whatever the shuffle.
+        Weights by rank: rows are then drawn with replacement, whatever `shuffle` is.
     """
 
     valid: ValidRows | ChosenRows
@@ -306,12 +306,12 @@ class Order:
 
     @property
     def global_batch(self) -> int:
-        """Rows a step of all ranks."""
+        """Rows of one step over all ranks."""
         return self.batch_size * self.world_size
 
     @property
     def _positions(self) -> int:
-        """Of an epoch, over all ranks."""
+        """Number of positions of an epoch over all ranks."""
         count = len(self.valid)
         if self.drop_last:
             return count - count % self.global_batch
@@ -319,14 +319,14 @@ class Order:
 
     @property
     def batches(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
         return -(-self._positions // self.global_batch)
 
     def blocks_at_once(self, block: int) -> int:
-        """Runs of `block` rows that must be at hand at a time.
+        """Number of runs of `block` rows that must be available at a time.
 
-        Of a full shuffle, or a given sequence, all. Else those of the windows that one batch can
-        be in, which are two where windows are larger than batches.
+        All of them for a full shuffle, a sequence or weights. Otherwise those of the windows that
+        one batch can be in, which are two if windows are larger than batches.
         """
         edges = self.valid.edges(block)
         scattered = self.sequence is not None or self.weights is not None
@@ -334,26 +334,26 @@ class Order:
             return len(edges) - 1
         shuffle = self.shuffle or Shuffle("block", block)
         sizes = np.sort(np.concatenate([np.diff(s) for s in _shares(edges, shuffle.nodes)]))
-        least = int(sizes[: shuffle.window].sum())
+        smallest_window = int(sizes[: shuffle.window].sum())
         rows = self.global_batch // shuffle.nodes
-        windows = max(0, rows - 2) // least + 2
-        own = max(self._nodes_of(0), self._nodes_of(max(0, self.batches - 1)))
-        again = max(0, self._positions - len(self.valid))  # from the beginning, in the last batch
-        return min(len(sizes), windows * shuffle.window * own + again)
+        windows = max(0, rows - 2) // smallest_window + 2
+        nodes = max(self._nodes_of(0), self._nodes_of(max(0, self.batches - 1)))
+        repeated = max(0, self._positions - len(self.valid))  # in the last batch
+        return min(len(sizes), windows * shuffle.window * nodes + repeated)
 
     def _nodes_of(self, number: int) -> int:
-        """Canonical nodes whose rows this rank reads in a batch."""
+        """Number of canonical nodes whose rows this rank reads in a batch."""
         nodes = self.shuffle.nodes if self.shuffle else 1
         return len(np.unique(self._own(number, self._size(number)) % nodes))
 
     def runs(self, epoch: int, start: int = 0) -> Iterator[Generator[np.ndarray, None, None]]:
-        """The batches of `epoch` in runs that can be read without waiting: all in one."""
+        """Yield the batches of `epoch` in runs that can be read without waiting: all in one."""
         yield self.epoch(epoch, start)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[np.ndarray, None, None]:
-        """Row numbers (int64) of each batch of an epoch, from batch number `start` on."""
+        """Yield the row numbers (int64) of each batch of an epoch, from batch `start` on."""
         permute = self._permutation(epoch)
-        together = max(1, WINDOW // self.batch_size)
+        together = max(1, POSITIONS_AT_ONCE // self.batch_size)
         for first in range(start, self.batches, together):
             last = min(first + together, self.batches)
             batches = [self._own(n, self._size(n)) for n in range(first, last)]
@@ -363,18 +363,18 @@ class Order:
                 yield rows[offset : offset + self.batch_size]
 
     def again(self, number: int) -> np.ndarray | None:
-        """By what the draws of rows that come again in an epoch differ from those before.
+        """Return numbers by which the random draws for repeated rows of an epoch differ.
 
         Returns
         -------
         np.ndarray | None
-            (n,) int64 for this rank's rows of a batch: -1 less the position of each that may have
-            come before, 0 for the others. None where none may.
+            (n,) int64 for this rank's rows of a batch: -1 minus the position of each row that may
+            be a repetition, 0 for the others. None if no row can be one.
         """
         first = 0 if self.weights is not None else len(self.valid)
         if (number + 1) * self.global_batch <= first:
             return None
-        return come_again(self._own(number, self._size(number)), first)
+        return repeated_positions(self._own(number, self._size(number)), first)
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
         if self.weights is not None:
@@ -384,11 +384,11 @@ class Order:
         return self.shuffle.permutation(self.valid, self.seed, epoch)
 
     def _size(self, number: int) -> int:
-        """Rows of a batch over all ranks."""
+        """Number of rows of a batch over all ranks."""
         return max(0, min(self.global_batch, self._positions - number * self.global_batch))
 
     def _own(self, number: int, size: int) -> np.ndarray:
-        """Positions of this rank in a batch, ascending: those of one node go to ranks in a row."""
+        """Positions of this rank in a batch, ascending; consecutive ranks share a node's."""
         positions = np.arange(size, dtype=np.int64)
         nodes = self.shuffle.nodes if self.shuffle else 1
         if nodes > 1:
@@ -400,7 +400,7 @@ class Order:
     def _wrapped(
         self, positions: np.ndarray, permute: Callable[[np.ndarray], np.ndarray] | None
     ) -> np.ndarray:
-        """Ranks of valid rows; positions beyond the last one begin again."""
+        """Map positions to ranks of valid rows; those past the end start over."""
         if permute is None:
             return positions % len(self.valid)
         beyond = np.searchsorted(positions, len(self.valid))

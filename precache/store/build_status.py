@@ -11,8 +11,8 @@ from precache.errors import StorageError, StoreError
 from precache.storage.base import FileInfo, Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link
-from precache.store.attributes import Identity
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
+from precache.store.documents import Identity
 from precache.store.lease import live_leases, read_leases
 
 DESCRIPTION = f"{BUILD}/build.json"
@@ -64,7 +64,7 @@ def read_status(
     log = read_commits(folder)
     logged = {commit.version for commit in log}
     begun = {
-        name: described_build(folder.folder(name))
+        name: read_build_or_none(folder.folder(name))
         for name in folder.names()
         if VERSION.fullmatch(name)
     }
@@ -84,7 +84,7 @@ def read_status(
     )
 
 
-def described_build(folder: Folder) -> BuildStatus | None:
+def read_build_or_none(folder: Folder) -> BuildStatus | None:
     """Like `read_build`; returns None, too, if the description is damaged or not ours."""
     with contextlib.suppress(StoreError):
         return read_build(folder)
@@ -127,7 +127,7 @@ def remove_scratch(version: Folder) -> None:
     version.remove(BUILD)  # a link alone, where it is one
 
 
-def remove_left_scratch(version: Folder) -> None:
+def remove_abandoned_scratch(version: Folder) -> None:
     """Remove the scratch files unless a build of the version is alive, such as a repair."""
     if is_link(version, BUILD) or (version.exists(BUILD) and not live_leases(version)):
         remove_scratch(version)

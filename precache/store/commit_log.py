@@ -14,23 +14,23 @@ from types import MappingProxyType
 from precache.errors import StorageError
 from precache.messages import shown
 from precache.storage.base import Folder
-from precache.store.attributes import CommitEntry
+from precache.store.documents import CommitEntry
 
 ROOT = "zarr.json"
-"""Document of a version's group: written last and removed first, as only a whole version has it."""
+"""Document of a version's group: written last and removed first, so only whole versions have it."""
 
 BUILD = "_build"
-"""Folder of a version for what is gone after its commit."""
+"""Folder of a version for scratch objects, which are removed after its commit."""
 
 VERSION = re.compile("[0-9a-f]{32}")
-"""Names of versions' folders; not all that is so named is one (`places`)."""
+"""Names of versions' folders; a folder of such a name need not be a version."""
 
 _COMMIT = re.compile(r"[0-9]{6,}\.json")
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of the log; the highest number is current."""
+    """One entry of the log; the one with the highest number is current."""
 
     number: int
     version: str
@@ -40,50 +40,52 @@ class Commit:
     code: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
-PROBES = 3
-"""Tries to create an object twice: another build's commit may remove it in between."""
+CREATE_TRIES = 3
+"""Attempts to create an object twice: another build's commit may remove it in between."""
 
 
 def require_create_only(folder: Folder, scratch: str) -> None:
-    """Refuse a place where an object can be created twice: of two commits one would be lost.
+    """Refuse a store in which an object can be created twice: one of two commits would be lost.
 
     Parameters
     ----------
     scratch
-        Folder below it for an object that is created and removed.
+        Folder in the store for an object that is created and removed.
 
     Raises
     ------
     StorageError
-        It cannot be written to, or does not create only.
+        It cannot be written to, or a second create overwrites the first.
     """
-    if folder.local("") is not None:  # what publishes files there replaces none
+    if folder.local("") is not None:  # files are published there by link, which replaces none
         return
-    for _ in range(PROBES):
+    for _ in range(CREATE_TRIES):
         name = f"{scratch}/{uuid.uuid4().hex}"
         try:
             folder.create(name, [b"first"], scratch)
             if not folder.create(name, [b"the second"], scratch):
                 return
         finally:
-            with contextlib.suppress(StorageError):  # it goes with the build's temporary objects
+            with contextlib.suppress(
+                StorageError
+            ):  # removed later with the build's scratch objects
                 folder.remove(name)
     raise StorageError(
-        f"{folder} lets what is created overwrite what exists, so that of two who commit at once "
-        "one would be lost: its service ignores If-None-Match; give a store on a local disk, "
-        "gs://, az://, or an s3:// that has conditional writes"
+        f"{folder} lets a create-only write overwrite an existing object, so that one of two "
+        "concurrent commits would be lost: its service ignores If-None-Match; give a store on a "
+        "local disk, gs://, az://, or an s3:// that has conditional writes"
     )
 
 
 def read_commits(store: Folder, *, newest: bool = False) -> list[Commit]:
-    """The log, oldest first; versions that it names may have been removed.
+    """Read the log, oldest entry first; versions that it names may have been removed.
 
-    An empty entry is being created, or was by a process that was killed: there is none.
+    Empty entries are skipped: they are being created, or their process was killed.
 
     Parameters
     ----------
     newest
-        Read the last entry alone.
+        Read only the last entry.
     """
     names = [name for name in store.names("commits") if _COMMIT.fullmatch(name)]
     names.sort(key=lambda name: int(name[:-5]), reverse=True)
@@ -107,8 +109,8 @@ def _commit(data: bytes, where: str) -> Commit:
     return Commit(number, entry.version, entry.parent, entry.time, entry.source, entry.code or {})
 
 
-def source_to_keep(source: str) -> str | None:
-    """What the log says of a source; None for a URL that may hold credentials."""
+def recordable_source(source: str) -> str | None:
+    """Return the source as the log records it; None for a URL that may hold credentials."""
     if source.startswith("python:"):
         return source
     if "://" not in source:
@@ -116,39 +118,38 @@ def source_to_keep(source: str) -> str | None:
     return source if shown(source) == source else None
 
 
-Code = Mapping[str, tuple[str, str]]
-NO_CODE: Code = MappingProxyType({})
+CodeDigests = Mapping[str, tuple[str, str]]
+NO_CODE: CodeDigests = MappingProxyType({})
 
 
-def source_of(log: Sequence[Commit], version: str) -> str | None:
-    """What a version was built from last, as far as the log tells."""
-    told = (each.source for each in reversed(log) if each.version == version and each.source)
-    return next(told, None)
+def recorded_source(log: Sequence[Commit], version: str) -> str | None:
+    """Return the source that a version was last built from, as far as the log has it."""
+    sources = (entry.source for entry in reversed(log) if entry.version == version)
+    return next(filter(None, sources), None)
 
 
-def code_of(log: Sequence[Commit], version: str) -> Code:
-    """What stands for the code that made a version, as far as the log tells."""
-    return {
-        name: pair for each in log if each.version == version for name, pair in each.code.items()
-    }
+def recorded_code(log: Sequence[Commit], version: str) -> CodeDigests:
+    """Return the digests of the code that made a version, as far as the log has them."""
+    entries = (entry for entry in log if entry.version == version)
+    return {name: pair for entry in entries for name, pair in entry.code.items()}
 
 
 def append_entry(
-    store: Folder, version: str, source: str | None = None, code: Code = NO_CODE
+    store: Folder, version: str, source: str | None = None, code: CodeDigests = NO_CODE
 ) -> Commit:
-    """The next entry; of two committers one gets the number, the other the one after.
+    """Append the next entry; of two concurrent committers, one gets the number after the other's.
 
-    What is current already gets another one where it was built from elsewhere, or by code that the
-    log does not name, which differs from the last in that alone.
+    A version that is current already gets another entry only if it was built from another source,
+    or by code that the log does not have yet; that entry differs from the last in nothing else.
     """
     number = 0
     while True:
         log = read_commits(store)
         last = log[-1] if log else None
-        named = {item for each in log for item in each.code.items()}
-        new = {name: pair for name, pair in code.items() if (name, pair) not in named}
+        recorded = {item for entry in log for item in entry.code.items()}
+        new = {name: pair for name, pair in code.items() if (name, pair) not in recorded}
         if last is not None and last.version == version:
-            if source in (None, source_of(log, version)) and not new:
+            if source in (None, recorded_source(log, version)) and not new:
                 return last
             parent, began = last.parent, last.time
         else:
@@ -156,7 +157,7 @@ def append_entry(
         entry = CommitEntry(
             version=version, parent=parent, time=began, source=source, code=new or None
         )
-        number = max(number, last.number if last else 0) + 1  # the one refused may be empty
+        number = max(number, last.number if last else 0) + 1  # above an empty entry, too
         name, data = f"commits/{number:06d}.json", entry.to_json()
         scratch = f"{version}/{BUILD}/tmp"
         try:
@@ -171,24 +172,24 @@ def append_entry(
 
 
 def append_commit(
-    store: Folder, version: str, source: str | None = None, code: Code = NO_CODE
+    store: Folder, version: str, source: str | None = None, code: CodeDigests = NO_CODE
 ) -> Commit:
-    """Make a version that is there current.
+    """Make a complete version the current one.
+
+    A version may be removed until the log names it as current. A process that removes one reads
+    the log again after removing its `zarr.json`, so that one of the two processes sees the other.
 
     Parameters
     ----------
     source
-        What it was built from, as `source_to_keep` gives it.
+        The source that it was built from, as `recordable_source` returns it.
     code
-        What made it, as `CommitEntry` explains.
-
-    A version may be removed until the log names it as current; whoever removes one looks at the
-    log once more after taking its `zarr.json` away, so that one of the two sees the other.
+        Digests of the code that made it; see `CommitEntry`.
 
     Raises
     ------
     StorageError
-        The version was removed meanwhile; what was current before is so again.
+        The version was removed meanwhile; the version that was current before is current again.
     """
     commit = append_entry(store, version, source, code)
     if store.exists(f"{version}/{ROOT}"):

@@ -1,8 +1,8 @@
-"""Whether the small objects of a version agree with each other, with its row table and its id.
+"""Check that the small objects of a version agree with each other, its row table and its id.
 
-The id is a digest over the row table, so that keys, labels and classes have one right value; which
-rows are holes, the bytes of each shard and the sums by channel are each told twice. What is told
-but once, as the reasons of holes, has a checksum.
+The id is a digest over the row table, so keys, labels and classes have one right value. The rows
+that are holes, the sizes of shards and the channel sums are each stored twice. What is stored only
+once, such as the reasons for holes, has a checksum.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from precache.recipe.recipe import Field, Recipe
 from precache.storage.base import is_missing
 from precache.storage.batch_get import Ahead
 from precache.store import zarr_metadata
-from precache.store.array_metadata import LABEL_DTYPES, SUMS, documents, is_summed, label_layout
-from precache.store.attributes import format_of, version_id
+from precache.store.array_metadata import (
+    LABEL_DTYPES,
+    SUMS,
+    array_documents,
+    is_summed,
+    label_layout,
+)
 from precache.store.commit_log import ROOT
+from precache.store.documents import format_of, version_id
 from precache.store.layout import RowShape
-from precache.store.object_names import Contents
+from precache.store.object_names import ObjectNames
 from precache.store.row_table import RowTable
 from precache.store.small_arrays import (
     KEYS_PER_CHUNK,
@@ -35,7 +41,7 @@ from precache.store.small_arrays import (
     join_chunks,
     small_layout,
 )
-from precache.store.version import HOLES, ROW_TABLE, Version, gone, parse_holes, sums_differ
+from precache.store.version import HOLES, ROW_TABLE, Version, gone_error, parse_holes, sums_mismatch
 from precache.store.zarr_metadata import Array, Json
 
 _VERSION = re.compile("[0-9a-f]{32}")
@@ -44,14 +50,14 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Flaw:
-    """An object that is not what its version promises.
+    """An object that is not as its version promises.
 
     Attributes
     ----------
     name
-        Below the version's folder.
+        Name below the version's folder.
     reason
-        What is wrong with it.
+        Description of the fault.
     """
 
     name: str
@@ -59,67 +65,67 @@ class Flaw:
 
 
 def narrow(labels: np.ndarray) -> np.ndarray:
-    """Labels in the narrowest signed integer type that holds them and -1."""
+    """Convert labels to the narrowest signed integer type that holds them and -1."""
     top = int(labels.max(initial=0))
     fitting = (dtype for dtype in LABEL_DTYPES if top <= np.iinfo(dtype).max)
     return labels.astype(next(fitting))
 
 
 def inspect(version: Version, table: RowTable | None = None) -> list[Flaw]:
-    """What is wrong with the small objects of a version, and with its documents; reads no shard.
+    """Find the faults of a version's small objects and documents; reads no shard.
 
-    Where its own document does not hold by itself, nothing else is held against that.
+    If the version's own document is invalid, nothing is compared with it.
 
     Parameters
     ----------
     version
-        As `store.unchecked` gives it, or open.
+        An open version, or one that `open_own_unchecked` returned.
     table
-        Its row table, where that is known: keys and labels are held against it. Its digest must be
-        the one that the version has.
+        The version's row table, if known, to compare keys and labels with. Its digest must be
+        that of the version.
 
     Raises
     ------
     GoneError
-        It was removed since it was opened.
+        The version was removed since it was opened.
     """
     return _Inspection(version, table).run()
 
 
-class _Flawed(Exception):
-    """What a check goes by is flawed itself; that is noted."""
+class _CheckAborted(Exception):
+    """A check cannot go on, because an object that it needs is flawed; the flaw was noted."""
 
 
 class _Inspection:
-    """The small objects of a version, and what was found wrong with them.
+    """One inspection of a version's small objects.
 
     Attributes
     ----------
     flaws
-        Name of an object -> the first thing that was wrong with it.
+        Name of an object -> the first fault found in it.
     """
 
     def __init__(self, version: Version, table: RowTable | None) -> None:
-        assert version.attributes is not None  # one of ours
+        assert version.attributes is not None  # precache wrote it
         self.version = version
         self.attributes = version.attributes
         self.table = table
         self.flaws: dict[str, str] = {}
-        self.contents = Contents.of(version.attributes)
+        self.contents = ObjectNames.of(version.attributes)
         self.ahead = Ahead(version.folder)
 
     def run(self) -> list[Flaw]:
         if self.version.folder.local("") is None:
-            every = (*self.contents.small, *self.contents.sums)
-            self.ahead.bring(name for name in every if not name.startswith("key/c/"))
-        with self.version.unless_gone(), contextlib.suppress(_Flawed):
+            names = (*self.contents.small, *self.contents.sums)
+            self.ahead.bring(name for name in names if not name.startswith("key/c/"))
+        with self.version.unless_gone(), contextlib.suppress(_CheckAborted):
             self._root()
             self._recipe()
             for check in self._checks():
-                with contextlib.suppress(_Flawed):
+                with contextlib.suppress(_CheckAborted):
                     check()
         if self.flaws and self.version.is_gone():
-            raise gone(self.version.path)
+            raise gone_error(self.version.path)
         return [Flaw(name, reason) for name, reason in self.flaws.items()]
 
     def _checks(self) -> Iterator[Callable[[], object]]:
@@ -129,12 +135,12 @@ class _Inspection:
             yield functools.partial(self._sums, name)
         yield self._documents
 
-    def _flaw(self, name: str, reason: str) -> _Flawed:
+    def _flaw(self, name: str, reason: str) -> _CheckAborted:
         self.flaws.setdefault(name, reason)
-        return _Flawed()
+        return _CheckAborted()
 
-    def _require(self, holds: bool, name: str, reason: str) -> None:
-        if not holds:
+    def _require(self, condition: bool, name: str, reason: str) -> None:
+        if not condition:
             raise self._flaw(name, reason)
 
     # --- reading --------------------------------------------------------------------------------
@@ -146,17 +152,17 @@ class _Inspection:
         raise self._flaw(name, "it is missing" if is_missing(data) else str(data))
 
     def _small(self, array: str, layout: Array) -> np.ndarray:
-        """A small array; every chunk that cannot be read is noted."""
+        """Read a small array; note every chunk that cannot be read."""
         chunks = []
         for number in range(layout.objects):
             name = f"{array}/{layout.object_name(number)}"
-            with contextlib.suppress(_Flawed):
+            with contextlib.suppress(_CheckAborted):
                 try:
                     chunks.append(decode_chunk(layout, self._read(name), "it"))
                 except DamageError as error:
                     self._flaw(name, str(error))
         if len(chunks) < layout.objects:
-            raise _Flawed
+            raise _CheckAborted
         return join_chunks(layout, chunks)
 
     def _json(self, name: str) -> Json:
@@ -174,18 +180,19 @@ class _Inspection:
         group = zarr_metadata.group_document({})
         group.pop("attributes")
         self._require(_same(document, group), ROOT, "it is not the document of a Zarr v3 group")
-        made = version_id(own.fingerprint, own.rows_digest, own.rows_per_shard, own.retries)
-        self._require(own.version == made, ROOT, f"its version is {own.version}, and not {made}")
-        here = own.version == name or not _VERSION.fullmatch(name)
-        self._require(here, ROOT, f"it is that of version {own.version}")
+        right_id = version_id(own.fingerprint, own.rows_digest, own.rows_per_shard, own.retries)
+        reason = f"its version is {own.version}, and not {right_id}"
+        self._require(own.version == right_id, ROOT, reason)
+        same = own.version == name or not _VERSION.fullmatch(name)
+        self._require(same, ROOT, f"it is that of version {own.version}")
         self._require(own.format == format_of(own.fields), ROOT, f"its format is {own.format}")
-        for each in (ROW_TABLE, HOLES):
-            has = _DIGEST.fullmatch(own.digests.get(each, ""))
-            self._require(bool(has), ROOT, f"it has no checksum of {each}")
+        for summed in (ROW_TABLE, HOLES):
+            checksum = _DIGEST.fullmatch(own.digests.get(summed, ""))
+            self._require(bool(checksum), ROOT, f"it has no checksum of {summed}")
         for array, field in own.fields.items():
-            raw, row = 0, RowShape(field.shape, field.dtype)
-            whole, rest = divmod(own.rows, own.rows_per_shard)
-            raw = whole * row.padded_nbytes(own.rows_per_shard, own.rows_per_shard)
+            row = RowShape(field.shape, field.dtype)
+            full, rest = divmod(own.rows, own.rows_per_shard)
+            raw = full * row.padded_nbytes(own.rows_per_shard, own.rows_per_shard)
             raw += row.padded_nbytes(rest, own.rows_per_shard)
             self._require(
                 field.raw == raw, ROOT, f"{array} has {field.raw} bytes raw, and not {raw}"
@@ -199,15 +206,15 @@ class _Inspection:
 
     @functools.cached_property
     def _fields(self) -> Mapping[str, Field]:
-        """What the recipe says of each array."""
+        """The recipe's field of each array."""
         try:
-            found = Recipe.from_dict(self.attributes.pipeline).by_array().fields
+            fields = Recipe.from_dict(self.attributes.pipeline).by_array().fields
         except RecipeError as error:
-            why = f"its recipe is damaged, or of a newer release: {error}"
-            raise self._flaw(ROOT, why) from None
-        same = found.keys() == self.attributes.fields.keys()
-        self._require(same, ROOT, f"its recipe has the arrays {', '.join(found)}")
-        return found
+            reason = f"its recipe is damaged, or of a newer release: {error}"
+            raise self._flaw(ROOT, reason) from None
+        same = fields.keys() == self.attributes.fields.keys()
+        self._require(same, ROOT, f"its recipe has the arrays {', '.join(fields)}")
+        return fields
 
     def _recipe(self) -> None:
         for name, field in self.attributes.fields.items():
@@ -215,8 +222,8 @@ class _Inspection:
             reason = f"{name} has codec {field.codec}, and {codec} in its recipe"
             self._require(field.codec == codec, ROOT, reason)
         summed = set(filter(self._is_summed, self.attributes.fields))
-        both = self.attributes.mean.keys() | self.attributes.std.keys()
-        self._require(both <= summed, ROOT, "it has the mean of what is no image")
+        described = self.attributes.mean.keys() | self.attributes.std.keys()
+        self._require(described <= summed, ROOT, "it has the mean of a field without images")
 
     def _is_summed(self, name: str) -> bool:
         field = self.attributes.fields[name]
@@ -226,7 +233,7 @@ class _Inspection:
 
     def _checked(self, name: str) -> bytes:
         try:
-            return self.version.checked(name, self._read(name))
+            return self.version.verify(name, self._read(name))
         except DamageError:
             raise self._flaw(name, "its checksum does not hold") from None
 
@@ -242,26 +249,26 @@ class _Inspection:
         except StoreError as error:
             raise self._flaw(HOLES, str(error)) from None
         inside = all(0 <= row < self.attributes.rows for row in holes)
-        self._require(inside, HOLES, "it names rows that there are not")
+        self._require(inside, HOLES, "it names rows that do not exist")
         return {row: key for row, (key, _) in holes.items()}
 
     def _holes(self) -> None:
         holes = len(self._hole_keys)
-        reason = f"it tells of {self.attributes.holes} holes, and {HOLES} of {holes}"
+        reason = f"it has {self.attributes.holes} holes, and {HOLES} has {holes}"
         self._require(self.attributes.holes == holes, ROOT, reason)
         if self.table is not None:
             named = self.table.removed <= self._hole_keys.keys()
-            self._require(named, HOLES, "it lacks samples that are removed")
+            self._require(named, HOLES, "it lacks removed samples")
 
     def _valid(self) -> None:
         valid = self._small("valid", small_layout((self.attributes.rows,), "bool", False))
         same = np.flatnonzero(~valid).tolist() == sorted(self._hole_keys)
-        self._require(same, "valid/c/0", "it does not tell of the same holes as the list of them")
+        self._require(same, "valid/c/0", "it marks other holes than the list of them")
 
     def _keys(self) -> None:
-        """Chunk by chunk: of millions, not all are to be in memory at once."""
+        """Check keys chunk by chunk, since millions of them need not be in memory at once."""
         for number, start in enumerate(range(0, self.attributes.rows, KEYS_PER_CHUNK)):
-            with contextlib.suppress(_Flawed):
+            with contextlib.suppress(_CheckAborted):
                 self._key_chunk(
                     number, range(start, min(start + KEYS_PER_CHUNK, self.attributes.rows))
                 )
@@ -269,19 +276,19 @@ class _Inspection:
     def _key_chunk(self, number: int, rows: range) -> None:
         name, count = f"key/c/{number}", min(self.attributes.rows, KEYS_PER_CHUNK)
         try:
-            found = decode_strings(self._read(name), "it", count)[: len(rows)].tolist()
+            keys = decode_strings(self._read(name), "it", count)[: len(rows)].tolist()
         except DamageError as error:
             raise self._flaw(name, str(error)) from None
         if self.table is not None:
-            same = found == list(self.table.keys[rows.start : rows.stop])
+            same = keys == list(self.table.keys[rows.start : rows.stop])
             self._require(same, name, "its keys are not those of the row table")
         holes = ((row - rows.start, key) for row, key in self._hole_keys.items() if row in rows)
-        same = all(found[place] == key for place, key in holes)
+        same = all(keys[place] == key for place, key in holes)
         self._require(same, name, "its keys are not those of the list of holes")
 
     @functools.cached_property
     def _label_values(self) -> np.ndarray:
-        """Decoded by the dtype that fits their bytes: their document may be wrong, too."""
+        """Labels, decoded with the dtype that fits their bytes: their document may be wrong."""
         try:
             layout = label_layout(self.attributes.rows, self._read("label/c/0"))
         except DamageError as error:
@@ -309,8 +316,8 @@ class _Inspection:
         total, stored = sum(table[:, 0].tolist()), self.attributes.fields[array].stored
         if total != stored:
             sizes = self.version.folder.sizes(array)
-            there = sum(sizes.get(name, 0) for name in self.contents.shards[array])
-            name = ROOT if there == total else f"shards/{array}/c/0/0"
+            listed = sum(sizes.get(name, 0) for name in self.contents.shards[array])
+            name = ROOT if listed == total else f"shards/{array}/c/0/0"
             raise self._flaw(
                 name, f"{array} has {stored} bytes by {ROOT}, and {total} by its table"
             )
@@ -320,15 +327,15 @@ class _Inspection:
             return
         sums = self._small(f"{SUMS}/{array}", self.version.sums_layout(array))
         try:
-            wrong = sums_differ(self.version, array, sums)
+            mismatch = sums_mismatch(self.version, array, sums)
         except PrecacheError:
-            return  # they are held against what is flawed itself
-        self._require(not wrong, f"{SUMS}/{array}/c/0/0", wrong)
+            return  # an object that they are compared with is flawed
+        self._require(not mismatch, f"{SUMS}/{array}/c/0/0", mismatch)
 
     # --- documents ------------------------------------------------------------------------------
 
     def _documents(self) -> None:
-        expected = documents(
+        expected = array_documents(
             self.attributes,
             self._fields,
             self._label_dtype(),
@@ -336,12 +343,12 @@ class _Inspection:
         )
         for array, document in expected.items():
             name = f"{array}/{ROOT}"
-            with contextlib.suppress(_Flawed):
+            with contextlib.suppress(_CheckAborted):
                 same = _same(self._json(name), document)
-                self._require(same, name, "it is not what its version's document asks for")
+                self._require(same, name, "it does not agree with its version's document")
 
     def _label_dtype(self) -> str:
-        with contextlib.suppress(_Flawed):
+        with contextlib.suppress(_CheckAborted):
             return self._label_values.dtype.name
         if self.table is not None:
             return narrow(self.table.labels).dtype.name
@@ -349,24 +356,24 @@ class _Inspection:
         return dtype if dtype in LABEL_DTYPES else LABEL_DTYPES[0]
 
     def _nbytes(self, name: str) -> int:
-        """Bytes of an object; where it is flawed, those that its document tells of."""
+        """Size of an object; if it is flawed, the size that its document has."""
         if name not in self.flaws:
             return self.version.folder.size(name) or 0
-        with contextlib.suppress(_Flawed, KeyError, IndexError, TypeError):
+        with contextlib.suppress(_CheckAborted, KeyError, IndexError, TypeError):
             return int(self._json(f"{name.partition('/')[0]}/{ROOT}")["shape"][0])
         return 0
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Whether two documents are the same; Python takes false for 0."""
+    """Compare two documents as JSON, since Python takes false for 0."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def has_labels_with_samples(table: RowTable) -> bool:
-    """Whether labels may have come with the samples, as those of a data set of Python do.
+    """Return whether labels may have come with the samples, as from a Python dataset.
 
-    Its samples have neither size nor time, and all the same tag.
+    The samples of a Python dataset have neither size nor time, and all the same etag.
     """
-    there = [etag for row, etag in enumerate(table.etags) if row not in table.removed]
+    etags = [etag for row, etag in enumerate(table.etags) if row not in table.removed]
     unknown = bool((table.sizes < 0).all() and (table.mtimes < 0).all())
-    return unknown and len(set(there)) == 1 and bool(there[0])
+    return unknown and len(set(etags)) == 1 and bool(etags[0])

@@ -15,6 +15,7 @@ TARGET_SHARD_BYTES = 128 << 20
 TARGET_CHUNK_BYTES = 64 << 10
 MIN_SHARDS = 16
 MISSING = np.uint64(2**64 - 1)
+"""Offset and length of a chunk that was never written."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class RowShape:
 
     @property
     def rows_per_chunk(self) -> int:
-        """Rows that would share a chunk, were the field alone."""
+        """Rows that would share a chunk if this were the only field."""
         return rows_per_chunk(self.nbytes)
 
     def chunk_rows(self, rows_per_shard: int) -> int:
@@ -38,7 +39,7 @@ class RowShape:
         return min(self.rows_per_chunk, rows_per_shard & -rows_per_shard)
 
     def padded_nbytes(self, rows: int, rows_per_shard: int) -> int:
-        """Bytes of so many rows of a shard in whole chunks."""
+        """Bytes of `rows` rows of a shard, padded to whole chunks."""
         step = self.chunk_rows(rows_per_shard)
         return -(-rows // step) * step * self.nbytes
 
@@ -58,12 +59,12 @@ def rows_per_shard(rows: int, row_nbytes: Sequence[int], wanted: int | None = No
     row_nbytes
         Decoded bytes of one row, field by field.
     wanted
-        The user's own number; rounded up to whole chunks.
+        Number that the user gave; rounded up to whole chunks.
 
     Notes
     -----
-    The largest field's shard aims at 128 MiB raw, and a small set still makes 16 shards, so that
-    several workers share the work.
+    The target is 128 MiB raw for a shard of the largest field, and at least 16 shards for a small
+    set, so that several workers share the work.
     """
     largest = max(row_nbytes)
     step = rows_per_chunk(largest)
@@ -71,7 +72,7 @@ def rows_per_shard(rows: int, row_nbytes: Sequence[int], wanted: int | None = No
     if wanted is not None:
         return -(-wanted // step) * step
     most = max(1, min(TARGET_SHARD_BYTES // max(1, largest), rows // MIN_SHARDS))
-    # A multiple that lets smaller fields share chunks, where it costs the balance little.
+    # A multiple lets rows of smaller fields share chunks; taken if it costs little balance.
     for shared in (64, 16, 4):
         if several and shared > step and most >= 8 * shared:
             step = shared
@@ -89,7 +90,7 @@ def encode_index(offsets: np.ndarray, lengths: np.ndarray) -> bytes:
 
 
 def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
-    """(chunks, 2) uint64 offsets and lengths from the bytes of a shard index.
+    """Parse the bytes of a shard index into (chunks, 2) uint64 offsets and lengths.
 
     Raises
     ------
@@ -103,5 +104,5 @@ def decode_index(tail: memoryview | bytes, chunks: int) -> np.ndarray:
 
 
 def align(offset: int, to: int = 64) -> int:
-    """The next multiple of `to` at or after `offset`."""
+    """Round `offset` up to a multiple of `to`."""
     return -(-offset // to) * to

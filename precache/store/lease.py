@@ -28,12 +28,12 @@ from precache.errors import StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
-from precache.store.attributes import Claimed
 from precache.store.commit_log import BUILD
+from precache.store.documents import LeaseDocument
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 10.0
+RENEWAL_SECONDS = 10.0
 """Between two heartbeats."""
 
 STALE_SECONDS = 60.0
@@ -46,18 +46,18 @@ POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
 """Seconds between two looks at a store."""
 
 LOST_SECONDS = 3600.0
-"""Age of its last heartbeat above which a claim is watched for `SILENT_SECONDS`, so that those who
+"""Age of its last heartbeat above which a claim is watched for `OBSERVE_SECONDS`, so that those who
 look only once need not wait for `STALE_SECONDS`."""
 
-SILENT_SECONDS = 2.5 * BEAT_SECONDS
+OBSERVE_SECONDS = 2.5 * RENEWAL_SECONDS
 
-LEASES = f"{BUILD}/leases"
+BUILD_LEASES = f"{BUILD}/leases"
 """Folder of a version with the leases of the builds that write to it."""
 
-CLAIMS = "_claims"
+LEASES_FOLDER = "_claims"
 """Folder of a store with all claims."""
 
-_CLAIM = re.compile(r"[0-9]{6,}\.json")
+_LEASE = re.compile(r"[0-9]{6,}\.json")
 _CUT_OFF = re.compile(r"\.[0-9a-f]{32}\.tmp")
 """Temporary file of a claim that was being put; a live process puts it again."""
 
@@ -94,7 +94,7 @@ class Lease:
         self._thread.join()
 
     def _renew(self) -> None:
-        while not self._over.wait(BEAT_SECONDS):
+        while not self._over.wait(RENEWAL_SECONDS):
             try:
                 if self._is_revoked():
                     return
@@ -103,7 +103,7 @@ class Lease:
                 log.warning("no heartbeat: %s", error)
 
 
-class Claim(Lease):
+class ExclusiveLease(Lease):
     """An exclusive lease, held until the block ends.
 
     Parameters
@@ -130,9 +130,9 @@ class Claim(Lease):
     def is_held(self) -> bool:
         """Return False if another process took over, because this one seemed to have ended."""
         _, name, own = self.name.split("/")
-        return Claims(self._folder, name).holder(above=int(own[:-5])) is None
+        return NamedLease(self._folder, name).holder(above=int(own[:-5])) is None
 
-    def give_to(self, process: Process, note: str) -> None:
+    def hand_over_to(self, process: Process, note: str) -> None:
         """Hand it to another process, which enters a claim of the same name and note."""
         self._note = note
         self._put(process)
@@ -150,7 +150,7 @@ class BuildLease(Lease):
     """
 
     def __init__(self, version: Folder, scratch: str) -> None:
-        super().__init__(version, f"{LEASES}/{uuid.uuid4().hex}.json", scratch=scratch)
+        super().__init__(version, f"{BUILD_LEASES}/{uuid.uuid4().hex}.json", scratch=scratch)
         self._put(process_of(os.getpid()))
         self._thread.start()
 
@@ -163,7 +163,7 @@ class BuildLease(Lease):
     def _is_revoked(self) -> bool:
         return self._folder.size(self.name) is None  # the version was committed, or removed
 
-    def others(self) -> dict[str, Claimed]:
+    def others(self) -> dict[str, LeaseDocument]:
         """Return the leases of other builds that are alive."""
         return live_leases(self._folder, but=self.name)
 
@@ -178,19 +178,21 @@ class BuildLease(Lease):
             log.warning("%s; it expires by itself", error)
 
 
-def read_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
+def read_leases(version: Folder, but: str | None = None) -> dict[str, LeaseDocument]:
     """Return the leases of builds that write to a version, by name; skips unreadable ones."""
-    names = [f"{LEASES}/{name}" for name in version.names(LEASES) if name.endswith(".json")]
+    names = [
+        f"{BUILD_LEASES}/{name}" for name in version.names(BUILD_LEASES) if name.endswith(".json")
+    ]
     names = [name for name in names if name != but]
     leases = {}
     for name, data in zip(names, version.read_many(names, [-1] * len(names)), strict=True):
         if isinstance(data, bytes):
             with contextlib.suppress(StoreError):  # cut short, or forged
-                leases[name] = Claimed.read(data, version.path(name))
+                leases[name] = LeaseDocument.read(data, version.path(name))
     return leases
 
 
-def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
+def live_leases(version: Folder, but: str | None = None) -> dict[str, LeaseDocument]:
     """Return the leases whose builds are alive, except the one named `but`.
 
     If that is given, it is a lease that was renewed a moment ago: ages are differences to it, by
@@ -199,7 +201,7 @@ def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
     leases = read_leases(version, but)
     others = {name: lease for name, lease in leases.items() if not has_ended(lease.holder)}
     files = _lease_files(version) if others and but is not None else []
-    times = {f"{LEASES}/{file.name}": file.mtime_ns / 1e9 for file in files}
+    times = {f"{BUILD_LEASES}/{file.name}": file.mtime_ns / 1e9 for file in files}
     if but in times:
         ages = {name: times[but] - times.get(name, 0.0) for name in others}
     else:
@@ -209,50 +211,50 @@ def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
 
 def _lease_files(version: Folder) -> list[FileInfo]:
     with contextlib.suppress(StorageError):  # all have just been removed
-        return list(version.folder(LEASES).walk())
+        return list(version.folder(BUILD_LEASES).walk())
     return []
 
 
-def deciding(store: Folder, version: str) -> AbstractContextManager[Claim]:
+def decision_lease(store: Folder, version: str) -> AbstractContextManager[ExclusiveLease]:
     """Hold the claim to decide about a version: to commit, replace or remove it, or a shard of it.
 
     Every build holds it once before its first shard. So a build that finds no other lease meanwhile
     knows that all unfinished objects were left by builds that have ended.
     """
-    return Claims(store, f"{version}-decide").held()
+    return NamedLease(store, f"{version}-decide").acquire()
 
 
-def remove_ended(store: Folder) -> None:
+def remove_ended_leases(store: Folder) -> None:
     """Remove all claims whose holders have ended."""
-    if is_link(store, CLAIMS):
+    if is_link(store, LEASES_FOLDER):
         return
-    for name in store.names(CLAIMS):
-        if is_link(store, f"{CLAIMS}/{name}"):
+    for name in store.names(LEASES_FOLDER):
+        if is_link(store, f"{LEASES_FOLDER}/{name}"):
             continue
-        claims = Claims(store, name)
+        claims = NamedLease(store, name)
         if not claims.numbers():
-            _remove_until(store, f"{CLAIMS}/{name}/")
-        elif claim := claims.take():
+            _remove_until(store, f"{LEASES_FOLDER}/{name}/")
+        elif claim := claims.try_acquire():
             with claim:
                 pass  # its end removes those below it
-    remove_if_empty(store, CLAIMS)
+    remove_if_empty(store, LEASES_FOLDER)
 
 
 def _remove_until(store: Folder, last: str) -> None:
     """Remove a claim, those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
     for name in sorted(store.names(folder)):  # those who passed over one look for it again
-        if (_CLAIM.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
+        if (_LEASE.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
     remove_if_empty(store, folder)
-    remove_if_empty(store, CLAIMS)
+    remove_if_empty(store, LEASES_FOLDER)
 
 
 def _document(process: Process, note: str) -> bytes:
-    return Claimed(holder=process, note=note, time=time.time()).model_dump_json().encode()
+    return LeaseDocument(holder=process, note=note, time=time.time()).model_dump_json().encode()
 
 
-class Claims:
+class NamedLease:
     """The claims to one task, watched by one process."""
 
     def __init__(self, store: Folder, name: str) -> None:
@@ -261,7 +263,7 @@ class Claims:
         self._seen: dict[str, tuple[bytes, float]] = {}
         self._silent: dict[str, bytes] = {}
 
-    def take(self) -> Claim | None:
+    def try_acquire(self) -> ExclusiveLease | None:
         """Take a claim, to be entered; returns None if another process holds or returns one."""
         numbers = self.numbers()
         passed = {name: self._store.get(name) for name in map(self._path, numbers)}
@@ -273,18 +275,18 @@ class Claims:
         if any(self._store.get(path) != data for path, data in passed.items()):
             self._store.remove(name)  # another process was faster, and the numbers began anew
             return None
-        return Claim(self._store, name, own=True)
+        return ExclusiveLease(self._store, name, own=True)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[Claim]:
+    def acquire(self) -> Iterator[ExclusiveLease]:
         """Wait for the claim, and hold it until the block ends."""
         poll = POLL_REMOTE if self._store.local("") is None else POLL_LOCAL
-        while (claim := self.take()) is None:
+        while (claim := self.try_acquire()) is None:
             time.sleep(poll)  # a store has no notifications
         with claim:
             yield claim
 
-    def holder(self, above: int = 0) -> Claimed | None:
+    def holder(self, above: int = 0) -> LeaseDocument | None:
         """Return the live holder of a claim above a number, as far as is known."""
         for name in [self._path(number) for number in self.numbers() if number > above]:
             data = self._store.get(name)
@@ -293,17 +295,17 @@ class Claims:
         return None
 
     def _path(self, number: int) -> str:
-        return f"{CLAIMS}/{self._name}/{number:06d}.json"
+        return f"{LEASES_FOLDER}/{self._name}/{number:06d}.json"
 
     def numbers(self) -> list[int]:
         """Return the numbers of all claims, in any order."""
-        names = self._store.names(f"{CLAIMS}/{self._name}")
-        return [int(name[:-5]) for name in names if _CLAIM.fullmatch(name)]
+        names = self._store.names(f"{LEASES_FOLDER}/{self._name}")
+        return [int(name[:-5]) for name in names if _LEASE.fullmatch(name)]
 
-    def _holder_of(self, name: str, data: bytes) -> Claimed | None:
+    def _holder_of(self, name: str, data: bytes) -> LeaseDocument | None:
         """Return the holder of a claim with this content, None if it has ended."""
         try:
-            claimed = Claimed.read(data, self._store.path(name))
+            claimed = LeaseDocument.read(data, self._store.path(name))
         except StoreError:
             return None  # cut short, or forged
         if has_ended(claimed.holder):
@@ -320,7 +322,7 @@ class Claims:
     def _is_silent(self, name: str, data: bytes) -> bool:
         """Watch a claim that looks old for a heartbeat: a clock may be wrong."""
         if self._silent.get(name) != data:
-            until = time.monotonic() + SILENT_SECONDS
+            until = time.monotonic() + OBSERVE_SECONDS
             while time.monotonic() < until:
                 time.sleep(POLL_LOCAL)
                 if self._store.get(name) != data:

@@ -1,4 +1,4 @@
-"""A version while it is made: its rows are known, and its shards come one after another."""
+"""A version that is still being built: its rows are known, its shards finish one by one."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ import numpy as np
 from precache.errors import BuildError, StoreError
 from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
-from precache.store.attributes import Attributes, Identity
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
-from precache.store.lease import ALIVE_SECONDS, Claims, read_leases
+from precache.store.documents import Attributes, Identity
+from precache.store.lease import ALIVE_SECONDS, NamedLease, read_leases
 from precache.store.open import open_own
-from precache.store.shard_log import Finished, from_entry, kept_name, read_entries
+from precache.store.shard_log import FinishedShard, followed_log_name, from_entry, read_entries
 from precache.store.version import Version
 from precache.store.zarr_metadata import Array
 
-POLL_LOCAL, POLL_REMOTE = 0.1, 1.0
-"""Seconds between two looks for the next entry of a log."""
+LOG_POLL_LOCAL, LOG_POLL_REMOTE = 0.1, 1.0
+"""Seconds between two polls for the next entry of a log."""
 
-LIFE_SECONDS = 5.0
-"""Between two looks for signs of life of a build."""
+LIVENESS_SECONDS = 5.0
+"""Seconds between two checks that a build is alive."""
 
 COMMIT_SECONDS = 900.0
-"""That a build may take to commit, when it shows no sign of life."""
+"""Seconds without a sign of life that a build may take to commit."""
 
 
 class LiveVersion(Version):
-    """A version whose build goes on, or went on a moment ago.
+    """A version whose build is running, or ended a moment ago.
 
-    Everything that is known of it grows with `advance`, in place. Its `labels` and `keys` are those
-    of the row table.
+    `advance` updates its contents in place. Its `labels` and `keys` are those of the row table.
 
     Parameters
     ----------
     keys, labels
-        By row, as the frozen row table has them.
+        Columns of the frozen row table.
     removed
-        Rows whose samples the source has no more.
+        Rows whose samples are no longer in the source.
     claims
-        Under which it is built.
+        The lease under which it is built.
 
     Attributes
     ----------
     finished
         Shards in the order of the log, each with the numbers of its rows that are holes.
     planned
-        Rows that every shard together would have, were there no bad sample.
+        Rows of all shards if no sample is bad.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class LiveVersion(Version):
         keys: Sequence[str],
         labels: np.ndarray,
         removed: frozenset[int],
-        claims: Claims,
+        claims: NamedLease,
     ) -> None:
         folder = store.folder(attributes.version)
         super().__init__(folder, attributes.version, attributes, arrays, attributes.rows)
@@ -80,20 +79,20 @@ class LiveVersion(Version):
         self._seen: set[int] = set()
         self._entries = 0
         self._lock = threading.Lock()
-        self._poll = POLL_REMOTE if folder.local("") is None else POLL_LOCAL
+        self._poll = LOG_POLL_REMOTE if folder.local("") is None else LOG_POLL_LOCAL
         self._signs: object = None
         self._looked, self._changed = -np.inf, time.monotonic()
 
     def _bounds(self, array: Array) -> np.ndarray:
-        """Sizes that no object exceeds, until they are known; source: ZSTD_compressBound."""
+        """Upper bounds of object sizes, until these are known. Source: ZSTD_compressBound."""
         raw = self.rows_per_shard * array.row_nbytes
         chunks = self.rows_per_shard // array.chunk_shape[0]
-        most = raw + (raw >> 8) + (128 + 16) * chunks + 4
-        return np.tile(np.array([[most, 0]], np.uint64), (self.shards, 1))
+        bound = raw + (raw >> 8) + (128 + 16) * chunks + 4
+        return np.tile(np.array([[bound, 0]], np.uint64), (self.shards, 1))
 
     @property
     def complete(self) -> bool:
-        """Whether all shards are finished."""
+        """True once all shards are finished."""
         return len(self.finished) == self.shards
 
     @property
@@ -101,23 +100,23 @@ class LiveVersion(Version):
         return self._row_keys
 
     def shard_table(self, field: str) -> np.ndarray:
-        """As of a version that is there; rows of shards that are not finished are bounds."""
+        """Return `Version.shard_table`; unfinished shards have upper bounds for sizes."""
         return self._tables[field]
 
     def is_gone(self) -> bool:
-        """As of a version that is there; its group's document comes last."""
+        """Return whether the version's folder is gone: its group's document is written last."""
         return not self.folder.exists()
 
-    def bring(self, fields: object) -> None:
-        """Nothing: it is all here."""
+    def prefetch(self, fields: object) -> None:
+        """Do nothing: all small arrays are in memory."""
 
     def rows_of(self, shard: int) -> range:
-        """Rows of a shard; the last may be short."""
+        """Rows of a shard; the last shard may be short."""
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.rows))
 
     def advance(self) -> bool:
-        """Take in what the log has more; whether it had any.
+        """Read new entries of the log; return whether there were any.
 
         Raises
         ------
@@ -126,48 +125,48 @@ class LiveVersion(Version):
         """
         with self._lock:
             new = self._unread()
-            for each in new:
-                self._add(each)
+            for shard in new:
+                self._add(shard)
         return bool(new)
 
-    def _unread(self) -> list[Finished]:
+    def _unread(self) -> list[FinishedShard]:
         entries = [] if self.complete else read_entries(self.folder, self._entries)
         self._entries += len(entries)
-        found = [each for entry in entries for each in entry]
-        if not found and not self.complete and self.folder.size(ROOT) is not None:
-            name = kept_name(self.id)
+        shards = [shard for entry in entries for shard in entry]
+        if not shards and not self.complete and self.folder.size(ROOT) is not None:
+            name = followed_log_name(self.id)
             data = self._store.get(name)
             if data is None:
                 raise StoreError(
-                    f"{self.path} is built, and the order in which its shards were finished is not "
-                    f"kept in {self._store.path(name)} any more; open the version anew"
+                    f"{self.path} is built, and the order in which its shards were finished is no "
+                    f"longer kept in {self._store.path(name)}; open the version again"
                 )
-            found = from_entry(data, self._store.path(name))
-        return [each for each in found if each.shard not in self._seen]
+            shards = from_entry(data, self._store.path(name))
+        return [shard for shard in shards if shard.shard not in self._seen]
 
-    def _add(self, each: Finished) -> None:
-        rows = self.rows_of(each.shard)
-        inside = each.shard < self.shards and all(row in rows for row in each.holes)
-        labelled = each.labels is None or len(each.labels) == len(rows)
-        if each.objects.keys() != self._tables.keys() or not (inside and labelled):
+    def _add(self, shard: FinishedShard) -> None:
+        rows = self.rows_of(shard.shard)
+        inside = shard.shard < self.shards and all(row in rows for row in shard.holes)
+        labelled = shard.labels is None or len(shard.labels) == len(rows)
+        if shard.objects.keys() != self._tables.keys() or not (inside and labelled):
             raise StoreError(
-                f"the log of {self.path} is damaged: it has shard {each.shard} of fields "
-                f"{', '.join(each.objects)} with holes {list(each.holes)[:5]}"
+                f"the log of {self.path} is damaged: it has shard {shard.shard} of fields "
+                f"{', '.join(shard.objects)} with holes {list(shard.holes)[:5]}"
             )
         for name, table in self._tables.items():
-            table[each.shard] = each.objects[name]
-        if each.labels is not None:
-            fetched = np.array(each.labels, np.int64)
+            table[shard.shard] = shard.objects[name]
+        if shard.labels is not None:
+            fetched = np.array(shard.labels, np.int64)
             part = self.labels[rows.start : rows.stop]
             part[:] = np.where(fetched < 0, part, fetched)
-        holes = np.array(sorted(each.holes), np.int64)
+        holes = np.array(sorted(shard.holes), np.int64)
         self.valid[holes] = False
-        self.holes.update({row: (self._row_keys[row], why) for row, why in each.holes.items()})
-        self._seen.add(each.shard)
-        self.finished.append((each.shard, holes))
+        self.holes.update({row: (self._row_keys[row], why) for row, why in shard.holes.items()})
+        self._seen.add(shard.shard)
+        self.finished.append((shard.shard, holes))
 
     def await_shards(self, stopped: threading.Event) -> None:
-        """Wait until the log has more, or until nobody wants it any more.
+        """Wait until the log has new entries, or `stopped` is set.
 
         Raises
         ------
@@ -180,12 +179,12 @@ class LiveVersion(Version):
                 return
 
     def await_commit(self, stopped: threading.Event) -> Version | None:
-        """The version when it is there; None when nobody wants it any more.
+        """Wait for the committed version and open it; return None if `stopped` is set before.
 
         Raises
         ------
         BuildError
-            As `await_shards`.
+            The build failed, or shows no sign of life.
         """
         while self.folder.size(ROOT) is None:
             self._require_life(COMMIT_SECONDS)
@@ -194,12 +193,12 @@ class LiveVersion(Version):
         return open_own(self.folder)
 
     def _require_life(self, patience: float) -> None:
-        """Raise where the build has ended, or changed nothing for so many seconds.
+        """Raise if the build has ended, or changed nothing for `patience` seconds.
 
-        By this machine's clock alone: that of the other may be wrong.
+        Times are by this machine's clock alone: the builder's may be wrong.
         """
         now = time.monotonic()
-        if now - self._looked < LIFE_SECONDS:
+        if now - self._looked < LIVENESS_SECONDS:
             return
         self._looked = now
         data, holder = self.folder.get(DESCRIPTION), self._claims.holder()
@@ -209,21 +208,21 @@ class LiveVersion(Version):
             self._signs, self._changed = signs, now
         if holder is not None or self.folder.size(ROOT) is not None:
             return
-        why = ""
+        reason = ""
         if data is None:
-            why = "what tells of it was removed"
+            reason = "its description was removed"
         else:
             identity = Identity.read(data, self.folder.path(DESCRIPTION))
-            goes_on = any(not has_ended(each.holder) for each in leases.values())
-            if identity.failed is not None and not goes_on:
-                why = identity.failed
-            elif identity.by is not None and has_ended(identity.by) and not goes_on:
-                why = f"{identity.by} has ended"
+            alive = any(not has_ended(lease.holder) for lease in leases.values())
+            if identity.failed is not None and not alive:
+                reason = identity.failed
+            elif identity.by is not None and has_ended(identity.by) and not alive:
+                reason = f"{identity.by} has ended"
             elif now - self._changed > patience:
-                why = f"it shows no sign of life for {now - self._changed:.0f} seconds"
-        if why:
+                reason = f"it shows no sign of life for {now - self._changed:.0f} seconds"
+        if reason:
             raise BuildError(
                 f"the build that this training follows has stopped with {len(self.finished)} of "
-                f"{self.shards} shards done: {why}; start the training again: the build goes on "
+                f"{self.shards} shards done: {reason}; start the training again: the build goes on "
                 f"where it was ({self.path})"
             )

@@ -1,7 +1,7 @@
 """Names of the objects of a committed version, as its metadata promises them. Pure.
 
-What copies, checks or repairs a version goes by these names, never by what a listing finds: a
-listing is made by whoever can write to the store.
+Code that copies, checks or repairs a version uses these names, never a listing of its folder: a
+listing shows whatever anyone with write access has put there.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precache.store.array_metadata import SUMS
-from precache.store.attributes import Attributes
 from precache.store.commit_log import ROOT
+from precache.store.documents import Attributes
 from precache.store.small_arrays import KEYS_PER_CHUNK, ROWS_PER_CHUNK
 from precache.store.version import HOLES, ROW_TABLE
 
 
 @dataclass(frozen=True)
-class Contents:
+class ObjectNames:
     """Names of a version's objects, below its folder.
 
     Attributes
@@ -27,7 +27,7 @@ class Contents:
         Objects of the small arrays, and the metadata documents of all arrays and groups but the
         version's own, `ROOT`.
     sums
-        Objects of the sums by channel, which only arrays of images have.
+        Objects of the channel sums, which only arrays of images have.
     """
 
     shards: dict[str, list[str]]
@@ -35,8 +35,8 @@ class Contents:
     sums: tuple[str, ...]
 
     @classmethod
-    def of(cls, attributes: Attributes) -> Contents:
-        """The names that a version with these attributes has."""
+    def of(cls, attributes: Attributes) -> ObjectNames:
+        """List the names that a version with these attributes has."""
         rows, count = attributes.rows, -(-attributes.rows // attributes.rows_per_shard)
         shards = {
             name: [f"{name}/c/{number}" + "/0" * len(field.shape) for number in range(count)]

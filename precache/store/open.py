@@ -1,4 +1,4 @@
-"""Opening a store: which of its versions is meant, and whether its documents hold."""
+"""Open a store: find the version that a URI names, and check its documents."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from precache.storage.base import Folder, is_missing
 from precache.storage.batch_get import Ahead, Readable
 from precache.storage.open import StorageOptions, open_folder
 from precache.store import zarr_metadata
-from precache.store.array_metadata import LABEL_DTYPES, difference, field_layout
-from precache.store.attributes import Attributes
+from precache.store.array_metadata import LABEL_DTYPES, field_layout, layout_difference
 from precache.store.commit_log import BUILD, ROOT, Commit, read_commits
+from precache.store.documents import Attributes
 from precache.store.small_arrays import ROWS_PER_CHUNK, small_layout
 from precache.store.version import (
-    MENDS,
+    REPAIR_HINT,
     Version,
-    gone,
+    gone_error,
     read_array_documents,
     read_attributes,
     stamp_of,
 )
 from precache.store.zarr_metadata import Array
 
-TRIES = 5
-"""Times that the version to be opened may be removed meanwhile, and another be current."""
+OPEN_TRIES = 5
+"""Times that opening is tried if the current version is removed meanwhile."""
 
 
 def split_uri(
     uri: str | os.PathLike[str], storage_options: StorageOptions = None
 ) -> tuple[str, str | None]:
-    """``STORE@3f2a`` -> (``STORE``, ``3f2a``); a path that exists as it stands has no version."""
+    """Split ``STORE@3f2a`` into (``STORE``, ``3f2a``); an existing path is not split."""
     text = os.fspath(uri)
     base, at, prefix = text.rpartition("@")
     if not at or not base or "/" in prefix or open_folder(text, storage_options).exists():
@@ -57,19 +57,19 @@ def open_version(
     fields
         Name -> path of an array in the group, for a group that other software wrote.
     storage_options
-        Of a remote file system, as its fsspec class takes them.
+        Options of a remote file system, as its fsspec class takes them.
 
     Raises
     ------
     StoreError
-        No store there, no such version, or a format newer than this release.
+        There is no store, no such version, or its format is newer than this release.
     """
     base, prefix = split_uri(uri, storage_options)
     store = open_folder(base, storage_options)
     if fields is not None:
         return _open_foreign(store, fields)
     folder, document = _find(store, base, prefix)
-    for _ in range(TRIES):
+    for _ in range(OPEN_TRIES):
         try:
             return open_own(folder, document)
         except GoneError:
@@ -80,14 +80,14 @@ def open_version(
 
 
 def open_unchecked(uri: str | os.PathLike[str], storage_options: StorageOptions = None) -> Version:
-    """As `open_version`, but only the version's own document is read: for who checks the others."""
+    """Open a version like `open_version`, reading only its own document: to check the others."""
     base, prefix = split_uri(uri, storage_options)
     folder, document = _find(open_folder(base, storage_options), base, prefix)
-    return unchecked(folder, document)
+    return open_own_unchecked(folder, document)
 
 
-def unchecked(folder: Folder, document: bytes | None = None) -> Version:
-    """As `open_own`, but only the version's own document is read."""
+def open_own_unchecked(folder: Folder, document: bytes | None = None) -> Version:
+    """Open a version's folder like `open_own`, reading only the version's own document."""
     stamp = stamp_of(folder)
     attributes = read_attributes(document or _read_root(folder, folder), f"{folder}/{ROOT}")
     version = Version(folder, attributes.version, attributes, {}, attributes.rows, stamp=stamp)
@@ -98,24 +98,24 @@ def unchecked(folder: Folder, document: bytes | None = None) -> Version:
 
 
 def _find(store: Folder, base: str, prefix: str | None) -> tuple[Folder, bytes | None]:
-    """The folder of a version, and its document where that was read on the way.
+    """Find the folder of a version; also return its document if that was read on the way.
 
     Parameters
     ----------
     store
-        Or one of its versions' folders.
+        The store, or one of its versions' folders.
     """
     newest = prefix is None
-    with ThreadPoolExecutor(1, "precache-open") as pool:  # far away the two are asked at once
-        asked = pool.submit(read_commits, store, newest=newest) if _is_far(store) else None
+    with ThreadPoolExecutor(1, "precache-open") as pool:  # remote requests run in parallel
+        request = pool.submit(read_commits, store, newest=newest) if _is_remote(store) else None
         document = store.get(ROOT)
-    if document is not None:  # on a disk it is read again, once its time is known
-        return store, document if _is_far(store) else None
-    log = asked.result() if asked else read_commits(store, newest=newest)
+    if document is not None:  # on a disk it is read again, after its time
+        return store, document if _is_remote(store) else None
+    log = request.result() if request else read_commits(store, newest=newest)
     return store.folder(_pick(log, store, base, prefix)), None
 
 
-def _is_far(folder: Folder) -> bool:
+def _is_remote(folder: Folder) -> bool:
     return folder.local("") is None
 
 
@@ -130,15 +130,15 @@ def _pick(log: Sequence[Commit], store: Folder, base: str, prefix: str | None) -
     known = list(dict.fromkeys(commit.version for commit in reversed(log)))
     if prefix is None:
         return known[0]
-    found = [v for v in known if prefix and v.startswith(prefix)]
-    if len(found) != 1:  # some may have been removed
-        there = set(store.names())
-        known = [v for v in known if v in there]
-        found = [v for v in known if prefix and v.startswith(prefix)]
-    if len(found) != 1:
-        what = "fits more than one version" if found else "fits no version"
+    matches = [v for v in known if prefix and v.startswith(prefix)]
+    if len(matches) != 1:  # some may have been removed
+        existing = set(store.names())
+        known = [v for v in known if v in existing]
+        matches = [v for v in known if prefix and v.startswith(prefix)]
+    if len(matches) != 1:
+        what = "fits more than one version" if matches else "fits no version"
         raise StoreError(f"'{prefix}' {what} of {base}; it has " + ", ".join(v[:12] for v in known))
-    return found[0]
+    return matches[0]
 
 
 def _hint(store: Folder, base: str) -> str:
@@ -147,27 +147,27 @@ def _hint(store: Folder, base: str) -> str:
     return "give the folder that precache build wrote"
 
 
-_OF_EVERY = ("label/zarr.json", "label/c/0", "valid/c/0")
-_OF_A_FIELD = ("{}/zarr.json", "shards/{}/c/0/0")
-"""What a loader reads of a version, and of a field; of more than a million rows or shards, more."""
+_SMALL_OBJECTS = ("label/zarr.json", "label/c/0", "valid/c/0")
+_FIELD_OBJECTS = ("{}/zarr.json", "shards/{}/c/0/0")
+"""Objects that a loader reads of a version, and of a field (up to a million rows or shards)."""
 
 
 def open_own(folder: Folder, document: bytes | None = None) -> Version:
-    """Open a version's folder; `document` is its `zarr.json`, where that was read already.
+    """Open a version's folder; `document` is its `zarr.json`, if that was read already.
 
     Raises
     ------
     GoneError
-        It is not there any more.
+        The version was removed.
     StoreError
-        Its documents do not hold, or those of its arrays are not what its own says.
+        A document is invalid, or those of its arrays do not agree with the version's own.
     """
     ahead, stamp = Ahead(folder), stamp_of(folder)
-    if _is_far(folder):
-        ahead.bring(_OF_EVERY if document else [ROOT, *_OF_EVERY])
+    if _is_remote(folder):
+        ahead.bring(_SMALL_OBJECTS if document else [ROOT, *_SMALL_OBJECTS])
     attributes = read_attributes(document or _read_root(folder, ahead), f"{folder}/{ROOT}")
-    if _is_far(folder):
-        ahead.bring(part.format(name) for name in attributes.fields for part in _OF_A_FIELD)
+    if _is_remote(folder):
+        ahead.bring(part.format(name) for name in attributes.fields for part in _FIELD_OBJECTS)
     version = Version(folder, attributes.version, attributes, {}, attributes.rows, ahead, stamp)
     with version.unless_gone():
         documents = _checked_documents(folder, ahead, attributes)
@@ -178,52 +178,54 @@ def open_own(folder: Folder, document: bytes | None = None) -> Version:
 def _checked_documents(
     folder: Folder, ahead: Readable, attributes: Attributes
 ) -> dict[str, zarr_metadata.Array]:
-    """The layouts of a version's arrays, by their documents; they must be what its own asks for."""
+    """Read the layouts of a version's arrays, and check them against the version's own document."""
     expected = _layouts(folder, attributes)
     try:
         documents = read_array_documents(ahead, [*expected, "label"])
     except StoreError as error:
-        raise StoreError(f"{error}; {MENDS}") from None
+        raise StoreError(f"{error}; {REPAIR_HINT}") from None
     expected["label"] = _label_layout(attributes, documents["label"])
     for name, layout in documents.items():
-        wrong = difference(layout, expected[name])
-        if wrong:
-            raise StoreError(f"{folder.path(name)}/{ROOT} is damaged or forged: {wrong}; {MENDS}")
+        difference = layout_difference(layout, expected[name])
+        if difference:
+            raise StoreError(
+                f"{folder.path(name)}/{ROOT} is damaged or forged: {difference}; {REPAIR_HINT}"
+            )
     return documents
 
 
 def _read_root(folder: Folder, ahead: Readable) -> bytes:
-    [found] = ahead.read_many([ROOT], [-1])
-    if isinstance(found, StorageError):
-        raise gone(str(folder)) if is_missing(found) else found
-    return found
+    [document] = ahead.read_many([ROOT], [-1])
+    if isinstance(document, StorageError):
+        raise gone_error(str(folder)) if is_missing(document) else document
+    return document
 
 
 def _layouts(folder: Folder, attributes: Attributes) -> dict[str, Array]:
-    """How the array of each field is laid out, as the version's own document tells.
+    """Return the layout of each field's array, from the version's own document.
 
     Raises
     ------
     StoreError
-        There can be no such version, or there is too little for as many rows and shards.
+        There can be no such version, or it has too few objects for its rows and shards.
     """
-    _require_alike(folder, attributes)
-    _require_there(folder, attributes)
+    _require_same_variants(folder, attributes)
+    _require_small_objects(folder, attributes)
     where = folder.path(ROOT)
     return {name: field_layout(attributes, name, where) for name in attributes.fields}
 
 
-def _label_layout(attributes: Attributes, found: Array) -> Array:
-    """Of the labels, whose dtype their document alone tells."""
-    dtype = found.dtype if found.dtype in LABEL_DTYPES else LABEL_DTYPES[0]
+def _label_layout(attributes: Attributes, stored: Array) -> Array:
+    """Return the layout of the labels, whose dtype only their own document has."""
+    dtype = stored.dtype if stored.dtype in LABEL_DTYPES else LABEL_DTYPES[0]
     return small_layout((attributes.rows,), dtype, -1)
 
 
-def _require_there(folder: Folder, attributes: Attributes) -> None:
-    """Refuse a version that says it has more rows or shards than it has objects for.
+def _require_small_objects(folder: Folder, attributes: Attributes) -> None:
+    """Refuse a version that claims more rows or shards than its small arrays have objects for.
 
-    Whatever goes by their number may take memory for each. One object of a small array is for a
-    million; there is nothing to count below that.
+    Later code takes memory for each row and shard. One object of a small array holds a million;
+    below that, nothing needs to be counted.
     """
     shards = -(-attributes.rows // attributes.rows_per_shard)
     for name, count in (
@@ -233,21 +235,21 @@ def _require_there(folder: Folder, attributes: Attributes) -> None:
         needed = -(-count // ROWS_PER_CHUNK)
         if needed > 1 and needed > len(folder.names(f"{name}/c")):
             raise StoreError(
-                f"{folder}/{ROOT} is damaged or forged: it tells of {count} entries of {name}, for "
-                f"which {needed} objects are needed, and there are fewer"
+                f"{folder}/{ROOT} is damaged or forged: it claims {count} entries of {name}, "
+                f"which take {needed} objects, and has fewer"
             )
 
 
-def _require_alike(folder: Folder, attributes: Attributes) -> None:
-    """Refuse variants that differ in shape or dtype, or whose numbers do not follow."""
+def _require_same_variants(folder: Folder, attributes: Attributes) -> None:
+    """Refuse variants that differ in shape, dtype or codec, or are not numbered in a row."""
     for name, arrays in variants_of(attributes.fields).items():
         numbers = range(number_of(arrays[0]), number_of(arrays[0]) + len(arrays))
         rows = {(f.shape, f.dtype, f.codec) for f in map(attributes.fields.__getitem__, arrays)}
         one = arrays == [name]
         if not one and (arrays != [f"{name}.{number}" for number in numbers] or len(rows) > 1):
             raise StoreError(
-                f"{folder}/{ROOT} is damaged or forged: {', '.join(arrays)} are no variants of one "
-                "field"
+                f"{folder}/{ROOT} is damaged or forged: {', '.join(arrays)} are not variants of "
+                "one field"
             )
 
 

@@ -1,4 +1,4 @@
-"""Receipts: the record that a shard is done, scratch of a build until it is committed."""
+"""Receipts: records that a shard is done, kept by a build until it commits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True)
 class ShardObject:
-    """One stored object: bytes on disk, XXH3-64 of all of them, bytes before compression.
+    """One stored object: size, XXH3-64 of all its bytes, and bytes before compression.
 
-    Not a CRC32C: over chunks that end in theirs it would be the same for all contents.
+    A CRC32C would not do: over chunks that end in their own it is the same for all contents.
     """
 
     size: int
@@ -23,7 +23,7 @@ class ShardObject:
 
 @dataclass(frozen=True)
 class ChannelSums:
-    """Sums over the valid rows of one image field, by channel; `count` is pixels a channel."""
+    """Sums over the valid rows of one image field, by channel; `count` is pixels per channel."""
 
     count: int
     total: list[float]
@@ -35,14 +35,14 @@ class ChannelSums:
 
     @classmethod
     def of(cls, flat: Sequence[float]) -> ChannelSums:
-        """What `flat` made a list of."""
+        """Make the sums from the list that `flat` returns."""
         channels = (len(flat) - 1) // 2
         return cls(int(flat[0]), list(flat[1 : 1 + channels]), list(flat[1 + channels :]))
 
 
 @dataclass(frozen=True)
 class SlowSample:
-    """A sample by its row: seconds in ops and encoding, bytes fetched."""
+    """Costs of one sample: seconds in ops and encoding, bytes fetched."""
 
     row: int
     seconds: float
@@ -51,40 +51,40 @@ class SlowSample:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one shard task made.
+    """Result of one shard task.
 
     Attributes
     ----------
     shard
-        Its number.
+        Number of the shard.
     objects
-        One for each field.
+        Stored object of each field.
     holes
-        Row number -> why.
+        Row number -> why it is a hole.
     content
-        XXH3-128 (hex) of each raw sample in row order, empty where it could not be fetched.
+        XXH3-128 (hex) of each raw sample in row order; empty if it could not be fetched.
     labels
-        In row order, where the source tells a label only with the sample.
+        Labels in row order, if the source gives labels only with samples.
     reused
-        Whether its objects are those of an earlier version.
+        The objects are those of an earlier version.
     rows_reused
-        Rows that were taken over from it, holes among them.
+        Number of rows taken from an earlier version, holes included.
     sums
-        For each image field.
+        Channel sums of each image field.
     seconds
         Wall time by stage: fetch (waiting for it), ops, encode, put.
     cpu_seconds, import_seconds
         CPU time of the worker process during the task, and before it for imports.
     host
-        The node that made it: its address in a Ray cluster, else its name.
+        Node that ran the task: its address in a Ray cluster, else its name.
     began
-        Unix time by that node's clock.
+        Unix time of the start, by that node's clock.
     fetched
-        Bytes of its raw samples.
+        Bytes of raw samples fetched.
     slowest
-        The few samples that took longest, longest first.
+        The slowest samples, slowest first.
     libraries
-        Versions of those that made it; `zstd` is the one that encodes images.
+        Versions of the libraries used; `zstd` is the one that encodes images.
     """
 
     shard: int
@@ -106,20 +106,20 @@ class Receipt:
 
     @property
     def wall_seconds(self) -> float:
-        """From its first fetch to its last put."""
+        """Wall time from the first fetch to the last put."""
         return sum(self.seconds.values())
 
     @property
     def stored(self) -> int:
-        """Bytes put."""
-        return sum(each.size for each in self.objects.values())
+        """Bytes stored."""
+        return sum(stored.size for stored in self.objects.values())
 
     def to_json(self) -> bytes:
         return json.dumps(self, default=vars).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Receipt:
-        """Read what `to_json` wrote; ValueError where it is not that."""
+        """Parse the output of `to_json`; raise ValueError for anything else."""
         return _RECEIPT.validate_json(data)
 
 

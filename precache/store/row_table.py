@@ -1,4 +1,4 @@
-"""The row table: which sample each row is, frozen before the first task of a build runs."""
+"""The row table: the sample of each row, frozen before the first task of a build runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from precache.codecs.chunk import require_plausible
 from precache.errors import DamageError, StoreError
 
 REMOVED = "removed from the source"
-"""Why a row is a hole whose sample is no more."""
+"""Reason for a hole whose sample is no longer in the source."""
 
-KINDS = {
+COLUMN_TYPES = {
     "key": "string",
     "size": "int64",
     "mtime_ns": "int64",
@@ -30,37 +30,38 @@ KINDS = {
     "content": "string",
     "removed": "bool",
 }
-"""Columns of a stored table, with their types, in the order in which they are written."""
+"""Columns of a stored table and their types, in the order in which they are written."""
 
 IDENTITY = ("key", "size", "mtime_ns", "etag", "label")
-"""Those that tell of samples; so does `removed`, where it is there."""
+"""Columns that identify samples; so does `removed`, if a table has it."""
 
 _CLASSES = TypeAdapter(tuple[str, ...])
 
-NBYTES_A_ROW = 8
+MIN_ROW_NBYTES = 8
+"""Bytes of memory that a row takes at least, however few are stored."""
 
 ROWS_PER_GROUP = 1 << 16
-"""Rows that are in memory a second time while a table is written."""
+"""Rows that are copied in memory at a time while a table is written."""
 
 
 @dataclass(frozen=True)
 class RowTable:
-    """Row number -> sample, column by column.
+    """Row number -> sample, stored by column.
 
     Attributes
     ----------
     keys
-        The samples' stable names.
+        Stable names of the samples.
     sizes, mtimes
-        Bytes and modification time in nanoseconds, -1 where the source has none; int64.
+        Bytes, and modification time in nanoseconds; -1 if the source has none; int64.
     etags
-        What identifies the content where the source offers it, else empty.
+        Identifier of the content if the source has one, else empty.
     labels
         Class numbers, -1 for none; int64.
     classes
         Class names by number.
     removed
-        Rows whose sample the source has no more: holes, which keep their keys.
+        Rows whose sample is no longer in the source: holes, which keep their keys.
     """
 
     keys: Sequence[str]
@@ -75,13 +76,13 @@ class RowTable:
         return len(self.keys)
 
     def present_keys(self) -> Iterator[str]:
-        """Keys of the samples that the source has."""
+        """Yield the keys of the samples that are in the source."""
         return (key for row, key in enumerate(self.keys) if row not in self.removed)
 
     def take(self, rows: np.ndarray | Sequence[int]) -> RowTable:
-        """The table of the given rows, in that order."""
+        """Return the table of the given rows, in that order."""
         rows = np.asarray(rows)
-        gone = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
+        removed = frozenset(np.flatnonzero(np.isin(rows, list(self.removed))).tolist())
         return RowTable(
             [self.keys[i] for i in rows.tolist()],
             self.sizes[rows],
@@ -89,7 +90,7 @@ class RowTable:
             [self.etags[i] for i in rows.tolist()],
             self.labels[rows],
             self.classes,
-            gone,
+            removed,
         )
 
     @functools.cached_property
@@ -111,14 +112,14 @@ class RowTable:
         reasons: Sequence[str] | None = None,
         content: Sequence[str] | None = None,
     ) -> bytes:
-        """One Parquet file.
+        """Serialise to a Parquet file.
 
         Parameters
         ----------
         reasons
-            Why each row is a hole, empty where it is none; left out while building.
+            Reason why each row is a hole, empty for others; None while building.
         content
-            XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
+            XXH3-128 (hex) of each raw sample, empty if it could not be fetched.
         """
         import pyarrow as pa  # only nodes that build have it
         import pyarrow.parquet as pq
@@ -134,20 +135,20 @@ class RowTable:
             columns |= {"hole": reasons, "content": content}
         if self.removed:
             columns["removed"] = np.isin(np.arange(len(self)), list(self.removed))
-        kinds = {n: pa.type_for_alias(kind) for n, kind in KINDS.items() if n in columns}
-        schema = pa.schema(kinds, {"classes": json.dumps(self.classes)})
+        types = {n: pa.type_for_alias(t) for n, t in COLUMN_TYPES.items() if n in columns}
+        schema = pa.schema(types, {"classes": json.dumps(self.classes)})
         sink = io.BytesIO()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for start in range(0, len(self), ROWS_PER_GROUP):
                 part = slice(start, start + ROWS_PER_GROUP)
-                arrays = [pa.array(columns[name][part], kind) for name, kind in kinds.items()]
+                arrays = [pa.array(columns[name][part], type_) for name, type_ in types.items()]
                 writer.write_table(pa.table(arrays, schema=schema))
-        pa.default_memory_pool().release_unused()  # else it keeps 100 MB of a million rows
+        pa.default_memory_pool().release_unused()  # or it keeps 100 MB for a million rows
         return sink.getvalue()
 
     @classmethod
     def from_parquet(cls, data: bytes, where: str) -> RowTable:
-        """Read what `to_parquet` wrote."""
+        """Parse the output of `to_parquet`."""
         with _reading(where):
             table = _read(data, IDENTITY)
             return cls(
@@ -161,20 +162,20 @@ class RowTable:
             )
 
 
-def kept_contents(data: bytes, where: str) -> list[str]:
-    """Content hashes that a committed version's table keeps, row by row."""
-    return _kept(data, where, "content")
+def read_contents(data: bytes, where: str) -> list[str]:
+    """Read the content hashes of a committed version's table, by row."""
+    return _read_column(data, where, "content")
 
 
-def kept_reasons(data: bytes, where: str) -> list[str]:
-    """Why each row of a committed version's table is a hole; empty where it is none."""
-    return _kept(data, where, "hole")
+def read_reasons(data: bytes, where: str) -> list[str]:
+    """Read the reason why each row of a committed version is a hole; empty for others."""
+    return _read_column(data, where, "hole")
 
 
-def _kept(data: bytes, where: str, column: str) -> list[str]:
+def _read_column(data: bytes, where: str, column: str) -> list[str]:
     with _reading(where):
-        kept: list[str] = _read(data, [column])[column].to_pylist()
-        return kept
+        values: list[str] = _read(data, [column])[column].to_pylist()
+        return values
 
 
 def _removed(table: Any) -> frozenset[int]:
@@ -184,23 +185,25 @@ def _removed(table: Any) -> frozenset[int]:
 
 
 def _read(data: bytes, columns: Sequence[str]) -> Any:
-    """Columns of a table, which must be of their types and have no gaps; of `IDENTITY`, `removed`
-    too, where it is there."""
+    """Read columns of a table, check their types, and that no value is missing.
+
+    With `IDENTITY`, the column `removed` is read too, if there is one.
+    """
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(io.BytesIO(data))
     groups = range(file.num_row_groups)
     nbytes = sum(file.metadata.row_group(number).total_byte_size for number in groups)
-    # Encoded as runs, any number of rows takes no byte; in memory each takes more than these.
-    require_plausible(len(data), max(nbytes, NBYTES_A_ROW * file.metadata.num_rows))
+    # Encoded as runs, any number of rows takes no bytes; in memory each takes at least these.
+    require_plausible(len(data), max(nbytes, MIN_ROW_NBYTES * file.metadata.num_rows))
     removed = columns is IDENTITY and "removed" in file.schema_arrow.names
     table = file.read([*columns, *(["removed"] if removed else [])])
     for name in (*columns, *table.column_names):
-        column, kind = table[name], KINDS[name]
-        if str(column.type) != kind or column.null_count:
+        column, expected = table[name], COLUMN_TYPES[name]
+        if str(column.type) != expected or column.null_count:
             missing = f", {column.null_count} of them missing" if column.null_count else ""
             raise ValueError(
-                f"its column {name} has values of type {column.type}{missing}, and not {kind}"
+                f"its column {name} has values of type {column.type}{missing}, and not {expected}"
             )
     return table
 

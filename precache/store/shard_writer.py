@@ -1,4 +1,4 @@
-"""Writing shards: rows of one field, collected into the bytes of one object."""
+"""Write shards: encode rows of one field into the bytes of one object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ShardWriter:
     chunk_shape
         (rows, ...) of a chunk; the last chunk is padded with zeros.
     chunks
-        Of a whole shard; those never written are missing in the index.
+        Chunks of a whole shard; those never written are missing in the index.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ShardWriter:
         kind = np.dtype(dtype).newbyteorder("<")
         size = math.prod(chunk_shape) * kind.itemsize
         memory = np.zeros(size + 64, np.uint8)
-        start = -memory.ctypes.data % 64  # where vector instructions are fastest
+        start = -memory.ctypes.data % 64  # aligned for vector instructions
         self._chunk = memory[start : start + size].view(kind).reshape(chunk_shape)
         self._filled = 0
         self._encode = encode
@@ -41,23 +41,23 @@ class ShardWriter:
 
     @property
     def row(self) -> np.ndarray:
-        """Where the next row goes; fill it, then `advance`."""
+        """Buffer of the next row; fill it, then call `advance`."""
         view: np.ndarray = self._chunk[self._filled, ...]
         return view
 
     @property
     def filled(self) -> int:
-        """Rows of the chunk that was begun."""
+        """Rows in the current chunk."""
         return self._filled
 
     def advance(self) -> None:
-        """The next row is in its place."""
+        """Record that the next row was filled in."""
         self._filled += 1
         if self._filled == len(self._chunk):
             self._flush()
 
     def extend(self, rows: np.ndarray) -> None:
-        """The next rows, one or more."""
+        """Append one or more rows."""
         while len(rows):
             part = rows[: len(self._chunk) - self._filled]
             self._chunk[self._filled : self._filled + len(part)] = part
@@ -67,13 +67,13 @@ class ShardWriter:
             rows = rows[len(part) :]
 
     def encode_chunk(self, chunk: np.ndarray) -> None:
-        """A whole chunk of rows, where the next one begins."""
+        """Append a whole chunk of rows; the current chunk must be empty."""
         encoded = self._encode(chunk)
         self._parts.append(encoded)
         self._lengths.append(len(encoded))
 
     def put_chunks(self, encoded: Buffer, lengths: Sequence[int]) -> None:
-        """Whole chunks that are encoded already, one after another, where the next one begins."""
+        """Append whole encoded chunks, one after another; the current chunk must be empty."""
         self._parts.append(encoded)
         self._lengths.extend(lengths)
 
@@ -83,7 +83,7 @@ class ShardWriter:
         self._filled = 0
 
     def finish(self) -> tuple[list[Buffer], ShardObject]:
-        """The object's bytes in parts, index last, and what the receipt says of it."""
+        """Return the object's bytes in parts, index last, and its entry for the receipt."""
         if self._filled:
             self._flush()
         lengths = np.full(self._chunks, MISSING, np.uint64)

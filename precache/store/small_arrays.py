@@ -1,8 +1,7 @@
-"""Small arrays: one entry for each row or shard, as plain Zarr arrays of a few objects in all.
+"""Small arrays: one entry for each row or shard, as plain Zarr arrays of a few objects.
 
-How each is laid out follows from its length alone. So precache reads them without their
-`zarr.json`, which is for other software; and no object is decoded into more memory than its place
-in the version allows.
+Their layout follows from their length alone. So precache reads them without their `zarr.json`,
+which is for other software, and no object is decoded into more memory than its layout allows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ KEYS_PER_CHUNK = 1 << 16
 ROWS_PER_CHUNK = 1 << 20
 
 READ_TOGETHER = 256
-"""Objects that are read before the first of them is decoded."""
+"""Objects that are read at a time, before the first of them is decoded."""
 
 # --- layout -------------------------------------------------------------------------------------
 
@@ -34,7 +33,7 @@ READ_TOGETHER = 256
 def small_document(
     shape: Sequence[int], dtype: str, dimension_names: Sequence[str], fill_value: Any = 0
 ) -> zarr_metadata.Json:
-    """The `zarr.json` of a `small_array`."""
+    """Return the `zarr.json` of a `small_array`."""
     chunk_shape = (max(1, min(shape[0], ROWS_PER_CHUNK)), *shape[1:])
     codecs = codec_metadata(ZstdCodec(), "uint8")
     return zarr_metadata.array_document(
@@ -43,7 +42,7 @@ def small_document(
 
 
 def small_layout(shape: Sequence[int], dtype: str, fill_value: Any = 0) -> zarr_metadata.Array:
-    """How a `small_array` is laid out."""
+    """Return the layout of a `small_array`."""
     names = [""] * len(shape)
     return zarr_metadata.parse_array(
         small_document(shape, dtype, names, fill_value), "a small array"
@@ -51,7 +50,7 @@ def small_layout(shape: Sequence[int], dtype: str, fill_value: Any = 0) -> zarr_
 
 
 def file_document(nbytes: int) -> zarr_metadata.Json:
-    """The `zarr.json` of a `file_array`."""
+    """Return the `zarr.json` of a `file_array`."""
     codecs = [{"name": "bytes"}]
     return zarr_metadata.array_document(
         (nbytes,), "uint8", (nbytes,), codecs, dimension_names=["byte"]
@@ -59,7 +58,7 @@ def file_document(nbytes: int) -> zarr_metadata.Json:
 
 
 def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
-    """The `zarr.json` of a `string_array`."""
+    """Return the `zarr.json` of a `string_array`."""
     rows = max(1, min(count, KEYS_PER_CHUNK))
     codecs = [{"name": "vlen-utf8"}, codec_metadata(ZstdCodec(), "uint8")[1]]
     return zarr_metadata.array_document(
@@ -73,16 +72,16 @@ def string_document(count: int, dimension_name: str) -> zarr_metadata.Json:
 def read_small(
     folder: Readable, arrays: Mapping[str, zarr_metadata.Array]
 ) -> dict[str, np.ndarray]:
-    """Whole small arrays, their objects read together.
+    """Read whole small arrays, many objects at a time.
 
-    Memory is taken for what is there, however long an array is said to be.
+    Memory is taken only for objects that exist, whatever length an array claims.
     """
     parts: dict[str, list[np.ndarray]] = {name: [] for name in arrays}
     numbers = ((name, n) for name, array in arrays.items() for n in range(array.objects))
-    while some := list(itertools.islice(numbers, READ_TOGETHER)):
-        names = [f"{name}/{arrays[name].object_name(number)}" for name, number in some]
+    while batch := list(itertools.islice(numbers, READ_TOGETHER)):
+        names = [f"{name}/{arrays[name].object_name(number)}" for name, number in batch]
         read = folder.read_many(names, [-1] * len(names))
-        for (name, _), object_name, data in zip(some, names, read, strict=True):
+        for (name, _), object_name, data in zip(batch, names, read, strict=True):
             if isinstance(data, StorageError):
                 raise data
             parts[name].append(decode_chunk(arrays[name], data, folder.path(object_name)))
@@ -90,20 +89,20 @@ def read_small(
 
 
 def join_chunks(array: zarr_metadata.Array, chunks: Sequence[np.ndarray]) -> np.ndarray:
-    """All chunks of a small array, without what pads the last one."""
+    """Join all chunks of a small array, without the padding of the last one."""
     if not chunks:
         return np.empty(array.shape, array.dtype)
-    whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-    return whole[: array.shape[0]]
+    values = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+    return values[: array.shape[0]]
 
 
 def decode_chunk(array: zarr_metadata.Array, data: bytes, where: str) -> np.ndarray:
-    """One chunk of a small array.
+    """Decode one chunk of a small array.
 
     Raises
     ------
     DamageError
-        It is not what was written; names `where`.
+        The bytes are damaged; names `where`.
     """
     try:
         _require_size(data, array.chunk_nbytes)
@@ -117,12 +116,12 @@ def decode_chunk(array: zarr_metadata.Array, data: bytes, where: str) -> np.ndar
 
 
 def decode_strings(data: bytes, where: str, count: int) -> np.ndarray:
-    """(count,) object array of str from one chunk of a `string_array`.
+    """Decode one chunk of a `string_array` into a (count,) object array of str.
 
     Raises
     ------
     DamageError
-        It is not what was written; names `where`.
+        The bytes are damaged; names `where`.
     """
     try:
         _require_size(data, None)
@@ -135,7 +134,7 @@ def decode_strings(data: bytes, where: str, count: int) -> np.ndarray:
 
 
 def _require_size(frame: bytes, nbytes: int | None) -> None:
-    """Raise `DamageError` unless a frame says that it decodes into so much, or little enough."""
+    """Raise `DamageError` unless a frame decodes to `nbytes`, or if None, plausibly many bytes."""
     size = zstd_content_size(memoryview(frame))
     if size is None or nbytes not in (None, size):
         raise DamageError("its frame is another size")
@@ -148,7 +147,7 @@ def _require_size(frame: bytes, nbytes: int | None) -> None:
 def small_array(
     values: np.ndarray, dimension_names: Sequence[str], fill_value: Any = 0
 ) -> dict[str, bytes]:
-    """Name below the array's folder -> bytes of a zstd-compressed array."""
+    """Make a zstd-compressed array: name below its folder -> bytes."""
     document = small_document(values.shape, values.dtype.name, dimension_names, fill_value)
     files = {"zarr.json": json.dumps(document).encode()}
     tail = "/0" * (values.ndim - 1)
@@ -161,12 +160,12 @@ def small_array(
 
 
 def file_array(data: bytes) -> dict[str, bytes]:
-    """A file as a Zarr array of its bytes, since Zarr software stumbles over plain files."""
+    """Make a Zarr array of a file's bytes, since Zarr software stumbles over plain files."""
     return {"zarr.json": json.dumps(file_document(len(data))).encode(), "c/0": data}
 
 
 def string_array(values: Sequence[str], dimension_name: str) -> dict[str, bytes]:
-    """Name below the array's folder -> bytes of a Zarr `string` array (codec `vlen-utf8`)."""
+    """Make a Zarr `string` array (codec `vlen-utf8`): name below its folder -> bytes."""
     files = {"zarr.json": json.dumps(string_document(len(values), dimension_name)).encode()}
     for number, part in enumerate(_runs(values, KEYS_PER_CHUNK)):
         rows = min(len(values), KEYS_PER_CHUNK)

@@ -1,8 +1,8 @@
-"""A version of a store: its metadata, and the small arrays of every row.
+"""A version of a store: its metadata, and its small arrays.
 
-An object that is missing or damaged may be of a version that was removed since it was opened, and
-perhaps built or pulled again. So every such error first checks whether the version is still the one
-that was opened (`Version.is_gone`).
+A missing or damaged object may belong to a version that was removed since it was opened, and
+perhaps built or pulled again. So before any such error is raised, `Version.is_gone` checks whether
+the version is still the one that was opened.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from precache.errors import (
     UsageError,
 )
 from precache.recipe.recipe import Recipe
-from precache.recipe.variants import field_of, number_of, pooled, variant_at, variants_of
+from precache.recipe.variants import field_of, number_of, pool_statistics, variant_at, variants_of
 from precache.runtime.integers import whole
 from precache.storage.base import Folder, is_missing, required
 from precache.storage.batch_get import Readable
 from precache.store import zarr_metadata
 from precache.store.array_metadata import SUMS, label_layout
-from precache.store.attributes import FORMAT, Attributes, FieldAttributes, refuse
 from precache.store.commit_log import ROOT
+from precache.store.documents import FORMAT, Attributes, FieldAttributes, document_error
 from precache.store.layout import RowShape
 from precache.store.small_arrays import KEYS_PER_CHUNK, decode_strings, read_small, small_layout
 
 ROW_TABLE = "rows/c/0"
 HOLES = "holes/c/0"
-MENDS = "run the same precache build command again, which mends it"
+REPAIR_HINT = "run the same precache build command again, which repairs it"
 SMALL_ROW_NBYTES = 64
-"""Arrays with rows up to this size are held in memory whole."""
+"""Arrays with rows up to this size are held in memory."""
 
 _HOLES: TypeAdapter[dict[int, tuple[str, str]]] = TypeAdapter(dict[int, tuple[str, str]])
 
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """One field of a version: row shape, dtype and codec, with bytes of all rows.
+    """One field of a version: row shape, dtype, codec, and bytes of all rows.
 
     Attributes
     ----------
     raw_nbytes, stored_nbytes
-        Of all variants together.
+        Bytes of all variants together.
     variants, first_variant
-        Random realisations of each row, and the number of the first of them.
+        Number of random realisations of each row, and the number of the first one.
     """
 
     shape: tuple[int, ...]
@@ -71,11 +71,11 @@ class FieldInfo:
 
     @property
     def row_nbytes(self) -> int:
-        """Of one decoded row of one variant."""
+        """Bytes of a decoded row of one variant."""
         return RowShape(self.shape, self.dtype).nbytes
 
 
-class Keys(Sequence[str]):
+class RowKeys(Sequence[str]):
     """The keys of a version's rows, read a chunk at a time."""
 
     def __init__(self, version: Version, rows: np.ndarray | None = None) -> None:
@@ -109,17 +109,17 @@ class Version:
     id
         The version's id, or for a foreign group a hash of its arrays' metadata.
     path
-        Of its folder.
+        Path or URL of its folder.
     rows
-        Rows, holes included.
+        Number of rows, holes included.
     arrays
-        Name -> (path below the folder, array) of what a loader can read, labels included; of a
-        field with variants, one for each.
+        Name -> (path below the folder, array) of every array that a loader can read, labels
+        included; a field with variants has one for each.
 
     Parameters
     ----------
     stamp
-        The `stamp_of` its folder before its document was read.
+        The `stamp_of` its folder, taken before its document was read.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Version:
         self.attributes = attributes
         self.arrays = dict(arrays)
         self.rows = rows
-        self._brought: dict[str, np.ndarray] = {}
+        self._prefetched: dict[str, np.ndarray] = {}
 
     def __repr__(self) -> str:
         return f"<precache version {self.id[:8]} at {self.path}: {self.rows} rows>"
@@ -150,22 +150,22 @@ class Version:
 
     @property
     def foreign(self) -> bool:
-        """Whether other software wrote it: no keys, no holes, no statistics."""
+        """True if other software wrote it: it has no keys, holes or statistics."""
         return self.attributes is None
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
-        """What the recipe declared, by name."""
+        """Field name -> description."""
         if self.attributes is None:
             return {name: _foreign_field(array) for name, (_, array) in self.arrays.items()}
         return {
-            name: _field(name, [self.attributes.fields[array] for array in arrays], arrays)
+            name: _field({array: self.attributes.fields[array] for array in arrays})
             for name, arrays in variants_of(self.attributes.fields).items()
         }
 
     @property
     def stored(self) -> list[str]:
-        """Names of the fields' arrays: one for each variant."""
+        """Names of the fields' arrays, one for each variant."""
         return list(self.arrays if self.attributes is None else self.attributes.fields)
 
     def variants(self, name: str) -> list[str]:
@@ -180,7 +180,7 @@ class Version:
         return f"{name}.{variant_at(epoch, number_of(arrays[0]), len(arrays))}"
 
     def field_of(self, array: str) -> str:
-        """The field that an array is a variant of; the array itself where there are none."""
+        """Name of the field that an array stores; the array's own name in foreign groups."""
         return array if self.foreign else field_of(array)
 
     @property
@@ -194,15 +194,15 @@ class Version:
 
     @property
     def std(self) -> dict[str, list[float]]:
-        """Image field -> standard deviation of each channel over all pixels of the same."""
+        """Image field -> standard deviation of each channel, over the same pixels as `mean`."""
         return {name: std for name, (_, std) in self._statistics.items()}
 
     @property
     def _statistics(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Mean and standard deviation by field: all its variants have as many pixels."""
+        """Mean and standard deviation by field, over its variants, which have equal weight."""
         if self.attributes is None:
             return {}
-        return pooled(self.attributes.mean, self.attributes.std)
+        return pool_statistics(self.attributes.mean, self.attributes.std)
 
     @property
     def recipe(self) -> Recipe:
@@ -230,7 +230,7 @@ class Version:
     @property
     def keys(self) -> Sequence[str]:
         """Keys by row."""
-        return Keys(self)
+        return RowKeys(self)
 
     @functools.cached_property
     def holes(self) -> dict[int, tuple[str, str]]:
@@ -252,10 +252,10 @@ class Version:
         UsageError
             There is no such class.
         """
-        numbers = [self._classnumber_of(each) for each in classes]
+        numbers = [self._class_number(name) for name in classes]
         return np.flatnonzero(np.isin(self.labels, numbers))
 
-    def _classnumber_of(self, name: str | int) -> int:
+    def _class_number(self, name: str | int) -> int:
         if not isinstance(name, str):
             return whole("class", name)
         try:
@@ -273,13 +273,13 @@ class Version:
         UsageError
             There is no such key.
         """
-        rows = {key: row for row, key in enumerate(self.keys)}
-        found = []
+        row_of = {key: row for row, key in enumerate(self.keys)}
+        rows = []
         for key in keys:
-            if key not in rows:
+            if key not in row_of:
                 raise UsageError(f"{self.path} has no key {key!r}")
-            found.append(rows[key])
-        return np.array(found, np.int64)
+            rows.append(row_of[key])
+        return np.array(rows, np.int64)
 
     def rows_where(self, predicate: Callable[..., np.ndarray]) -> np.ndarray:
         """Row numbers (int64) where a function of small fields is true, holes included.
@@ -287,14 +287,14 @@ class Version:
         Parameters
         ----------
         predicate
-            Called once. Its parameters name what it takes: fields of at most 64 bytes a row
-            (``label`` as int64), each as (rows, ...), and ``key`` as (rows,) str. It gives (rows,)
-            bool.
+            Called once. Its parameters name the columns that it takes: fields of at most 64 bytes a
+            row (``label`` as int64), each as (rows, ...), and ``key`` as (rows,) str. It returns
+            (rows,) bool.
 
         Raises
         ------
         UsageError
-            There is no such field, or it is a large one; or what came back is not (rows,) bool.
+            There is no such field, or it is a large one; or the result is not (rows,) bool.
 
         Examples
         --------
@@ -313,22 +313,22 @@ class Version:
     def shard_sums(self, array: str) -> np.ndarray | None:
         """(shards, 1 + 2 C) float64 count, totals and squares of an array of images.
 
-        None where they are not kept, or not those of its mean and standard deviation: they only
-        spare work.
+        None if they are not stored, or do not agree with the mean and standard deviation: they
+        only save work.
         """
         try:
             sums = self.stored_sums(array)
-            return None if sums_differ(self, array, sums) else sums
+            return None if sums_mismatch(self, array, sums) else sums
         except (DamageError, StorageError, StoreError):
             return None
 
     def stored_sums(self, array: str) -> np.ndarray:
-        """As `shard_sums`, whatever they are."""
+        """Return the stored sums of `shard_sums`, unchecked."""
         return self._small(f"{SUMS}/{array}")
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - versions are few and live long
     def key_chunk(self, number: int) -> np.ndarray:
-        """Keys of rows ``number * 65536`` and on."""
+        """Keys of the rows from ``number * 65536`` on, 65,536 at most."""
         if self.foreign:
             raise StoreError(f"{self.path} was written by other software and has no keys")
         name, count = f"key/c/{number}", min(self.rows, KEYS_PER_CHUNK)
@@ -336,22 +336,22 @@ class Version:
             return decode_strings(self.small_object(name), f"{self.path}/{name}", count)
 
     def read_checked(self, name: str) -> bytes:
-        """The bytes of `ROW_TABLE` or `HOLES`.
+        """Read and verify the bytes of `ROW_TABLE` or `HOLES`.
 
         Raises
         ------
         DamageError
-            They are not those that were written.
+            They are not the bytes that were written.
         """
         with self._reading():
-            return self.checked(name, self.small_object(name))
+            return self.verify(name, self.small_object(name))
 
     def small_object(self, name: str) -> bytes:
-        """The bytes of an object that is no shard."""
+        """Read an object other than a shard."""
         return required(*self.folder.read_many([name], [-1]))
 
-    def checked(self, name: str, data: bytes) -> bytes:
-        """The same bytes; a `DamageError` where they are not those that were written."""
+    def verify(self, name: str, data: bytes) -> bytes:
+        """Return the bytes of an object; raise a `DamageError` if their checksum is wrong."""
         digests = self.attributes.digests if self.attributes else {}
         if xxhash.xxh3_64_hexdigest(data) != digests.get(name):
             where = self.folder.path(name)
@@ -359,33 +359,33 @@ class Version:
         return data
 
     def lost_objects(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(array, shard) -> size and XXH3-64 of objects that are not there, or of another size."""
+        """(array, shard) -> size and XXH3-64 of objects that are missing or of another size."""
         lost = {}
         with self.unless_gone():
             for name in self.stored:
-                table, there = self.shard_table(name), self.folder.sizes(name)
+                table, sizes = self.shard_table(name), self.folder.sizes(name)
                 tail = "/0" * len(self.arrays[name][1].row_shape)
                 for shard, (nbytes, digest) in enumerate([] if table is None else table.tolist()):
-                    if there.get(f"{name}/c/{shard}{tail}") != nbytes:
+                    if sizes.get(f"{name}/c/{shard}{tail}") != nbytes:
                         lost[name, shard] = (nbytes, digest)
         if lost and self.is_gone():
-            raise gone(self.path)
+            raise gone_error(self.path)
         return lost
 
     def is_gone(self) -> bool:
-        """Whether the version was removed since it was opened, made or pulled again or not."""
+        """Return whether the version was removed since it was opened, even if it was made again."""
         if self.attributes is None:
             return not self.folder.exists()
         return is_gone(self.folder, self._stamp, self.attributes)
 
     @contextlib.contextmanager
     def unless_gone(self) -> Iterator[None]:
-        """Raise a `GoneError` instead of what is raised within, where the version is gone."""
+        """Raise a `GoneError` in place of errors in the block if the version is gone."""
         try:
             yield
         except (DamageError, StorageError, StoreError):
             if self.is_gone():
-                raise gone(self.path) from None
+                raise gone_error(self.path) from None
             raise
 
     @contextlib.contextmanager
@@ -395,29 +395,29 @@ class Version:
                 yield
             except StorageError as error:
                 if is_missing(error):
-                    raise DamageError(f"{error}; {MENDS}") from None
+                    raise DamageError(f"{error}; {REPAIR_HINT}") from None
                 raise
             except DamageError as error:
-                raise DamageError(f"{error}; {MENDS}") from None
+                raise DamageError(f"{error}; {REPAIR_HINT}") from None
 
     def describe(self, row: int) -> str:
-        """A row's key for an error text, or its number where keys cannot be read."""
+        """A row's key for an error message, or its number if keys cannot be read."""
         try:
             return f"key {self.keys[row]!r}"
-        except Exception:  # an error text must not fail for want of a key
+        except Exception:  # no message must fail for lack of a key
             return f"row {row}"
 
-    def bring(self, arrays: Iterable[str]) -> None:
-        """Read the small arrays that reading `arrays` takes, together: of use far away."""
+    def prefetch(self, arrays: Iterable[str]) -> None:
+        """Read the small arrays that are needed to read `arrays` together, to save requests."""
         if self.foreign:
             return
         names = ["valid", "label", *(f"shards/{name}" for name in arrays)]
-        self._brought = self._read(names)
-        self._ahead = self.folder  # what is left there is not wanted
+        self._prefetched = self._read(names)
+        self._ahead = self.folder  # anything else read ahead is not needed
 
     def _small(self, name: str) -> np.ndarray:
-        brought = self._brought.get(name)
-        return self._read([name])[name] if brought is None else brought
+        prefetched = self._prefetched.get(name)
+        return self._read([name])[name] if prefetched is None else prefetched
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         with self._reading():
@@ -425,7 +425,7 @@ class Version:
             return read_small(self._ahead, layouts)
 
     def _layout(self, name: str) -> zarr_metadata.Array:
-        """How a small array is laid out, by the length that the version has."""
+        """Return the layout of a small array, from the version's rows and shards."""
         if name == "label":
             known = self.arrays.get(name)
             return known[1] if known else label_layout(self.rows, self.small_object("label/c/0"))
@@ -437,26 +437,26 @@ class Version:
         return small_layout((self.arrays[array][1].objects, 2), "uint64")
 
     def sums_layout(self, array: str) -> zarr_metadata.Array:
-        """How the sums of an array of images are laid out."""
+        """Return the layout of the channel sums of an array of images."""
         layout = self.arrays[array][1]
         if len(layout.row_shape) != 3:
-            raise StoreError(f"{self.path} has no sums of {array}: its rows are no images")
+            raise StoreError(f"{self.path} has no sums of {array}: its rows are not images")
         return small_layout((layout.objects, 1 + 2 * layout.row_shape[0]), "float64")
 
 
 def parse_holes(data: bytes, where: str) -> dict[int, tuple[str, str]]:
-    """Row -> (key, why it is a hole), from a list of holes; a `StoreError` where it is none."""
+    """Parse a list of holes into row -> (key, reason); raise a `StoreError` if it is invalid."""
     try:
         return _HOLES.validate_json(data)
     except ValidationError as error:
-        raise refuse(error, where) from None
+        raise document_error(error, where) from None
 
 
-def sums_differ(version: Version, array: str, sums: np.ndarray) -> str:
-    """What sums by channel do not fit of their version, in words; empty where they fit.
+def sums_mismatch(version: Version, array: str, sums: np.ndarray) -> str:
+    """Describe how channel sums disagree with their version; empty if they agree.
 
-    They must count the pixels of the valid rows shard by shard, and give the mean and the standard
-    deviation that the version has.
+    They must count the pixels of the valid rows shard by shard, and give the version's mean and
+    standard deviation.
     """
     assert version.attributes is not None
     layout, rows = version.arrays[array][1], version.rows
@@ -464,16 +464,16 @@ def sums_differ(version: Version, array: str, sums: np.ndarray) -> str:
     pixels = float(math.prod(layout.row_shape[1:]))
     if not np.array_equal(sums[:, 0], np.add.reduceat(version.valid, starts, dtype=float) * pixels):
         return "they do not count the pixels of its valid rows"
-    mean, std = statistics_of(sums)
-    known = [each.get(array) for each in (version.attributes.mean, version.attributes.std)]
-    fit = known == [None, None] if mean is None else _are_close(known, (mean, std))
-    if not fit:
+    mean, std = mean_and_std(sums)
+    known = [version.attributes.mean.get(array), version.attributes.std.get(array)]
+    agree = known == [None, None] if mean is None else _are_close(known, (mean, std))
+    if not agree:
         return "they are not those of its mean and standard deviation"
     return ""
 
 
-def statistics_of(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[None, None]:
-    """Mean and standard deviation of each channel from (parts, 1 + 2 C) sums; None of no pixel."""
+def mean_and_std(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[None, None]:
+    """Mean and standard deviation of each channel from (parts, 1 + 2 C) sums; None if no pixels."""
     channels = sums.shape[1] // 2
     count, total = sums[:, 0].sum(), sums[:, 1 : 1 + channels].sum(0)
     squares = sums[:, 1 + channels :].sum(0)
@@ -484,25 +484,25 @@ def statistics_of(sums: np.ndarray) -> tuple[list[float], list[float]] | tuple[N
 
 
 def _are_close(known: Sequence[list[float] | None], given: Sequence[Any]) -> bool:
-    """Whether two (mean, standard deviation) are the same but for the order of additions."""
+    """Compare two (mean, standard deviation), allowing for another order of additions."""
     if any(one is None or len(one) != len(given[0]) for one in known):
         return False
     (mean, std), (other, deviation) = np.array(known, float), np.array(given, float)
     scale = np.abs(other) + deviation
     near: np.ndarray = np.abs(mean - other) <= 1e-9 * scale
-    with np.errstate(over="ignore"):  # of what is forged
-        # Of the squares, as the deviation is the small difference of large ones.
+    with np.errstate(over="ignore"):  # forged values may overflow
+        # Squares are compared, as the deviation is the small difference of large ones.
         near &= np.abs((std - deviation) * (std + deviation)) <= 1e-9 * scale**2
     return bool(near.all() and (std >= 0).all())
 
 
 def read_attributes(data: bytes, where: str) -> Attributes:
-    """`attributes.precache` of a version's `zarr.json`.
+    """Parse `attributes.precache` of a version's `zarr.json`.
 
     Raises
     ------
     StoreError
-        The group is not of this software, is of a newer format, or is damaged.
+        precache did not write the group, its format is newer, or it is damaged.
     """
     attributes = zarr_metadata.parse_json(data, where).get("attributes")
     own = attributes.get("precache") if isinstance(attributes, dict) else None
@@ -520,10 +520,10 @@ def read_attributes(data: bytes, where: str) -> Attributes:
 
 
 def stamp_of(folder: Folder) -> int | None:
-    """Time of the last change of a version's document on a local disk, 0 of none; None elsewhere.
+    """Modification time of a version's document on a local disk, 0 if missing; None elsewhere.
 
-    The document is written once, so a version that is made or pulled again has another. In a bucket
-    `Attributes.created` has to do: to ask for the time takes a request each time one is opened.
+    The document is written once, so a version that is built or pulled again has another time. In a
+    bucket, `Attributes.created` is compared instead, which saves a request for the time.
     """
     path = folder.local(ROOT)
     try:
@@ -533,24 +533,24 @@ def stamp_of(folder: Folder) -> int | None:
 
 
 def is_gone(folder: Folder, stamp: int | None, attributes: Attributes) -> bool:
-    """Whether a version was removed since it was opened, made or pulled again or not.
+    """Return whether a version was removed since it was opened, even if it was made again.
 
     Parameters
     ----------
     stamp
-        The `stamp_of` its folder before its document was read.
+        The `stamp_of` its folder, taken before its document was read.
     """
     if stamp is not None:
         return stamp_of(folder) != stamp
     try:
         document = folder.get(ROOT)
         return document is None or read_attributes(document, "").created != attributes.created
-    except (StorageError, StoreError):  # it is there, and damaged or out of reach
+    except (StorageError, StoreError):  # it exists, damaged or unreachable
         return False
 
 
-def gone(where: str) -> GoneError:
-    """The error that says so of a version."""
+def gone_error(where: str) -> GoneError:
+    """Make the error for a version that was removed."""
     return GoneError(
         f"the version at {where} is gone: it was removed while it was read; open the store's "
         f"current version, or, if this is the one and its {ROOT} was lost, run the same precache "
@@ -558,13 +558,13 @@ def gone(where: str) -> GoneError:
     )
 
 
-def _field(name: str, made: Sequence[FieldAttributes], arrays: Sequence[str]) -> FieldInfo:
-    """A field of `arrays`; of another shape, dtype or numbering than `_require_alike` allows, it is
-    refused when a version is opened."""
-    first, raw, stored = made[0], sum(each.raw for each in made), sum(each.stored for each in made)
-    return FieldInfo(
-        first.shape, first.dtype, first.codec, raw, stored, len(arrays), number_of(arrays[0])
-    )
+def _field(arrays: Mapping[str, FieldAttributes]) -> FieldInfo:
+    """Describe the field whose variants are stored in `arrays`, all of one shape and dtype."""
+    first = next(iter(arrays.values()))
+    raw = sum(array.raw for array in arrays.values())
+    stored = sum(array.stored for array in arrays.values())
+    number = number_of(next(iter(arrays)))
+    return FieldInfo(first.shape, first.dtype, first.codec, raw, stored, len(arrays), number)
 
 
 def _foreign_field(array: zarr_metadata.Array) -> FieldInfo:
@@ -574,7 +574,7 @@ def _foreign_field(array: zarr_metadata.Array) -> FieldInfo:
 
 
 def read_array_documents(folder: Readable, names: Sequence[str]) -> dict[str, zarr_metadata.Array]:
-    """The metadata of arrays, read together."""
+    """Read the metadata of arrays, all at once."""
     paths = [f"{name}/{ROOT}" for name in names]
     arrays = {}
     for name, data in zip(names, folder.read_many(paths, [-1] * len(paths)), strict=True):

@@ -1,9 +1,9 @@
-"""Zarr v3 metadata documents: made for what precache writes, parsed for what it reads.
+"""Zarr v3 metadata documents: make those that precache writes, parse those that it reads.
 
 Format: the Zarr core specification, version 3, and its `sharding_indexed` codec.
 
-A stranger's document may promise any size. Sizes that would take memory or time by their number
-alone, whatever is stored, are refused when it is parsed.
+A foreign document may claim any size. Sizes that would take too much memory or time by themselves,
+whatever is stored, are refused when the document is parsed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from precache.recipe.ops import DTYPES
 Json = dict[str, Any]
 
 BFLOAT16 = "bfloat16"
-"""Of arrays of other software."""
+"""Data type of some arrays of other software."""
 
-MOST_AXES = 32
-"""Of an array; NumPy and torch have 64, with those that are added on the way."""
+MAX_AXES = 32
+"""Axes of an array; NumPy and torch allow 64, which includes axes added while reading."""
 
-MOST_OBJECTS = 1 << 25
+MAX_OBJECTS = 1 << 25
 """Stored objects along axis 0."""
 
-MOST_ENTRIES = 1 << 26
-"""Chunks of a shard, whose index then takes a gibibyte."""
+MAX_SHARD_CHUNKS = 1 << 26
+"""Chunks of a shard; the index of so many takes a gibibyte."""
 
-MOST_PIECES = 1 << 16
-"""Chunks that a row is spread over."""
+MAX_ROW_CHUNKS = 1 << 16
+"""Chunks that a row may be spread over."""
 
 
 def group_document(attributes: Json) -> Json:
-    """A group's `zarr.json`."""
+    """Return a group's `zarr.json`."""
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
@@ -54,7 +54,7 @@ def array_document(
     fill_value: Any = 0,
     dimension_names: Sequence[str] | None = None,
 ) -> Json:
-    """An array's `zarr.json`; `chunk_shape` is that of one stored object."""
+    """Return an array's `zarr.json`; `chunk_shape` is that of one stored object."""
     document: Json = {
         "zarr_format": 3,
         "node_type": "array",
@@ -72,7 +72,7 @@ def array_document(
 
 
 def sharding(chunk_shape: Sequence[int], codecs: Sequence[Json]) -> Json:
-    """The `sharding_indexed` codec with its index at the end."""
+    """Return the `sharding_indexed` codec with its index at the end."""
     return {
         "name": "sharding_indexed",
         "configuration": {
@@ -86,7 +86,7 @@ def sharding(chunk_shape: Sequence[int], codecs: Sequence[Json]) -> Json:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a part of a row lies beyond axis 0.
+    """Place of a part of a row along axes 1 and up.
 
     Attributes
     ----------
@@ -106,18 +106,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class Array:
-    """What an array's `zarr.json` says, checked.
+    """Layout of an array: its `zarr.json`, validated.
 
     Attributes
     ----------
     object_shape
-        Of one stored object: a shard, or a chunk where the array is not sharded.
+        Shape of one stored object: a shard, or a chunk if the array is not sharded.
     chunk_shape
-        Of one separately compressed chunk.
+        Shape of one separately compressed chunk.
     index_at_start
-        Where a sharded array keeps its index; None where it is not sharded.
+        The shard index is at the start, not at the end; None if the array is not sharded.
     index_checksum
-        Whether the index ends in a CRC32C.
+        The index ends in a CRC32C.
     """
 
     shape: tuple[int, ...]
@@ -164,11 +164,11 @@ class Array:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether a chunk holds rows whole, and nothing beside them."""
+        """True if a chunk holds whole rows and nothing else."""
         return self.chunk_shape[1:] == self.shape[1:]
 
     def pieces(self) -> list[Piece]:
-        """The chunks that a row is spread over; a single one for arrays that precache writes."""
+        """Return the parts of a row by chunk; a single one for arrays that precache writes."""
         per_axis = [list(self._axis_pieces(axis)) for axis in range(1, len(self.shape))]
         counts = self.chunks_per_object[1:]
         pieces = []
@@ -195,7 +195,7 @@ class Array:
 
 
 def parse_json(data: bytes, where: str) -> Json:
-    """A JSON object, or a `StoreError` that names the file."""
+    """Parse a JSON object; raise a `StoreError` that names the file."""
     try:
         value = from_json(data)
     except ValueError as error:
@@ -206,12 +206,12 @@ def parse_json(data: bytes, where: str) -> Json:
 
 
 def parse_array(document: Mapping[str, Any], where: str) -> Array:
-    """Check and read an array's `zarr.json`.
+    """Validate and parse an array's `zarr.json`.
 
     Raises
     ------
     StoreError
-        It is no Zarr v3 array, or uses what precache does not read, by name.
+        It is not a Zarr v3 array, or uses a feature that precache does not read; names it.
     """
     try:
         return _parse_array(document, where)
@@ -267,7 +267,7 @@ def _parse_array(document: Mapping[str, Any], where: str) -> Array:
 
 def _require_bfloat16(where: str) -> None:
     try:
-        importlib.import_module("ml_dtypes")  # has NumPy know it by its name
+        importlib.import_module("ml_dtypes")  # registers the dtype with NumPy
     except ImportError:
         raise StoreError(
             f"{where} has data type {BFLOAT16!r}, for which ml_dtypes is needed: "
@@ -282,29 +282,29 @@ def _require_bounded(
     itemsize: int,
     where: str,
 ) -> None:
-    if len(shape) > MOST_AXES:
-        raise StoreError(f"{where} has {len(shape)} axes; precache reads up to {MOST_AXES}")
-    lengths = [max(1, n) for n in shape]  # an axis of none must not hide the others
+    if len(shape) > MAX_AXES:
+        raise StoreError(f"{where} has {len(shape)} axes; precache reads up to {MAX_AXES}")
+    lengths = [max(1, n) for n in shape]  # an axis of length 0 must not hide the others
     along = [-(-n // c) for n, c in zip(lengths, chunk_shape, strict=True)]
     entries = math.prod(o // c for o, c in zip(object_shape, chunk_shape, strict=True))
-    for count, what, most in (
+    for count, unit, limit in (
         (math.prod(lengths) * itemsize, "bytes", 2**63 - 1),
         (math.prod(object_shape) * itemsize, "bytes in each object", 2**63 - 1),
-        (-(-shape[0] // object_shape[0]), "objects along its first axis", MOST_OBJECTS),
-        (entries, "chunks in each shard", MOST_ENTRIES),
-        (math.prod(along[1:]), "chunks in each row", MOST_PIECES),
+        (-(-shape[0] // object_shape[0]), "objects along its first axis", MAX_OBJECTS),
+        (entries, "chunks in each shard", MAX_SHARD_CHUNKS),
+        (math.prod(along[1:]), "chunks in each row", MAX_ROW_CHUNKS),
     ):
-        if count > most:
+        if count > limit:
             raise StoreError(
-                f"{where} says that the array has {count} {what}; precache reads up to {most}: it "
-                "is damaged or forged, or the array needs other chunks"
+                f"{where} says that the array has {count} {unit}; precache reads up to {limit}: "
+                "it is damaged or forged, or the array needs other chunks"
             )
 
 
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or any(
         type(n) is not int or not 0 <= n < 2**63
-        for n in value  # which `True` is not
+        for n in value  # bool is a subclass of int
     ):
         raise TypeError(f"{value!r} is no shape")
     return tuple(value)

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from precache.reading.disk_cache import OVERHEAD, DiskCache, on_disk, said
+from precache.reading.disk_cache import OVERHEAD, DiskCache, lease_nbytes, on_disk
 from tests.bench.common import Machine, work_folder
 
 SIZE = 100
@@ -51,7 +51,7 @@ def measure(folder: Path, shards: int) -> list[Step]:
     for number in range(shards):
         (folder / "objects" / _name(number)).write_bytes(bytes(SIZE))
     room = shards + NEW
-    cache = DiskCache(folder, OVERHEAD + said(room) + room * on_disk(SIZE))
+    cache = DiskCache(folder, OVERHEAD + lease_nbytes(room) + room * on_disk(SIZE))
     lease = cache.join(room * on_disk(SIZE), room, FAMILY)
     old, new, newer = range(shards), range(shards, room), range(room, room + NEW)
 
@@ -59,7 +59,7 @@ def measure(folder: Path, shards: int) -> list[Step]:
         lease.obtain(_name(number), SIZE, _write)
 
     def let_go(number: int) -> None:
-        lease.give_back(_name(number))
+        lease.release(_name(number))
 
     return [
         _timed("hold what is there", folder, old, obtain),

@@ -23,7 +23,7 @@ from precache.codecs.image import (
     LITERAL_COMPRESSION_MODE,
     filter_image,
     image_parameters,
-    load_zstd,
+    import_zstd,
     undo_image,
 )
 from precache.recipe.ops import Decode
@@ -39,7 +39,7 @@ CHOSEN = "H", "and blocks of one channel"
 def _parameters() -> dict[str, dict[int, int]]:
     """What a build gives zstd, in steps."""
     chosen = image_parameters(CROP * CROP)
-    named = load_zstd().CompressionParameter
+    named = import_zstd().CompressionParameter
     level = {key: chosen[key] for key in (named.compression_level, named.checksum_flag)}
     long = level | {key: chosen[key] for key in (named.min_match, named.hash_log)}
     steps = {key: chosen[key] for key in (named.target_length, LITERAL_COMPRESSION_MODE)}
@@ -119,7 +119,7 @@ def _cpu_ms(work: Callable[[], None], rows: int, rounds: int) -> float:
 
 def _measure(rows: np.ndarray, way: str, parameters: str, rounds: int) -> Measured:
     apply, undo = FILTERS[way]
-    compressor = load_zstd().ZstdCompressor(options=_parameters()[parameters])
+    compressor = import_zstd().ZstdCompressor(options=_parameters()[parameters])
     compress = functools.partial(compressor.compress, mode=compressor.FLUSH_FRAME)
     frames = [compress(np.ascontiguousarray(apply(row))) for row in rows]
     back = np.empty_like(rows)

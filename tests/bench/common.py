@@ -59,7 +59,7 @@ class Machine:
         for name in LIBRARIES:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[name] = importlib.metadata.version(name)
-        compiled = kernels.compiled is not None
+        compiled = kernels.compiled().functions is not None
         return cls(_cpu_model(), cores(), platform.python_version(), versions, compiled)
 
     def __str__(self) -> str:

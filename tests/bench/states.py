@@ -74,7 +74,7 @@ def measure(group: str) -> Iterator[Saving]:
             order, turns = loaders[0]._source.order, mixture._turns
             resumes: dict[str, tuple[Any, Callable[[], object]]] = {
                 "loader": (loaders[0], lambda o=order: next(o.epoch(3, o.batches // 2))),
-                "mixture": (mixture, lambda t=turns: t.places(3, len(t) // 2)),
+                "mixture": (mixture, lambda t=turns: t.positions_at(3, len(t) // 2)),
             }
             for what, (saved, resume) in resumes.items():
                 state = saved.state_dict()

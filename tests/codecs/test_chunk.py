@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numcodecs import blosc, zstd
 
-from precache.codecs.chunk import Decoder, codec_metadata, decoder, encoder
+from precache.codecs.chunk import GZIP_PIECE, Decoder, codec_metadata, decoder, encoder
 from precache.codecs.image import IMAGE_FILTER, filter_image, undo_image
 from precache.errors import DamageError, PrecacheError, StoreError
 from precache.recipe.ops import DTYPES
@@ -289,6 +289,44 @@ CHAINS: dict[tuple[str, ...], Callable[[bytes], bytes]] = {
     ("crc32c", "blosc"): lambda data: blosc.compress(_crc(data), b"zlib", 5),
     ("blosc", "gzip"): lambda data: gzip.compress(blosc.compress(data, b"zstd", 1)),
 }
+
+
+def _members(data: bytes, size: int) -> list[bytes]:
+    return [gzip.compress(data[at : at + size]) for at in range(0, len(data), size)]
+
+
+GZIP_OF_SEVERAL_MEMBERS: dict[str, Callable[[bytes], bytes]] = {
+    "two": lambda data: b"".join(_members(data, len(data) // 2 + 1)),
+    "more than a piece": lambda data: b"".join(_members(data, 100)),
+    "empty ones around": lambda data: gzip.compress(b"") + gzip.compress(data) + gzip.compress(b""),
+    "zeros behind": lambda data: gzip.compress(data) + bytes(2 * GZIP_PIECE),
+}
+
+
+@pytest.mark.parametrize("case", GZIP_OF_SEVERAL_MEMBERS)
+def test_gzip_of_several_members_decodes(case: str) -> None:
+    data = np.random.default_rng(0).bytes(100_000)
+    stored = GZIP_OF_SEVERAL_MEMBERS[case](data)
+    assert gzip.decompress(stored) == data
+    assert (len(stored) > GZIP_PIECE) or case == "two"
+    out = np.empty(len(data), np.uint8)
+    Decoder(("gzip",)).decode(memoryview(stored), out)
+    assert out.tobytes() == data
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        gzip.compress(bytes(600)) + gzip.compress(bytes(600))[:-1],
+        gzip.compress(bytes(600)) + gzip.compress(bytes(601)),
+        gzip.compress(bytes(1200)) + gzip.compress(bytes(1)),
+        gzip.compress(bytes(1200)) + b"something else",
+    ],
+    ids=["cut short", "too long", "one too many", "other bytes behind"],
+)
+def test_gzip_members_that_are_damaged_are_refused(stored: bytes) -> None:
+    with pytest.raises(DamageError):
+        Decoder(("gzip",)).decode(memoryview(stored), np.empty(1200, np.uint8))
 
 
 @pytest.mark.parametrize("chain", CHAINS)

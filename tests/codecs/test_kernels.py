@@ -1,8 +1,10 @@
-"""Compiled or not, rows are the same, and so is what is said of damage."""
+"""Rows and the messages about damage are the same, compiled or not, with libzstd or without."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -27,19 +29,23 @@ from tests.conftest import BuiltStore
 ROOT = Path(precache.__file__).parents[1]
 
 needs_compiled = pytest.mark.skipif(
-    not kernels.decodes,
-    reason="_rows.c is not compiled: no C compiler at hand when precache was installed",
+    not kernels.compiled().has_zstd,
+    reason="_rows.c is not compiled, or libzstd is missing",
 )
 
 
-@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "numpy"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Once as it was compiled, once as where it was not."""
-    if request.param == "numpy":
-        monkeypatch.setattr(kernels, "compiled", None)
-        monkeypatch.setattr(kernels, "decodes", False)
-        monkeypatch.setattr(kernels, "checks", False)
-    return str(request.param)
+@pytest.fixture(
+    params=[pytest.param(name, marks=needs_compiled) for name in ("compiled", "no libzstd")]
+    + ["numpy"]
+)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was compiled; where there is no libzstd; and where nothing is compiled."""
+    ways = {
+        "compiled": kernels.compiled(),
+        "no libzstd": dataclasses.replace(kernels.compiled(), has_zstd=False),
+        "numpy": kernels.Compiled(),
+    }
+    monkeypatch.setattr(kernels, "compiled", lambda: ways[request.param])
 
 
 @pytest.fixture(params=[0, 1 << 40], ids=["past caches", "through caches"])
@@ -59,7 +65,7 @@ def _gathered(
     total = int(lengths.sum())
     room = np.full(total + shift + 64, 0xAA, np.uint8)
     out = room[shift : shift + total]
-    kernels.gather(list(map(memoryview, sources)), numbers, starts, lengths, out, total)
+    kernels.copy_pieces(list(map(memoryview, sources)), numbers, starts, lengths, out, total)
     assert (room[:shift] == 0xAA).all(), "written before its room"
     assert (room[shift + total :] == 0xAA).all(), "written behind its room"
     return out
@@ -92,7 +98,7 @@ def test_no_pieces_fill_no_room() -> None:
 def test_what_lies_outside_is_refused(piece: tuple[int, int, int]) -> None:
     columns = [np.array([value]) for value in piece]
     with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.gather([memoryview(b"0123456789")], *columns, np.empty(11, np.uint8), 11)
+        kernels.copy_pieces([memoryview(b"0123456789")], *columns, np.empty(11, np.uint8), 11)
 
 
 @needs_compiled
@@ -100,7 +106,7 @@ def test_what_lies_outside_is_refused(piece: tuple[int, int, int]) -> None:
 def test_pieces_of_another_size_than_their_room_are_refused(room: int) -> None:
     columns = [np.array(values) for values in ([0, 0], [0, 3], [3, 3])]
     with pytest.raises(ValueError, match="another size than the room"):
-        kernels.gather([memoryview(b"0123456789")], *columns, np.empty(room, np.uint8), room)
+        kernels.copy_pieces([memoryview(b"0123456789")], *columns, np.empty(room, np.uint8), room)
 
 
 @pytest.mark.usefixtures("way", "past")
@@ -116,7 +122,9 @@ def test_rows_are_taken_as_numpy_takes_them(dtype: str) -> None:
 
 # --- CRC32C -------------------------------------------------------------------------------------
 
-needs_crc32c = pytest.mark.skipif(not kernels.checks, reason="no instruction for CRC32C")
+needs_crc32c = pytest.mark.skipif(
+    not kernels.compiled().has_crc32c, reason="no instruction for CRC32C"
+)
 
 SIZES = [0, 1, 7, 63, 64, 255, 256, 257, 319, 320, 4099, 150_528]
 
@@ -146,7 +154,7 @@ def test_pieces_are_copied_up_to_the_first_that_is_damaged(size: int, shift: int
     def copied(checked: list[int]) -> int:
         flags = np.isin(np.arange(6), checked)
         out[:] = 0xAA
-        return kernels.gather([memoryview(source)], *columns, out, out.nbytes, flags)
+        return kernels.copy_pieces([memoryview(source)], *columns, out, out.nbytes, flags)
 
     assert copied([0, 1, 2, 3, 4, 5]) == copied([1, 4]) == copied([]) == 6
     assert out.tobytes() == b"".join(rows)
@@ -165,11 +173,11 @@ def test_pieces_are_copied_up_to_the_first_that_is_damaged(size: int, shift: int
 def test_a_checksum_that_lies_outside_is_refused(behind: int) -> None:
     data, out = memoryview(bytes(100 + behind)), np.empty(100, np.uint8)
     columns = [np.array([value]) for value in (0, 0, 100)]
-    assert kernels.gather([data], *columns, out, 100) == 1
+    assert kernels.copy_pieces([data], *columns, out, 100) == 1
     with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.gather([data], *columns, out, 100, np.array([True]))
+        kernels.copy_pieces([data], *columns, out, 100, np.array([True]))
     with pytest.raises(ValueError, match="do not lie in their sources"):
-        kernels.gather([data], *columns, out, 100, np.array([False, True]))
+        kernels.copy_pieces([data], *columns, out, 100, np.array([False, True]))
 
 
 @pytest.fixture
@@ -223,12 +231,13 @@ def test_the_filter_is_undone_to_the_byte(shape: tuple[int, ...], seed: int) -> 
     "shape", [(0, 4, 4), (3, 0, 4), (3, 4, -4), (3, 5, 4), (2**40, 2**40, 2**40)]
 )
 def test_rows_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
-    assert kernels.compiled is not None
+    functions = kernels.compiled().functions
+    assert functions is not None
     with pytest.raises(ValueError, match="another shape"):
-        kernels.compiled.undo_image(np.zeros(48, np.uint8), *shape)
+        functions.undo_image(np.zeros(48, np.uint8), *shape)
     frame = [memoryview(bytes(zstd.compress(bytes(48))))]
     with pytest.raises(ValueError, match="another shape"):
-        kernels.compiled.decode(frame, None, np.zeros(48, np.uint8), True, *shape, False)
+        functions.decode(frame, None, np.zeros(48, np.uint8), True, *shape, False)
 
 
 # --- zstd ---------------------------------------------------------------------------------------
@@ -247,7 +256,9 @@ def test_frames_are_decoded_up_to_the_first_that_is_not_whole(filtered: bool) ->
     for first, whole in ((0, 3), (3, 0), (4, 0), (5, 0)):
         out = np.zeros_like(rows[first:])
         views = list(map(memoryview, frames[first:]))
-        assert kernels.decode(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
+        assert (
+            kernels.decode_frames(views, out, filtered=filtered, batch_nbytes=out.nbytes) == whole
+        )
         np.testing.assert_array_equal(out[:whole], rows[first : first + whole])
 
 
@@ -261,7 +272,9 @@ def test_a_content_checksum_is_checked_where_that_is_asked_for() -> None:
 
     def whole(checked: list[bool] | None) -> int:
         flags = None if checked is None else np.array(checked)
-        return kernels.decode(views, out, filtered=False, batch_nbytes=out.nbytes, checked=flags)
+        return kernels.decode_frames(
+            views, out, filtered=False, batch_nbytes=out.nbytes, checked=flags
+        )
 
     assert whole([True, True, False, True]) == whole([False, False, False, False]) == 4
     np.testing.assert_array_equal(out, rows)
@@ -293,7 +306,7 @@ def test_what_is_not_one_frame_of_a_row_is_left_to_python(case: str) -> None:
     """Which takes frames without content behind it, and refuses all else."""
     frame = memoryview(OTHER_FRAMES[case](bytes(zstd.compress(bytes(1200), 1, True))))
     out = np.empty((1, 1200), np.uint8)
-    assert kernels.decode([frame], out, filtered=False, batch_nbytes=0) == 0
+    assert kernels.decode_frames([frame], out, filtered=False, batch_nbytes=0) == 0
     for verify in (True, False):
         harmless = case.endswith("behind it")
         raises = pytest.raises(DamageError, match="does not decode")
@@ -303,7 +316,9 @@ def test_what_is_not_one_frame_of_a_row_is_left_to_python(case: str) -> None:
 
 @needs_compiled
 def test_no_frames_fill_nothing() -> None:
-    assert kernels.decode([], np.empty((0, 4), np.uint8), filtered=False, batch_nbytes=0) == 0
+    assert (
+        kernels.decode_frames([], np.empty((0, 4), np.uint8), filtered=False, batch_nbytes=0) == 0
+    )
 
 
 def _damage(store: BuiltStore) -> str:
@@ -322,11 +337,10 @@ def test_damage_is_said_in_the_same_words(
     data = bytearray(own.shard_path(1).read_bytes())
     data[len(data) // 2] ^= 0x55
     own.shard_path(1).write_bytes(data)
-    said = _damage(own)
-    monkeypatch.setattr(kernels, "compiled", None)
-    monkeypatch.setattr(kernels, "decodes", False)
-    monkeypatch.setattr(kernels, "checks", False)
-    assert _damage(own) == said
+    message = _damage(own)
+    for compiled in (dataclasses.replace(kernels.compiled(), has_zstd=False), kernels.Compiled()):
+        monkeypatch.setattr(kernels, "compiled", lambda compiled=compiled: compiled)
+        assert _damage(own) == message
 
 
 # --- whole epochs -------------------------------------------------------------------------------
@@ -372,7 +386,7 @@ def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
     # An editable installation beside it would be asked for what is missing here.
     code = (
         "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
-        "from precache.codecs import kernels; print(kernels.compiled, kernels.__file__)"
+        "from precache.codecs import kernels; print(kernels.compiled().functions, kernels.__file__)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -383,37 +397,68 @@ def test_without_a_compiler_the_installation_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiled", "decodes", "expected"),
+    ("compiled", "expected"),
     [
-        (None, False, [kernels.MISSING]),
-        (kernels, False, [kernels.ZSTD_MISSING]),
-        (kernels, True, []),
+        (kernels.Compiled(), [kernels.NO_COMPILED_CODE]),
+        (kernels.Compiled(kernels), [kernels.NO_LIBZSTD]),
+        (kernels.Compiled(kernels, has_zstd=True), []),
     ],
 )
-def test_a_loader_says_once_what_is_missing(
-    compiled: object,
-    decodes: bool,
+def test_a_loader_warns_once_of_what_is_missing(
+    compiled: kernels.Compiled,
     expected: list[str],
     store: BuiltStore,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(kernels, "compiled", compiled)
-    monkeypatch.setattr(kernels, "decodes", decodes)
-    kernels.tell_if_missing.cache_clear()
+    monkeypatch.setattr(kernels, "compiled", lambda: compiled)
+    kernels.warn_if_slow.cache_clear()
     for _ in range(2):
         precache.Loader(store.path, 4).close()
-    said = [record.message for record in caplog.records if record.name == "precache.codecs.kernels"]
-    assert said == expected
+    own = [record for record in caplog.records if record.name == "precache.codecs.kernels"]
+    assert [record.message for record in own] == expected
 
 
-def test_a_library_without_zstd_is_told_from_one_with_it(tmp_path: Path) -> None:
-    if kernels.compiled is None:
-        pytest.skip("precache/codecs/_rows.c is not compiled")
-    for path in (
-        tmp_path / "none.so",
-        tmp_path / "bad \udcff.so",
-        Path(kernels.compiled.__file__ or ""),
-    ):
-        assert not kernels.compiled.load_zstd(str(path))
-    assert kernels.compiled.load_zstd(zstd.__file__)
+@needs_compiled
+def test_only_a_library_with_zstd_is_loaded(tmp_path: Path) -> None:
+    functions = kernels.compiled().functions
+    assert functions is not None
+    for path in (tmp_path / "none.so", tmp_path / "bad \udcff.so", functions.__file__):
+        assert not functions.load_zstd(str(path))
+    assert functions.load_zstd(kernels.LIBZSTD)
+
+
+def _zstd_libraries(prefix: Path) -> tuple[list[str], list[str]]:
+    """Files called libzstd that a process has mapped after the import, and after the first use."""
+    code = (
+        f"import json, pathlib, sys; sys.prefix = {str(prefix)!r}\n"
+        "from precache.codecs import kernels\n"
+        "def mapped():\n"
+        "    lines = pathlib.Path('/proc/self/maps').read_text().splitlines()\n"
+        "    return sorted({line.split()[-1] for line in lines if 'libzstd' in line})\n"
+        "imported = mapped()\n"
+        "assert kernels.compiled().has_zstd\n"
+        "print(json.dumps([imported, mapped()]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported, used = json.loads(done.stdout)
+    return imported, used
+
+
+@needs_compiled
+def test_zstd_is_that_of_the_system_loaded_on_first_use(tmp_path: Path) -> None:
+    imported, used = _zstd_libraries(tmp_path)
+    assert imported == []
+    assert [Path(file).name.partition(".")[0] for file in used] == ["libzstd"]
+
+
+@needs_compiled
+def test_zstd_of_the_python_environment_comes_first(tmp_path: Path) -> None:
+    """conda installs it there, where the dynamic linker does not look."""
+    [system] = _zstd_libraries(tmp_path)[1]
+    own = tmp_path / "lib" / kernels.LIBZSTD
+    own.parent.mkdir()
+    shutil.copy(system, own)
+    assert _zstd_libraries(tmp_path) == ([], [str(own)])

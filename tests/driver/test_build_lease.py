@@ -13,9 +13,9 @@ import precache
 from precache.errors import BuildError
 from precache.storage.local import LocalFolder
 from precache.store import lease
-from precache.store.attributes import Claimed
 from precache.store.build_status import DESCRIPTION, read_status
-from precache.store.lease import LEASES, BuildLease, live_leases, read_leases
+from precache.store.documents import LeaseDocument
+from precache.store.lease import BUILD_LEASES, BuildLease, live_leases, read_leases
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import build_here, poll, remains, write, write_jpegs
 
@@ -70,13 +70,13 @@ def test_one_without_a_heartbeat_or_a_process_does_not_count(
     held = read_leases(folder)[own.name].model_dump()
     held["time"] = change.get("time", held["time"])
     held["holder"]["pid"] = change.get("pid", held["holder"]["pid"])
-    folder.put(own.name, [Claimed(**held).model_dump_json().encode()])
+    folder.put(own.name, [LeaseDocument(**held).model_dump_json().encode()])
     assert live_leases(folder) == {}
 
 
 def test_damaged_ones_do_not_count(tmp_path: Path) -> None:
-    write(tmp_path / LEASES / "a.json", b"{")
-    write(tmp_path / LEASES / "b", b"{}")
+    write(tmp_path / BUILD_LEASES / "a.json", b"{")
+    write(tmp_path / BUILD_LEASES / "b", b"{}")
     assert read_leases(LocalFolder(tmp_path)) == {}
 
 
@@ -93,7 +93,7 @@ def test_a_store_that_cannot_be_written_is_logged(
 def await_beats(array: np.ndarray, store: str) -> np.ndarray:
     """The array as it is, once the build, if it has begun, has shown that it lives."""
     if any(Path(store).glob(f"*/{DESCRIPTION}")):
-        poll(lambda: any(Path(store).glob(f"*/{LEASES}/*.json")), "a beat")
+        poll(lambda: any(Path(store).glob(f"*/{BUILD_LEASES}/*.json")), "a beat")
     return array
 
 
@@ -120,6 +120,6 @@ def test_a_build_that_fails_gives_it_back(tmp_path: Path) -> None:
     with pytest.raises(BuildError):
         build_here(source, store, recipe_of(store), {"on_error": "raise"})
     assert beating() == []
-    assert not list(store.glob(f"*/{LEASES}/*.json"))
+    assert not list(store.glob(f"*/{BUILD_LEASES}/*.json"))
     [build] = read_status(store).building
     assert build.idle_seconds is not None

@@ -41,10 +41,10 @@ from precache.maintenance.verify import verify_version
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
 from precache.store import lease as claims
-from precache.store.attributes import Claimed
 from precache.store.commit_log import BUILD, ROOT, read_commits
+from precache.store.documents import LeaseDocument
 from precache.store.layout import RowShape
-from precache.store.lease import Claim, Claims
+from precache.store.lease import ExclusiveLease, NamedLease
 from precache.store.open import open_own
 from precache_workers.cluster.executor import run_serial
 from precache_workers.doctor.trials import HeldRows
@@ -63,7 +63,7 @@ from tests.support.interleaving import (
     Killed,
     Memory,
     MemoryFolder,
-    Turns,
+    MixSchedule,
     Visited,
     digest,
     explore,
@@ -86,7 +86,7 @@ SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 
 KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
     (claims, "_remove_until"),
-    (Claims, "numbers"),
+    (NamedLease, "numbers"),
     (claims.BuildLease, "end"),
     (claims.BuildLease, "others"),
     (precache_workers.driver.commit, "_write"),
@@ -128,10 +128,12 @@ def json_of_the_actor(value: object) -> bytes:
     return json.dumps(value, indent=LEVELS[ACTORS.name]).encode()
 
 
-def forgetting(take: Callable[[Claims], Claim | None]) -> Callable[[Claims], Claim | None]:
+def forgetting(
+    take: Callable[[NamedLease], ExclusiveLease | None],
+) -> Callable[[NamedLease], ExclusiveLease | None]:
     """Whoever waits for a claim knows no more than before: however often it looked is one state."""
 
-    def taken(claims: Claims) -> Claim | None:
+    def taken(claims: NamedLease) -> ExclusiveLease | None:
         known, name = ACTORS.turns.known, ACTORS.name
         before = vars(claims).setdefault("before", known[name])
         known[name] = before
@@ -145,7 +147,7 @@ def forgetting(take: Callable[[Claims], Claim | None]) -> Callable[[Claims], Cla
 
 def of_the_dead(number: int) -> bytes:
     holder = Process(node="memory", pid=number, started=0, host="ended")
-    return Claimed(holder=holder, note="", time=2e9).model_dump_json().encode()
+    return LeaseDocument(holder=holder, note="", time=2e9).model_dump_json().encode()
 
 
 def own_process(pid: int) -> Process:
@@ -200,7 +202,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
-    monkeypatch.setattr(Claims, "take", forgetting(Claims.take))
+    monkeypatch.setattr(NamedLease, "take", forgetting(NamedLease.take))
     monkeypatch.setattr(claims, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 
@@ -249,7 +251,7 @@ def remove_old() -> object:
 
 def alone(memory: Memory, act: Callable[[], Any]) -> Any:
     """What an actor returns that has the store to itself."""
-    outcome = Turns(memory, lambda able: able[0]).run({"again": act})["again"]
+    outcome = MixSchedule(memory, lambda able: able[0]).run({"again": act})["again"]
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
@@ -308,16 +310,16 @@ def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
     inside: list[str] = []
 
     def hold() -> None:
-        with Claims(ACTORS.store, "x").held():
+        with NamedLease(ACTORS.store, "x").acquire():
             assert not inside
             inside.append(ACTORS.name)
             ACTORS.store.size("work")
             inside.clear()
 
-    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
+    def run(choose: Callable[[MixSchedule, Sequence[str]], str]) -> None:
         inside.clear()
         memory = Memory(left)
-        turns = Turns(memory, lambda able: choose(turns, able))
+        turns = MixSchedule(memory, lambda able: choose(turns, able))
         with contextlib.suppress(Visited):
             outcomes = turns.run(dict.fromkeys(("first", "second", "third"), hold))
             assert set(outcomes.values()) == {None}, outcomes
@@ -328,7 +330,7 @@ def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
 
 def turns_of(memory: Memory, source: Rows) -> int:
     """How many turns a build takes that is alone."""
-    turns = Turns(memory, lambda able: able[0])
+    turns = MixSchedule(memory, lambda able: able[0])
     turns.run({"first": partial(build, source)})
     return len(turns.calls)
 
@@ -347,7 +349,7 @@ def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: 
     for first in actors:
         for point in range(1, turns_of(Memory(), source)):
             memory = Memory()
-            check(memory, Turns(memory, preempted([point], first)).run(actors), source)
+            check(memory, MixSchedule(memory, preempted([point], first)).run(actors), source)
 
 
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
@@ -356,7 +358,7 @@ def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Ro
     actors = {"first": partial(build, source), "second": partial(build, second)}
     for point in range(turns_of(Memory(), source)):
         memory = Memory()
-        turns = Turns(memory, preempted([point + 1], "first"), {"first": point})
+        turns = MixSchedule(memory, preempted([point + 1], "first"), {"first": point})
         check(memory, turns.run(actors), source)
 
 
@@ -368,7 +370,7 @@ def test_builders_and_a_removal_in_any_order() -> None:
     for seed in range(30):
         chance = random.Random(seed)
         memory = Memory(before.objects)
-        outcomes = Turns(memory, chance.choice).run({**builds, "remover": remove_old})
+        outcomes = MixSchedule(memory, chance.choice).run({**builds, "remover": remove_old})
         check(memory, outcomes, source)
 
 
@@ -378,7 +380,9 @@ def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None
     again = partial(build, source, retry_failed=True)
     for seed in range(20):
         memory = Memory(before.objects)
-        outcomes = Turns(memory, random.Random(seed).choice).run({"first": again, "second": again})
+        outcomes = MixSchedule(memory, random.Random(seed).choice).run(
+            {"first": again, "second": again}
+        )
         assert all(isinstance(outcome, str | BuildError) for outcome in outcomes.values())
         require_whole(memory)
         assert memory.objects.keys() == before.objects.keys()
@@ -389,7 +393,7 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
 ) -> None:
     """The version was made elsewhere by another release of a codec, with another hole."""
     elsewhere, source = Memory(), rows(8)
-    Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
+    MixSchedule(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
     there = MemoryFolder(elsewhere)
     [commit] = read_commits(there)
     version = open_own(there.folder(commit.version))
@@ -401,11 +405,11 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
     def pull() -> str:
         return transfer.pull("elsewhere", "store").version
 
-    alone_ = Turns(Memory(), lambda able: able[0])
+    alone_ = MixSchedule(Memory(), lambda able: able[0])
     alone_.run({"second": pull})
     for point in range(1, len(alone_.calls)):
         memory = Memory()
-        turns = Turns(memory, preempted([point], "second"))
+        turns = MixSchedule(memory, preempted([point], "second"))
         outcomes = turns.run({"first": partial(build, source), "second": pull})
         for outcome in outcomes.values():
             assert isinstance(outcome, str | PrecacheError), repr(outcome)
@@ -478,9 +482,9 @@ def every_order(
     check: Callable[[Memory, Mapping[str, object]], None],
     switches: float = math.inf,
 ) -> None:
-    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
+    def run(choose: Callable[[MixSchedule, Sequence[str]], str]) -> None:
         memory = Memory()
-        turns = Turns(memory, lambda able: choose(turns, able))
+        turns = MixSchedule(memory, lambda able: choose(turns, able))
         with contextlib.suppress(Visited):
             outcomes = turns.run(actors)
             check(memory, outcomes)

@@ -16,7 +16,7 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError, StoreError, UsageError
 from precache.storage.local import LocalFolder
-from precache.store.commit_log import read_commits, source_to_keep
+from precache.store.commit_log import read_commits, recordable_source
 from tests.support.building import (
     ask,
     build_here,
@@ -261,7 +261,7 @@ def test_flags_of_a_job_without_one(store: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_credentials_are_not_kept(given: str, kept: str | None) -> None:
-    assert source_to_keep(given) == kept
+    assert recordable_source(given) == kept
 
 
 def test_a_store_without_variants_says_how_to_get_them(

@@ -9,7 +9,7 @@ import pytest
 
 from precache.storage.local import LocalFolder
 from precache.store.receipts import Receipt, ShardObject
-from precache.store.shard_log import Finished, read_entries
+from precache.store.shard_log import FinishedShard, read_entries
 from precache_workers.driver import shard_log_writer
 from precache_workers.driver.shard_log_writer import ShardLogWriter
 from tests.support.building import poll
@@ -37,7 +37,9 @@ def test_an_entry_has_all_that_came_within_a_second(tmp_path: Path) -> None:
     assert len(logged(folder)) < 4
     [first, *_] = read_entries(folder, 0)
     assert first == [
-        Finished(shard=7, objects={"image": (107, 2**63 + 7)}, holes={70: "broken"}, labels=None)
+        FinishedShard(
+            shard=7, objects={"image": (107, 2**63 + 7)}, holes={70: "broken"}, labels=None
+        )
     ]
     assert not [t for t in threading.enumerate() if t.name == "precache-finished"]
 

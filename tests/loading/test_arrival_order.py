@@ -250,7 +250,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     monkeypatch.setenv("HOLD", "1")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(live_version, "LIFE_SECONDS", 0.02)
+    monkeypatch.setattr(live_version, "LIVENESS_SECONDS", 0.02)
     training = Training(tmp_path, bad=1)
     yield training
     training.go()

@@ -36,7 +36,7 @@ from precache.store import lease as claims
 from precache.store.build_status import DESCRIPTION, read_status
 from precache.store.commit_log import BUILD, ROOT, Commit, append_commit, append_entry, read_commits
 from precache.store.lease import BuildLease
-from precache.store.shard_log import kept_name
+from precache.store.shard_log import followed_log_name
 from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import (
     build_here,
@@ -724,10 +724,10 @@ def test_the_log_that_was_followed_goes_with_its_version(
     path = tmp_path / "store"
     shutil.copytree(original, path)
     for version in (first, third):
-        write(path / kept_name(version), b"[]")
+        write(path / followed_log_name(version), b"[]")
     precache.gc(path, keep=1, older_than=0)
-    assert not (path / kept_name(first)).exists()
-    assert (path / kept_name(third)).exists()
+    assert not (path / followed_log_name(first)).exists()
+    assert (path / followed_log_name(third)).exists()
     assert not (path / second).exists()
 
 
@@ -737,11 +737,11 @@ def test_the_log_goes_where_a_run_was_killed_in_between(
     original, (first, _, third) = built
     path = tmp_path / "store"
     shutil.copytree(original, path)
-    write(path / kept_name(first), b"[]")
+    write(path / followed_log_name(first), b"[]")
     (path / TRASH).mkdir()
     (path / first).rename(path / TRASH / f"{first}.{uuid.uuid4().hex}")
     precache.gc(path, keep=1, older_than=0)
-    assert not (path / kept_name(first)).exists()
+    assert not (path / followed_log_name(first)).exists()
     assert not (path / TRASH).exists()
     assert precache.open(path).id == third
 

@@ -29,7 +29,7 @@ from precache.storage.open import open_folder
 from precache.store.commit_log import BUILD, ROOT, append_entry, read_commits
 from precache.store.consistency import inspect
 from precache.store.lease import BuildLease
-from precache.store.object_names import Contents
+from precache.store.object_names import ObjectNames
 from precache.store.version import Version
 from precache_workers.planning.target_version import SCRATCH
 from tests.conftest import BuiltStore
@@ -72,7 +72,7 @@ def names_of(store: BuiltStore) -> list[str]:
     """Names that the version promises, below its folder."""
     attributes = store.open().attributes
     assert attributes is not None
-    found = Contents.of(attributes)
+    found = ObjectNames.of(attributes)
     return [*found.small, *found.sums, *(name for names in found.shards.values() for name in names)]
 
 

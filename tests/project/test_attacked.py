@@ -24,9 +24,9 @@ from precache.errors import PrecacheError, StorageError
 from precache.recipe.ops import Decode
 from precache.storage import local_files
 from precache.storage.local import LocalFolder
-from precache.store.attributes import Claimed
 from precache.store.commit_log import BUILD, ROOT
-from precache.store.lease import Claims, deciding
+from precache.store.documents import LeaseDocument
+from precache.store.lease import NamedLease, decision_lease
 from precache_workers.ops.decoding import decode
 from tests.support.building import build_here, contents, cut, encoded, environment, write_jpegs
 
@@ -99,29 +99,29 @@ def test_a_wrong_clock_does_not_void_a_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = LocalFolder(tmp_path)
-    with deciding(folder, "v") as claim:
-        held = Claimed.read(folder.read(claim.name), "").model_dump() | {"time": 1.0}
+    with decision_lease(folder, "v") as claim:
+        held = LeaseDocument.read(folder.read(claim.name), "").model_dump() | {"time": 1.0}
         held["holder"]["node"] = "another machine"
-        monkeypatch.setattr("precache.store.lease.SILENT_SECONDS", 0.5)
+        monkeypatch.setattr("precache.store.lease.OBSERVE_SECONDS", 0.5)
 
         def beat() -> None:
             for number in range(40):
                 held["note"] = str(number)
-                folder.put(claim.name, [Claimed(**held).model_dump_json().encode()])
+                folder.put(claim.name, [LeaseDocument(**held).model_dump_json().encode()])
                 time.sleep(0.02)  # as a holder does, in less time
 
         beating = threading.Thread(target=beat)
         beating.start()
-        assert Claims(folder, "v-decide").take() is None
+        assert NamedLease(folder, "v-decide").take() is None
         beating.join()
-        assert Claims(folder, "v-decide").take() is not None  # silent now, and old
+        assert NamedLease(folder, "v-decide").take() is not None  # silent now, and old
 
 
 def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = LocalFolder(tmp_path)
-    mine = Claims(folder, "x")
+    mine = NamedLease(folder, "x")
     get = LocalFolder.get
 
     def given_back(own: LocalFolder, name: str) -> bytes | None:
@@ -129,7 +129,7 @@ def test_a_claim_that_is_given_back_while_one_looks_is_not_taken(
             own.remove(name)
         return get(own, name)
 
-    assert Claims(folder, "x").take() is not None
+    assert NamedLease(folder, "x").take() is not None
     monkeypatch.setattr(LocalFolder, "get", given_back)
     assert mine.take() is None
     monkeypatch.undo()

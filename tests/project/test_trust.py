@@ -27,8 +27,8 @@ import precache
 from precache.cli.main import main
 from precache.errors import BuildError, FetchError, PrecacheError, UsageError
 from precache.recipe.recipe import Field, Recipe
-from precache.store.attributes import version_id
-from precache.store.row_table import RowTable, kept_contents
+from precache.store.documents import version_id
+from precache.store.row_table import RowTable, read_contents
 from precache.store.small_arrays import file_array, string_array
 from precache.store.version import ROW_TABLE
 from precache_workers.sources.base import DatasetSource, Sample, Source, open_source
@@ -150,7 +150,7 @@ def forge(
     own["fingerprint"] = hashlib.sha256(json.dumps(own["pipeline"]).encode()).hexdigest()
     if keys:
         data = (folder / ROW_TABLE).read_bytes()
-        table, contents = RowTable.from_parquet(data, ""), kept_contents(data, "")
+        table, contents = RowTable.from_parquet(data, ""), read_contents(data, "")
         changed = [key in keys for key in table.keys]
         names = [keys.get(key, key) for key in table.keys]
         table = replace(table, keys=names, sizes=np.where(changed, -1, table.sizes))

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import PrecacheError, StorageError, UsageError
-from precache.reading.disk_cache import NAMES, DiskCache, Lease
+from precache.reading.disk_cache import ENTRIES, CacheLease, DiskCache
 from precache.storage.private_folder import OwnFolder
 from tests.reading.test_disk_cache import OBJECTS, ROOM, SIZE, contents, limit_for, writer
 
@@ -33,7 +33,7 @@ GROUP = 65532
 LIMIT = limit_for(3, 4)
 
 
-def join(folder: Path, *, shared: bool = False) -> Lease:
+def join(folder: Path, *, shared: bool = False) -> CacheLease:
     return DiskCache(folder, LIMIT, shared=shared).join(ROOM, OBJECTS, "a-")
 
 
@@ -87,7 +87,7 @@ def test_a_cache_is_its_users_alone_whatever_the_umask(mask: int, tmp_path: Path
     with umask(mask):
         lease = join(cache)
         lease.obtain("a-1", SIZE, writer("a-1"))
-    assert {mode_of(path) for path in (cache, *(cache / name for name in NAMES[:3]))} == {0o700}
+    assert {mode_of(path) for path in (cache, *(cache / name for name in ENTRIES[:3]))} == {0o700}
     [user] = (cache / "users").iterdir()
     assert {mode_of(path) for path in (cache / "lock", user, cache / "objects/a-1")} == {0o600}
 
@@ -134,7 +134,7 @@ def test_a_cache_of_another_user_is_refused(common: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("name", ENTRIES[:3])
 def test_a_folder_of_another_users_within_a_cache_is_refused(name: str, tmp_path: Path) -> None:
     join(tmp_path).close()
     os.chown(tmp_path / name, OTHERS[0], GROUP)
@@ -173,7 +173,7 @@ def test_members_of_a_group_share_a_cache(common: Path) -> None:
                 fetched.append(lease.obtain(name, SIZE, writer(name)))
                 with lease._cache.objects.file(name) as file:
                     assert file.read() == contents(name)
-                lease.give_back(name)
+                lease.release(name)
             return fetched
 
     def expect(fetched: list[bool], *names: str) -> Callable[[], None]:
@@ -183,7 +183,7 @@ def test_members_of_a_group_share_a_cache(common: Path) -> None:
         return check
 
     as_user(expect([True] * 3, "a-1", "a-2", "a-3"))
-    assert {mode_of(path) for path in (cache, *(cache / n for n in NAMES[:3]))} == {0o2770}
+    assert {mode_of(path) for path in (cache, *(cache / n for n in ENTRIES[:3]))} == {0o2770}
     assert {mode_of(path) for path in (cache / "objects").iterdir()} == {0o660}
     as_user(expect([False, True, True], "a-1", "a-4", "a-5"), OTHERS[1])
     assert len(list((cache / "objects").iterdir())) < 5
@@ -293,7 +293,7 @@ def plant(path: Path, kind: str, outside: Outside) -> None:
 PLANTS = ["fifo", "garbage", "nowhere", "folder", "link 0", "link 1", "hard 0", "hard 1", "hard 2"]
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("name", ENTRIES[:3])
 def test_a_link_in_the_place_of_a_folder_is_refused(
     name: str, tmp_path: Path, outside: Outside
 ) -> None:
@@ -311,12 +311,12 @@ def test_a_folder_that_is_replaced_while_a_loader_runs_leads_nowhere(
 ) -> None:
     cache = tmp_path / "cache"
     lease = join(cache)
-    for name in NAMES[:3]:
+    for name in ENTRIES[:3]:
         (cache / name).rename(cache / f"{name}-before")
         (cache / name).symlink_to(outside.folder)
     for name in "012":
         assert lease.obtain(name, SIZE, writer(name))
-        lease.give_back(name)
+        lease.release(name)
     lease.close()
     outside.assert_untouched()
 
@@ -453,14 +453,14 @@ def test_an_object_that_is_not_sound_is_fetched_again_once(tmp_path: Path) -> No
 
 names = st.sampled_from(["a-1", "a-2", "b-1"])
 places = st.one_of(
-    st.just("lock"), st.builds("/".join, st.tuples(st.sampled_from(NAMES[:3]), names))
+    st.just("lock"), st.builds("/".join, st.tuples(st.sampled_from(ENTRIES[:3]), names))
 )
 steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["join", "close"])),
         st.tuples(st.sampled_from(["obtain", "give back", "kill"]), names),
         st.tuples(st.just("plant"), places, st.sampled_from(PLANTS)),
-        st.tuples(st.just("replace"), st.sampled_from(NAMES[:3])),
+        st.tuples(st.just("replace"), st.sampled_from(ENTRIES[:3])),
     ),
     max_size=25,
 )
@@ -472,7 +472,7 @@ class Neighbours:
     def __init__(self, folder: Path) -> None:
         self.outside = Outside(folder / "outside")
         self.cache = folder / "cache"
-        self.leases: list[Lease] = []
+        self.leases: list[CacheLease] = []
 
     def step(self, what: str, *arguments: str) -> None:
         {
@@ -503,7 +503,7 @@ class Neighbours:
 
     def _give_back(self, name: str) -> None:
         if self.leases:
-            self.leases[-1].give_back(name)
+            self.leases[-1].release(name)
 
     def _kill(self, name: str) -> None:
         def die(descriptor: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from precache.errors import StorageError, UsageError
-from precache.reading.disk_cache import OVERHEAD, DiskCache, Lease, on_disk, said
+from precache.reading.disk_cache import OVERHEAD, CacheLease, DiskCache, lease_nbytes, on_disk
 from precache.storage.file_lock import LockedFile
 from precache.storage.private_folder import OwnFolder
 from tests.support.building import poll
@@ -47,7 +47,7 @@ def writer(name: str, calls: list[str] | None = None) -> Callable[[int], None]:
 
 
 def limit_for(objects: int, loaders: int = 1) -> int:
-    return OVERHEAD + objects * ROOM + loaders * said(OBJECTS)
+    return OVERHEAD + objects * ROOM + loaders * lease_nbytes(OBJECTS)
 
 
 def cache_for(folder: Path, objects: int, loaders: int = 1) -> DiskCache:
@@ -85,7 +85,7 @@ def test_an_object_is_fetched_once(tmp_path: Path) -> None:
     lease = cache.join(2 * ROOM, OBJECTS, "a-")
     assert lease.obtain("a-1", SIZE, writer("a-1", calls))
     assert not lease.obtain("a-1", SIZE, writer("a-1", calls))
-    lease.give_back("a-1")
+    lease.release("a-1")
     lease.close()
     with_another = cache.join(2 * ROOM, OBJECTS, "a-")
     assert not with_another.obtain("a-1", SIZE, writer("a-1", calls))
@@ -122,7 +122,7 @@ def test_what_is_held_is_not_evicted(tmp_path: Path) -> None:
     lease.obtain("a-held", SIZE, writer("a-held"))
     for number in range(8):
         lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
-        lease.give_back(f"a-{number}")
+        lease.release(f"a-{number}")
         assert "a-held" in there(tmp_path)
         assert nbytes(tmp_path) <= cache.limit
     assert len(there(tmp_path)) == 3
@@ -141,7 +141,7 @@ def test_room_is_made_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "ftruncate", watched)
     for number in range(8):
         lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
-        lease.give_back(f"a-{number}")
+        lease.release(f"a-{number}")
     assert max(seen) == cache.limit
 
 
@@ -150,12 +150,12 @@ def test_what_nobody_reads_goes_first_and_then_what_was_read_last(tmp_path: Path
     lease = cache.join(ROOM, OBJECTS, "new-")
     for age, name in enumerate(["old-1", "new-1", "old-2", "new-2"]):
         lease.obtain(name, SIZE, writer(name))
-        lease.give_back(name)
+        lease.release(name)
         os.utime(cache.path(name), (1e9 + age, 1e9 + age))
     left = []
     for name in ("new-3", "new-4", "new-5"):
         lease.obtain(name, SIZE, writer(name))
-        lease.give_back(name)
+        lease.release(name)
         left.append(there(tmp_path))
     assert left == [
         ["new-1", "new-2", "new-3", "old-2"],
@@ -185,12 +185,12 @@ def test_all_that_is_held_may_be_given_back_at_once(tmp_path: Path) -> None:
     for number in range(0, 6, 2):
         for name in (f"a-{number}", f"a-{number + 1}"):
             lease.obtain(name, SIZE, writer(name))
-        lease.give_back_all()
+        lease.release_all()
     assert there(tmp_path) == ["a-4", "a-5"]
 
 
 def test_many_small_objects_are_held_within_the_limit(tmp_path: Path) -> None:
-    limit = OVERHEAD + 400 * on_disk(1) + said(400)
+    limit = OVERHEAD + 400 * on_disk(1) + lease_nbytes(400)
     lease = DiskCache(tmp_path, limit).join(400 * on_disk(1), 400, "a-")
     for number in range(400):
         lease.obtain(f"a-{number}", 1, lambda descriptor: None)
@@ -198,7 +198,7 @@ def test_many_small_objects_are_held_within_the_limit(tmp_path: Path) -> None:
             assert _disk_usage(tmp_path) <= limit
     assert len(there(tmp_path)) == 400
     for number in range(400):
-        lease.give_back(f"a-{number}")
+        lease.release(f"a-{number}")
         lease.obtain(f"b-{number}", 1, lambda descriptor: None)
     assert there(tmp_path) == sorted(f"b-{number}" for number in range(400))
 
@@ -219,12 +219,12 @@ def test_files_are_looked_at_only_where_the_limit_would_be_passed(
         return look(self)
 
     monkeypatch.setattr(DiskCache, "_files", counted)
-    limit = OVERHEAD + 300 * on_disk(1) + said(2)
+    limit = OVERHEAD + 300 * on_disk(1) + lease_nbytes(2)
     lease = DiskCache(tmp_path, limit).join(2 * on_disk(1), 2, "a-")
     seen = []
     for number in range(400):
         lease.obtain(f"a-{number}", 1, lambda descriptor: None)
-        lease.give_back(f"a-{number}")
+        lease.release(f"a-{number}")
         seen.append(looks)
     assert seen[299] == 1  # as the loader joined
     assert 10 < seen[399] <= 1 + 100 // 3  # three go at a time, a hundredth
@@ -242,7 +242,7 @@ def test_whatever_the_lock_says_more_than_there_is_or_nothing_keeps_nobody_out(
         lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
         assert nbytes(tmp_path) <= cache.limit
         if number != 4:
-            lease.give_back(f"a-{number}")
+            lease.release(f"a-{number}")
     assert "a-4" in there(tmp_path)
     assert len(there(tmp_path)) == 3
 
@@ -251,7 +251,7 @@ def test_a_lower_limit_shrinks_the_cache(tmp_path: Path) -> None:
     lease = cache_for(tmp_path, 6).join(ROOM, OBJECTS, "a-")
     for number in range(6):
         lease.obtain(f"a-{number}", SIZE, writer(f"a-{number}"))
-        lease.give_back(f"a-{number}")
+        lease.release(f"a-{number}")
     lower = cache_for(tmp_path, 2, 2)
     other = lower.join(ROOM, OBJECTS, "a-")
     assert len(there(tmp_path)) == 2
@@ -301,7 +301,7 @@ def test_a_full_disk_is_in_nobodys_way_once_it_is_not(
     assert len(list((tmp_path / "users").iterdir())) == 1
     assert lease.obtain("a-1", SIZE, writer("a-1"))
     monkeypatch.undo()
-    lease.give_back("a-1")
+    lease.release("a-1")
     cache.join(3 * ROOM, OBJECTS, "a-")
     del kept
 
@@ -334,7 +334,7 @@ def test_many_that_want_an_object_fetch_it_once(tmp_path: Path) -> None:
         writer("a-1", calls)(descriptor)
         time.sleep(0.05)  # long enough for the others to come by
 
-    def want(lease: Lease) -> None:
+    def want(lease: CacheLease) -> None:
         start.wait()
         lease.obtain("a-1", SIZE, slow)
         assert cache.path("a-1").read_bytes() == contents("a-1")
@@ -378,7 +378,7 @@ def test_what_a_killed_process_was_fetching_is_fetched_by_another(
     process.start()
     assert begun.wait(60)
     cache = cache_for(tmp_path, 2)
-    with pytest.raises(UsageError, match="and another one that shares it holds up to"):
+    with pytest.raises(UsageError, match="and another loader holds up to"):
         cache.join(ROOM, OBJECTS, "a-")
     assert nbytes(tmp_path) <= cache.limit
     os.kill(process.pid or 0, signal.SIGKILL)
@@ -428,7 +428,7 @@ def _work(folder: Path, limit: int, seed: int, rounds: int) -> None:
             name = f"a-{seed % 3}-{order.randrange(8)}"  # names of a thread are its own
             lease.obtain(name, SIZE, writer(name))
             assert (folder / "objects" / name).read_bytes() == contents(name)
-            lease.give_back(name)
+            lease.release(name)
 
     threads = [threading.Thread(target=work, args=[3 * seed + n]) for n in range(3)]
     for thread in threads:

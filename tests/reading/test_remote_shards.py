@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import precache
 from precache.errors import DamageError, StorageError, StoreError
 from precache.reading.array_reader import ArrayReader
-from precache.reading.remote_shards import GAP, LONGEST, RangedObjects, _runs
+from precache.reading.remote_shards import MAX_GAP, MAX_REQUEST, RangedObjects, _runs
 from precache.runtime import io_pool
 from precache.storage.base import Range
 from precache.storage.local import LocalFolder
@@ -104,7 +104,7 @@ EXTENTS = st.lists(
 
 @given(EXTENTS)
 def test_every_chunk_lies_in_its_run(extents: list[tuple[str, int, int]]) -> None:
-    scale = GAP // 4
+    scale = MAX_GAP // 4
     chunks = sorted(
         (name, offset * scale, length * scale, (n, (), 0))
         for n, (name, offset, length) in enumerate(extents)
@@ -112,7 +112,7 @@ def test_every_chunk_lies_in_its_run(extents: list[tuple[str, int, int]]) -> Non
     found = {}
     for run in _runs(chunks):
         name, start, length = run.range
-        assert length <= LONGEST
+        assert length <= MAX_REQUEST
         for offset, size, key in run.parts:
             assert 0 <= offset <= offset + size <= length
             found[key] = (name, start + offset, size)
@@ -120,11 +120,11 @@ def test_every_chunk_lies_in_its_run(extents: list[tuple[str, int, int]]) -> Non
 
 
 def test_a_run_ends_before_it_is_too_long() -> None:
-    half = LONGEST // 2 + 1
+    half = MAX_REQUEST // 2 + 1
     extents = [("a", n * half, half, (n, (), 0)) for n in range(3)]
     assert [run.range for run in _runs(extents)] == [("a", n * half, half) for n in range(3)]
-    [run] = _runs([("a", 0, 3 * LONGEST, (0, (), 0))])
-    assert run.range == ("a", 0, 3 * LONGEST)
+    [run] = _runs([("a", 0, 3 * MAX_REQUEST, (0, (), 0))])
+    assert run.range == ("a", 0, 3 * MAX_REQUEST)
 
 
 # --- damage -------------------------------------------------------------------------------------

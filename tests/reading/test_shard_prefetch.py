@@ -31,7 +31,7 @@ import precache
 from precache.errors import DamageError, StorageError, StoreError, UsageError
 from precache.loading import stream
 from precache.reading import shard_prefetch
-from precache.reading.disk_cache import OVERHEAD, Lease, on_disk, said
+from precache.reading.disk_cache import OVERHEAD, CacheLease, lease_nbytes, on_disk
 from precache.runtime import io_pool
 from precache.storage.open import open_folder
 from tests.conftest import BuiltStore
@@ -66,7 +66,9 @@ def url(large: BuiltStore, s3: S3Server) -> str:
 
 def cache_bytes(store: BuiltStore, shards: int) -> int:
     """A limit that holds so many shards, for two loaders."""
-    return OVERHEAD + 2 * said(shards) + shards * max(on_disk(each) for each in _sizes(store))
+    return (
+        OVERHEAD + 2 * lease_nbytes(shards) + shards * max(on_disk(each) for each in _sizes(store))
+    )
 
 
 def _sizes(store: BuiltStore) -> list[int]:
@@ -225,7 +227,7 @@ def test_the_log_names_what_a_batch_waits_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shard_prefetch, "PATIENCE", 0.05)
+    monkeypatch.setattr(shard_prefetch, "STALL_SECONDS", 0.05)
     messages, reported = list[str](), threading.Event()
 
     class Handler(logging.Handler):
@@ -246,10 +248,10 @@ def test_the_log_names_what_a_batch_waits_for(
             assert_whole(epoch(loader), large)
     finally:
         logging.getLogger("precache.reading.shard_prefetch").removeHandler(handler)
-    said = [message for message in messages if "as shard 3 " in message]
-    assert f"{loader.version.path}: nothing was read for 0 s" in said[0]
-    assert "as shard 3 (image/c/3/0/0/0) is being fetched; it holds" in said[0]
-    assert "3 (coming)" in said[0]
+    waits = [message for message in messages if "as shard 3 " in message]
+    assert f"{loader.version.path}: nothing was read for 0 s" in waits[0]
+    assert "as shard 3 (image/c/3/0/0/0) is being fetched; it holds" in waits[0]
+    assert "3 (under way)" in waits[0]
 
 
 def test_two_iterators_of_a_loader_each_have_their_share(
@@ -537,7 +539,7 @@ def test_wrong_bytes_never_get_into_the_cache(
     url: str, large: BuiltStore, s3: S3Server, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     shard = "/image/c/3/0/0/0"
-    proxy.faults["GET", shard] = [wrong_bytes] * (shard_prefetch.TRIES - 1)
+    proxy.faults["GET", shard] = [wrong_bytes] * (shard_prefetch.FETCH_TRIES - 1)
     with _cached(url, s3.options(proxy.port), tmp_path / "some") as loader:
         assert_whole(epoch(loader), large)
     proxy.faults["GET", shard] = [wrong_bytes] * 99
@@ -750,10 +752,10 @@ def test_a_full_disk_ends_the_epoch_and_not_the_cache(
 def test_a_cache_that_cannot_be_written_any_more_is_an_error_and_no_hang(
     url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(lease: Lease, name: str) -> None:
+    def broken(lease: CacheLease, name: str) -> None:
         raise StorageError(f"cannot write of {name}")
 
-    monkeypatch.setattr(Lease, "give_back", broken)
+    monkeypatch.setattr(CacheLease, "release", broken)
 
     loader = precache.Loader(
         url, 20, device="cpu", cache_dir=tmp_path, storage_options=s3.options(),

@@ -32,7 +32,7 @@ class Lease:
         assert len(self.held) <= self.claim
         return True
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         self.held.remove(name)
 
 
@@ -148,7 +148,7 @@ def run(configuration: Configuration, chance: random.Random) -> None:
             each
             for each in [*unread][: configuration.threads]
             if announced[each[0]].complete.done()
-            and all(source._open[n].there.done() for n in announced[each[0]].shards)
+            and all(source._open[n].fetched.done() for n in announced[each[0]].shards)
         ]
         may = [fetchers.work, ready, pending[0][0] in read]
         assert any(may), "stuck"

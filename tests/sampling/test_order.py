@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precache.sampling.order import WINDOW, BlockPermutation, Order, Permutation, Shuffle, ValidRows
+from precache.sampling.order import (
+    POSITIONS_AT_ONCE,
+    BlockPermutation,
+    Order,
+    Permutation,
+    Shuffle,
+    ValidRows,
+)
 
 GOLDEN = {
     (10, ("full", 0, 0)): [5, 2, 1, 8, 9, 3, 7, 6, 0, 4],
@@ -207,9 +214,11 @@ def test_an_epoch_can_begin_at_any_batch(order: Order, epoch: int, data: st.Data
     assert _lists(order, epoch, start) == _lists(order, epoch)[start:]
 
 
-@pytest.mark.parametrize("batch_size", [1, WINDOW // 2 - 1, WINDOW, WINDOW + 1])
+@pytest.mark.parametrize(
+    "batch_size", [1, POSITIONS_AT_ONCE // 2 - 1, POSITIONS_AT_ONCE, POSITIONS_AT_ONCE + 1]
+)
 def test_windows_of_the_computation_leave_no_trace(batch_size: int) -> None:
-    n = 2 * WINDOW + 5
+    n = 2 * POSITIONS_AT_ONCE + 5
     order = Order(ValidRows(n, np.array([])), batch_size, seed=3)
     rows = np.concatenate(list(order.epoch(1)))
     np.testing.assert_array_equal(rows, Permutation(n, "full", 3, 1)(np.arange(n)))

@@ -14,7 +14,7 @@ import pytest
 import precache
 from precache.errors import StoreError
 from precache.storage.local import LocalFolder
-from precache.store.commit_log import append_entry, read_commits, source_of
+from precache.store.commit_log import append_entry, read_commits, recorded_source
 
 
 def _id(*digits: str) -> str:
@@ -50,7 +50,7 @@ def test_what_is_current_and_built_from_elsewhere_is_noted_once(empty: LocalFold
     moved = append_entry(empty, _id("b"), "/new")
     assert moved == dataclasses.replace(second, number=3, source="/new")
     assert append_entry(empty, _id("b"), "/new") == moved
-    assert source_of(read_commits(empty), _id("b")) == "/new"
+    assert recorded_source(read_commits(empty), _id("b")) == "/new"
     assert append_entry(empty, _id("a")).parent == _id("b")
 
 

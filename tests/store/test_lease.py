@@ -14,7 +14,7 @@ from precache.runtime.process_id import process_of
 from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store import lease as claims
-from precache.store.lease import CLAIMS, Claims
+from precache.store.lease import LEASES_FOLDER, NamedLease
 from tests.support.building import poll
 
 
@@ -25,20 +25,20 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
 
 
 def test_one_holds_it_and_leaves_nothing(store: Folder) -> None:
-    one, other = Claims(store, "x"), Claims(store, "x")
-    claim = one.take()
+    one, other = NamedLease(store, "x"), NamedLease(store, "x")
+    claim = one.try_acquire()
     assert claim is not None
     with claim:
-        assert other.take() is None
+        assert other.try_acquire() is None
         held = other.holder()
         assert held is not None
         assert held.holder.pid == os.getpid()
-        elsewhere = Claims(store, "y").take()
+        elsewhere = NamedLease(store, "y").try_acquire()
         assert elsewhere is not None
         with elsewhere:
             pass
-    assert store.sizes(CLAIMS) == {}
-    again = other.take()
+    assert store.sizes(LEASES_FOLDER) == {}
+    again = other.try_acquire()
     assert again is not None
     with again:
         pass
@@ -51,7 +51,7 @@ def test_of_many_at_once_one_gets_it(store: Folder) -> None:
 
     def take() -> None:
         start.wait()
-        taken.append(Claims(store, "x").take() is not None)
+        taken.append(NamedLease(store, "x").try_acquire() is not None)
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:
@@ -62,18 +62,18 @@ def test_of_many_at_once_one_gets_it(store: Folder) -> None:
 
 
 def test_a_process_that_ended_holds_none(store: Folder) -> None:
-    claim = Claims(store, "x").take()
+    claim = NamedLease(store, "x").try_acquire()
     assert claim is not None
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        claim.give_to(process_of(child.pid), "its log")
-        others = Claims(store, "x")
+        claim.hand_over_to(process_of(child.pid), "its log")
+        others = NamedLease(store, "x")
         held = others.holder()
         assert held is not None
         assert held.note == "its log"
-        assert others.take() is None
+        assert others.try_acquire() is None
         child.kill()
         child.wait()
-    second = others.take()
+    second = others.try_acquire()
     assert second is not None
     assert second.name > claim.name
 
@@ -81,19 +81,19 @@ def test_a_process_that_ended_holds_none(store: Folder) -> None:
 def test_of_another_machine_signs_of_life_decide(
     store: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = Claims(store, "x").take()
+    claim = NamedLease(store, "x").try_acquire()
     assert claim is not None
     far = process_of(os.getpid()).model_copy(update={"node": "elsewhere"})
-    claim.give_to(far, "")
-    others = Claims(store, "x")
-    assert others.take() is None
+    claim.hand_over_to(far, "")
+    others = NamedLease(store, "x")
+    assert others.try_acquire() is None
     monkeypatch.setattr(claims, "STALE_SECONDS", 0.0)
-    assert others.take() is not None
+    assert others.try_acquire() is not None
 
 
 def test_it_beats(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.001)
-    claim = Claims(store, "x").take()
+    monkeypatch.setattr(claims, "RENEWAL_SECONDS", 0.001)
+    claim = NamedLease(store, "x").try_acquire()
     assert claim is not None
     with claim:
         first = store.get(claim.name)
@@ -102,17 +102,17 @@ def test_it_beats(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"holder": 1, "time": 0}'])
 def test_what_is_damaged_holds_nothing(store: Folder, data: bytes) -> None:
-    store.put(f"{CLAIMS}/x/000007.json", [data])
-    claim = Claims(store, "x").take()
+    store.put(f"{LEASES_FOLDER}/x/000007.json", [data])
+    claim = NamedLease(store, "x").try_acquire()
     assert claim is not None
     assert claim.name.endswith("000008.json")
 
 
 def test_what_others_put_beside_claims_is_left_alone(store: Folder) -> None:
     for name in ("000000-notes.txt", "\u00b2.json", "0.json"):
-        store.put(f"{CLAIMS}/thing/{name}", [b"mine"])
-    claim = Claims(store, "thing").take()
+        store.put(f"{LEASES_FOLDER}/thing/{name}", [b"mine"])
+    claim = NamedLease(store, "thing").try_acquire()
     assert claim is not None
     with claim:
-        assert claim.name == f"{CLAIMS}/thing/000001.json"
-    assert store.names(f"{CLAIMS}/thing") == ["0.json", "000000-notes.txt", "\u00b2.json"]
+        assert claim.name == f"{LEASES_FOLDER}/thing/000001.json"
+    assert store.names(f"{LEASES_FOLDER}/thing") == ["0.json", "000000-notes.txt", "\u00b2.json"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.errors import StoreError
-from precache.store.row_table import RowTable, kept_contents
+from precache.store.row_table import RowTable, read_contents
 
 COLUMNS = ("sizes", "mtimes", "labels")
 I64 = st.integers(-1, 2**62)
@@ -147,4 +147,4 @@ def test_a_few_bytes_are_not_read_as_ten_million_rows() -> None:
     pq.write_table(pa.table({"content": column}), sink, store_schema=False)
     assert len(sink.getvalue()) < 100_000
     with pytest.raises(StoreError, match=r"rows/c/0 is no row table: .* cannot be 80000000 bytes"):
-        kept_contents(sink.getvalue(), "rows/c/0")
+        read_contents(sink.getvalue(), "rows/c/0")

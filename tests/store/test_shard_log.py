@@ -13,7 +13,7 @@ from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.shard_log import (
     FATE,
-    Finished,
+    FinishedShard,
     close_log,
     entry_name,
     follow_log,
@@ -24,7 +24,7 @@ from precache.store.shard_log import (
 
 sizes = st.tuples(st.integers(0, 2**63), st.integers(0, 2**64 - 1))
 shards = st.builds(
-    Finished,
+    FinishedShard,
     shard=st.integers(0, 10**6),
     objects=st.dictionaries(st.sampled_from(["image", "mask"]), sizes),
     holes=st.dictionaries(st.integers(0, 10**9), st.text()),
@@ -39,7 +39,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
 
 
 @given(st.lists(shards))
-def test_an_entry_comes_back_as_it_was(entry: list[Finished]) -> None:
+def test_an_entry_comes_back_as_it_was(entry: list[FinishedShard]) -> None:
     assert from_entry(to_entry(entry), "x") == entry
 
 
@@ -53,7 +53,7 @@ def test_what_is_damaged_is_told(data: bytes) -> None:
 
 def test_entries_are_read_from_a_number_on(folder: Folder) -> None:
     assert read_entries(folder, 0) == []
-    entries = [[Finished(shard=n, objects={"image": (n, n)})] for n in range(5)]
+    entries = [[FinishedShard(shard=n, objects={"image": (n, n)})] for n in range(5)]
     for number, entry in enumerate(entries):
         assert folder.create(entry_name(number), [to_entry(entry)])
     assert read_entries(folder, 0) == entries
@@ -62,7 +62,7 @@ def test_entries_are_read_from_a_number_on(folder: Folder) -> None:
 
 
 def test_an_entry_that_is_being_created_lists_nothing_yet(folder: Folder) -> None:
-    entry = [Finished(shard=1, objects={"image": (1, 1)})]
+    entry = [FinishedShard(shard=1, objects={"image": (1, 1)})]
     folder.put(entry_name(0), [b""])
     folder.put(entry_name(1), [to_entry(entry)])
     assert read_entries(folder, 0) == [[], entry]

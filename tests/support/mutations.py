@@ -15,8 +15,8 @@ from numcodecs import zstd
 
 from precache.errors import RecipeError
 from precache.recipe.recipe import Recipe
-from precache.store.attributes import Attributes
-from precache.store.object_names import Contents
+from precache.store.documents import Attributes
+from precache.store.object_names import ObjectNames
 
 UNOBSERVABLE = {"created", "libraries"}
 """Texts of a version's document for people."""
@@ -31,7 +31,7 @@ def small_names(version: Path) -> list[str]:
     """All objects of a version but its shards, below its folder."""
     document = json.loads((version / "zarr.json").read_bytes())
     attributes = Attributes.model_validate_json(json.dumps(document["attributes"]["precache"]))
-    contents = Contents.of(attributes)
+    contents = ObjectNames.of(attributes)
     return ["zarr.json", *contents.small, *contents.sums]
 
 

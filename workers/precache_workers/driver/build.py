@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from precache.codecs.image import load_zstd
+from precache.codecs.image import import_zstd
 from precache.errors import (
     BuildError,
     CrashError,
@@ -25,9 +25,9 @@ from precache.maintenance.scan import version_of
 from precache.messages import shown
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
-from precache.store.build_status import remove_left_scratch, remove_scratch
-from precache.store.commit_log import ROOT, append_commit, require_create_only, source_to_keep
-from precache.store.lease import BuildLease, deciding, remove_ended
+from precache.store.build_status import remove_abandoned_scratch, remove_scratch
+from precache.store.commit_log import ROOT, append_commit, recordable_source, require_create_only
+from precache.store.lease import BuildLease, decision_lease, remove_ended_leases
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -188,14 +188,14 @@ class _Build:
         failed = open_own(target.folder).holes.values()
         self._check_failures([hole for hole in failed if hole[1] != REMOVED], len(target.table))
         self._make_current(target)
-        remove_left_scratch(target.folder)
-        remove_ended(self.store)
+        remove_abandoned_scratch(target.folder)
+        remove_ended_leases(self.store)
         self.progress.finish(f"Nothing to do: version {target.version[:8]} is complete")
         return committed_result(target, self.listed.ignored)
 
     def _make_current(self, target: TargetVersion) -> None:
         """Append a committed version to the commit log, with this build's source and code."""
-        source = source_to_keep(self.request.source)
+        source = recordable_source(self.request.source)
         append_commit(self.store, target.version, source, self.listed.code)
 
     def _list(self) -> ListedSource:
@@ -219,7 +219,7 @@ class _Build:
         """Row shapes and stored bytes, from a few samples."""
         if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
-        load_zstd()
+        import_zstd()
         from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
 
         self.progress.phase("Measuring a few samples")
@@ -267,7 +267,7 @@ class _Build:
         tidy_current(self.store)
         with contextlib.ExitStack() as stack:
             try:
-                with deciding(self.store, target.version):
+                with decision_lease(self.store, target.version):
                     lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
                     started = self._start(lease, work)
                 if started is not None:
@@ -322,7 +322,9 @@ class _Build:
             return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
         keep_followed(self.store, target, receipts)
-        commit(self.store, target, receipts, source_to_keep(self.request.source), self.listed.code)
+        commit(
+            self.store, target, receipts, recordable_source(self.request.source), self.listed.code
+        )
         self._clean_up(lease, target)
         self.progress.finish(f"Version {target.version[:8]} is complete")
         return replace(build_result(target, receipts, total, self.listed.ignored), mended=mended)
@@ -338,7 +340,7 @@ class _Build:
     def _nothing_mended(
         self, lease: BuildLease, target: TargetVersion, before: TargetVersion
     ) -> BuildResult:
-        with deciding(self.store, target.version):
+        with decision_lease(self.store, target.version):
             lease.end()  # of two builds that mended nothing, the second removes the version
             if target.folder.size(ROOT) is None and not lease.others():
                 put_away(self.store, target.version)
@@ -376,7 +378,7 @@ class _Build:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
         self._make_current(target)
-        remove_left_scratch(target.folder)
+        remove_abandoned_scratch(target.folder)
         self.progress.finish(f"Version {target.version[:8]} is complete again")
         total = self.monitor.totals.total
         return replace(

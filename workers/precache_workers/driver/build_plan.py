@@ -22,7 +22,7 @@ from precache.storage.open import open_folder
 from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import read_commits
 from precache.store.layout import RowShape
-from precache.store.open import unchecked
+from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import Run, executor, is_joined
@@ -378,7 +378,7 @@ def _differences(
     table = None
     if attributes.rows_digest != listed.spec.rows_digest:
         with contextlib.suppress(DamageError, StorageError, StoreError):
-            data = unchecked(folder).read_checked(ROW_TABLE)
+            data = open_own_unchecked(folder).read_checked(ROW_TABLE)
             table = RowTable.from_parquet(data, folder.path(ROW_TABLE))
     of_base = base.version.attributes if base is not None else None
     return compare(listed.spec, attributes, table, (of_base or attributes).libraries)

@@ -18,15 +18,15 @@ from precache.runtime.ordered_map import prefetch
 from precache.storage.base import Folder
 from precache.store import zarr_metadata
 from precache.store.array_metadata import SUMS, field_document
-from precache.store.attributes import format_of
-from precache.store.build_status import remove_left_scratch
-from precache.store.commit_log import NO_CODE, ROOT, Code, append_commit, read_commits
+from precache.store.build_status import remove_abandoned_scratch
+from precache.store.commit_log import NO_CODE, ROOT, CodeDigests, append_commit, read_commits
 from precache.store.consistency import narrow
-from precache.store.lease import Claim, deciding
+from precache.store.documents import format_of
+from precache.store.lease import ExclusiveLease, decision_lease
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache.store.small_arrays import file_array, small_array, string_array
-from precache.store.version import HOLES, ROW_TABLE, statistics_of
+from precache.store.version import HOLES, ROW_TABLE, mean_and_std
 from precache_workers.ops.identity import behaviours, decides, installed_versions, ops_digest
 from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
@@ -40,7 +40,7 @@ def commit(
     target: TargetVersion,
     receipts: Mapping[int, Receipt],
     source: str | None = None,
-    code: Code = NO_CODE,
+    code: CodeDigests = NO_CODE,
 ) -> None:
     """Write the small arrays and the metadata, the group's last, then make the version current.
 
@@ -58,7 +58,7 @@ def commit(
     BuildError
         Objects were removed meanwhile.
     """
-    with deciding(store, target.version) as claim:
+    with decision_lease(store, target.version) as claim:
         if target.folder.size(ROOT) is None:
             _write(target, receipts, claim)
     append_commit(store, target.version, source, code)
@@ -70,10 +70,10 @@ def tidy_current(store: Folder) -> None:
         folder = store.folder(commit.version)
         with contextlib.suppress(StorageError):  # of another user: gc reports it
             if folder.size(ROOT) is not None:
-                remove_left_scratch(folder)
+                remove_abandoned_scratch(folder)
 
 
-def _write(target: TargetVersion, receipts: Mapping[int, Receipt], claim: Claim) -> None:
+def _write(target: TargetVersion, receipts: Mapping[int, Receipt], claim: ExclusiveLease) -> None:
     ordered = [receipts[shard] for shard in range(target.shards)]
     objects = small_objects(target, facts_of(target, ordered))
 
@@ -249,7 +249,7 @@ def channel_statistics(
     mean, std = {}, {}
     for name in receipts[0].sums:
         sums = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
-        average, deviation = statistics_of(sums)
+        average, deviation = mean_and_std(sums)
         if average is not None and deviation is not None:
             mean[name], std[name] = average, deviation
     return mean, std

@@ -16,9 +16,9 @@ from precache.errors import RecipeError, StoreError, UsageError
 from precache.maintenance.gc import ago
 from precache.messages import shown
 from precache.storage.open import open_folder
-from precache.store.attributes import Identity
 from precache.store.build_status import DESCRIPTION
-from precache.store.commit_log import read_commits, source_of, source_to_keep
+from precache.store.commit_log import read_commits, recordable_source, recorded_source
+from precache.store.documents import Identity
 from precache.store.lease import live_leases
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
@@ -90,7 +90,7 @@ def _was_cut_off(version: Version) -> bool:
 
 def _source(version: Version, request: Request) -> str:
     store = open_folder(request.store, request.storage_options)
-    uri = source_of(read_commits(store), version.id)
+    uri = recorded_source(read_commits(store), version.id)
     if uri is None:
         raise UsageError(
             f"{store} does not say what version {version.id[:8]} was built from; give "
@@ -99,7 +99,7 @@ def _source(version: Version, request: Request) -> str:
     if uri.startswith("python:"):
         if not request.run_functions:
             refuse_stored_code([uri], str(store))
-    elif uri != source_to_keep(uri):  # such as one relative to wherever this runs
+    elif uri != recordable_source(uri):  # such as one relative to wherever this runs
         raise UsageError(
             f"{store} names {shown(uri)!r} as its source, as no build writes it; give --source "
             "SOURCE"

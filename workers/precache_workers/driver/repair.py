@@ -24,11 +24,11 @@ from precache.storage.base import Folder
 from precache.store.array_metadata import SUMS, is_summed
 from precache.store.commit_log import BUILD, ROOT
 from precache.store.consistency import Flaw, has_labels_with_samples
-from precache.store.lease import deciding
-from precache.store.open import open_own, unchecked
+from precache.store.lease import decision_lease
+from precache.store.open import open_own, open_own_unchecked
 from precache.store.receipts import Receipt
-from precache.store.row_table import kept_contents, kept_reasons
-from precache.store.version import HOLES, ROW_TABLE, Version, sums_differ
+from precache.store.row_table import read_contents, read_reasons
+from precache.store.version import HOLES, ROW_TABLE, Version, sums_mismatch
 from precache_workers.cluster.executor import Run
 from precache_workers.driver.commit import Facts, as_json, shard_table_objects, small_objects
 from precache_workers.ops.identity import installed_versions
@@ -71,7 +71,7 @@ def mend_small(
     reasons = {flaw.name: flaw.reason for flaw in flaws}
     if ROOT in reasons:
         raise _hopeless(target, ROOT, reasons[ROOT], ROOT)
-    version = unchecked(target.folder)
+    version = open_own_unchecked(target.folder)
     names = set(reasons)
     for field, _ in _known_losses(version, names):
         names = {name for name in names if not name.startswith(f"{SUMS}/{field}/")}
@@ -87,7 +87,7 @@ def mend_small(
         names |= {name for name in objects if name.startswith("label/")}
     for name in names & {ROW_TABLE, HOLES}:
         try:
-            version.checked(name, objects[name])
+            version.verify(name, objects[name])
         except DamageError:
             why = "what is made of its source today is not what it was"
             raise _hopeless(target, name, why) from None
@@ -117,7 +117,7 @@ def _of_twin(store: Folder, version: Version, name: str) -> bytes | None:
         data = folder.get(name) if folder.name != version.id else None
         with contextlib.suppress(DamageError):
             if data is not None:
-                return version.checked(name, data)
+                return version.verify(name, data)
     return None
 
 
@@ -160,7 +160,7 @@ class _FactReader:
 
     def _holes(self) -> dict[int, str]:
         if ROW_TABLE not in self.flawed:
-            reasons = kept_reasons(self.version.read_checked(ROW_TABLE), ROW_TABLE)
+            reasons = read_reasons(self.version.read_checked(ROW_TABLE), ROW_TABLE)
             return {row: why for row, why in enumerate(reasons) if why}
         if HOLES not in self.flawed:
             return {row: why for row, (_, why) in sorted(self.version.holes.items())}
@@ -168,7 +168,7 @@ class _FactReader:
 
     def _contents(self, holes: Mapping[int, str]) -> list[str]:
         if ROW_TABLE not in self.flawed:
-            return kept_contents(self.version.read_checked(ROW_TABLE), ROW_TABLE)
+            return read_contents(self.version.read_checked(ROW_TABLE), ROW_TABLE)
         from precache_workers.shards.shard_task import UNFETCHED
 
         absent = {row for row, why in holes.items() if why.startswith(UNFETCHED)}
@@ -254,7 +254,7 @@ class _FactReader:
     def _checked_sums(self, name: str, surveyed: Sequence[Surveyed]) -> np.ndarray:
         """Return sums of shards, which must give the mean that the version has."""
         sums = np.array([shard.sums for shard in surveyed], np.float64)
-        if why := sums_differ(self.version, name, sums):
+        if why := sums_mismatch(self.version, name, sums):
             why = f"those of the rows of {name} are others: {why}"
             raise _hopeless(self.target, ROOT, why, ROOT)
         known = None if self._is_flawed(f"{SUMS}/{name}") else self.version.stored_sums(name)
@@ -277,9 +277,9 @@ def recorded_of(target: TargetVersion, lost: Lost) -> dict[int, Recorded]:
 
     if not lost:
         return {}
-    version = unchecked(target.folder)
+    version = open_own_unchecked(target.folder)
     assert version.attributes is not None
-    content = kept_contents(version.read_checked(ROW_TABLE), ROW_TABLE)
+    content = read_contents(version.read_checked(ROW_TABLE), ROW_TABLE)
     encoded: dict[str, np.ndarray | None] = {}
     for name in {name for name, _ in lost}:
         field = target.spec.recipe.fields[name]
@@ -301,7 +301,7 @@ def recorded_of(target: TargetVersion, lost: Lost) -> dict[int, Recorded]:
 
 def is_other_encoder(target: TargetVersion, field: str) -> bool:
     """Return True if another release than the installed one encoded shards of a field."""
-    attributes = unchecked(target.folder).attributes
+    attributes = open_own_unchecked(target.folder).attributes
     assert attributes is not None
     library = _ENCODERS.get(target.spec.recipe.fields[field].stored_as.name)
     return (
@@ -326,12 +326,12 @@ def restate(store: Folder, folder: Folder, lost: Lost, rebuilt: Lost) -> None:
     """
     changed = {name: rebuilt[name] for name in lost.keys() & rebuilt if rebuilt[name] != lost[name]}
     if changed:
-        with deciding(store, folder.name):
+        with decision_lease(store, folder.name):
             _restate(folder, changed)
 
 
 def _restate(folder: Folder, changed: Lost) -> None:
-    version = unchecked(folder)
+    version = open_own_unchecked(folder)
     document = json.loads(folder.read(ROOT))
     own = document["attributes"]["precache"]
     objects: dict[str, bytes] = {}

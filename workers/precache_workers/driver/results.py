@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from precache.recipe.variants import pooled
+from precache.recipe.variants import pool_statistics
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -31,7 +31,7 @@ def build_result(
     ordered = list(receipts.values())
     failed = [(target.table.keys[row], why) for row, why in failures(ordered).items()]
     objects = [stored for receipt in ordered for stored in receipt.objects.values()]
-    statistics = pooled(*channel_statistics(ordered))
+    statistics = pool_statistics(*channel_statistics(ordered))
     return BuildResult(
         version=target.version,
         path=str(target.folder),

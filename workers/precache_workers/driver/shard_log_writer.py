@@ -11,10 +11,10 @@ from precache.errors import PrecacheError
 from precache.storage.base import Folder
 from precache.store.receipts import Receipt
 from precache.store.shard_log import (
-    Finished,
+    FinishedShard,
     close_log,
     entry_name,
-    kept_name,
+    followed_log_name,
     read_entries,
     to_entry,
 )
@@ -41,7 +41,7 @@ class ShardLogWriter:
         self._version = version
         self._entries = 0
         self._logged: set[int] = set()
-        self._waiting = sorted(map(Finished.of, done), key=lambda shard: shard.shard)
+        self._waiting = sorted(map(FinishedShard.of, done), key=lambda shard: shard.shard)
         self._lock = threading.Lock()
         self._news, self._over = threading.Event(), threading.Event()
         if self._waiting:
@@ -52,7 +52,7 @@ class ShardLogWriter:
     def add(self, receipt: Receipt) -> None:
         """Log a shard that is done, soon."""
         with self._lock:
-            self._waiting.append(Finished.of(receipt))
+            self._waiting.append(FinishedShard.of(receipt))
         self._news.set()
 
     def end(self) -> None:
@@ -105,6 +105,8 @@ def keep_followed(store: Folder, target: TargetVersion, receipts: Mapping[int, R
         return
     shards = [shard for entry in read_entries(target.folder, 0) for shard in entry]
     logged = {shard.shard for shard in shards}
-    shards += [Finished.of(receipt) for n, receipt in sorted(receipts.items()) if n not in logged]
-    name, scratch = kept_name(target.version), f"{target.version}/{SCRATCH}"
+    shards += [
+        FinishedShard.of(receipt) for n, receipt in sorted(receipts.items()) if n not in logged
+    ]
+    name, scratch = followed_log_name(target.version), f"{target.version}/{SCRATCH}"
     store.put(name, [to_entry(shards)], scratch=scratch)

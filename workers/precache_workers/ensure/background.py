@@ -18,7 +18,7 @@ from precache.messages import shown
 from precache.runtime.process_id import process_of
 from precache.runtime.terminal import guard_output, say_error
 from precache.storage.open import open_folder
-from precache.store.lease import Claim
+from precache.store.lease import ExclusiveLease
 from precache_workers.planning.listing import ListedSource
 from precache_workers.planning.request import Request
 
@@ -79,7 +79,7 @@ def new_log(store: str) -> Path:
 
 
 def begin_build(
-    request: Request, listed: ListedSource | None, claim: Claim, log_path: Path
+    request: Request, listed: ListedSource | None, claim: ExclusiveLease, log_path: Path
 ) -> Background:
     """Start a process that builds under a claim that this one took and did not enter.
 
@@ -103,7 +103,7 @@ def begin_build(
             env=environment,
             start_new_session=True,
         )
-    claim.give_to(process_of(process.pid), str(log_path))
+    claim.hand_over_to(process_of(process.pid), str(log_path))
     assert process.stdin is not None  # it is a pipe
     # A process that has ended reads nothing; `Background.check` raises its error.
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
@@ -119,7 +119,7 @@ def main(job: Any) -> int:
     request, listed, name, log_path = job
     store = open_folder(request.store, request.storage_options)
     try:
-        with Claim(store, name, log_path):
+        with ExclusiveLease(store, name, log_path):
             run_build(request, True, listed)
     except PrecacheError as error:
         say_error(error)

@@ -19,14 +19,14 @@ from precache.recipe.recipe import Recipe
 from precache.runtime.terminal import say
 from precache.storage.open import open_folder
 from precache.store.array_metadata import field_layout
-from precache.store.attributes import FORMAT, Attributes
 from precache.store.build_status import DESCRIPTION, is_alive, read_build
 from precache.store.commit_log import ROOT
-from precache.store.lease import POLL_LOCAL, POLL_REMOTE, Claim, Claims
+from precache.store.documents import FORMAT, Attributes
+from precache.store.lease import POLL_LOCAL, POLL_REMOTE, ExclusiveLease, NamedLease
 from precache.store.live_version import LiveVersion
 from precache.store.open import open_own
 from precache.store.row_table import RowTable
-from precache.store.shard_log import FATE, follow_log, kept_name
+from precache.store.shard_log import FATE, follow_log, followed_log_name
 from precache.store.small_arrays import small_layout
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
@@ -90,7 +90,7 @@ class WantedVersion:
         self.listed: ListedSource | None = None
         self.spec = self._find_spec()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
-        self.claims = Claims(self.store, self._digest())
+        self.claims = NamedLease(self.store, self._digest())
         self._idle_since = time.monotonic()
         self._target: TargetVersion | None = None
         self._leases_read, self._is_alive = -math.inf, False
@@ -170,7 +170,7 @@ class WantedVersion:
         """Return True if any process builds it."""
         return self.claims.holder() is not None or self._is_building()
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> ExclusiveLease | None:
         """Take the claim to build it, to be entered; returns None if another process builds it.
 
         A rank that has the listing from rank 0 leaves the build to that, unless no process builds
@@ -181,7 +181,7 @@ class WantedVersion:
             self._idle_since = now
         if self.listed is None and now - self._idle_since < GRACE:
             return None
-        return None if self._is_building() else self.claims.take()
+        return None if self._is_building() else self.claims.try_acquire()
 
     def progress(self) -> str:
         """Return the progress of its build, for people."""
@@ -301,7 +301,7 @@ def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> V
     while True:
         version, target = wanted.version(), wanted.target()
         if version is not None:
-            kept = wanted.store.exists(kept_name(version.id))
+            kept = wanted.store.exists(followed_log_name(version.id))
             return live_version(target, wanted) if kept and target is not None else version
         begun = begun or begin()
         if begun is not None:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from pydantic import TypeAdapter, ValidationError
 
-from precache.codecs.image import load_zstd
+from precache.codecs.image import import_zstd
 from precache.errors import MismatchError
 from precache.recipe.base import canonical_json
 from precache.recipe.ops import (
@@ -31,7 +31,7 @@ from precache.recipe.ops import (
 )
 from precache.recipe.recipe import Field, Recipe
 from precache.recipe.variants import field_of
-from precache.store.attributes import Attributes
+from precache.store.documents import Attributes
 from precache_workers.ops.behaviour import (
     RANDOM,
     Outputs,
@@ -260,4 +260,4 @@ LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 def installed_versions() -> dict[str, str]:
     """Return the versions that receipts record; `zstd` is the one that encodes images."""
     found = {name: installed_version(name) for name in LIBRARIES}
-    return found | {"zstd": load_zstd().zstd_version}
+    return found | {"zstd": import_zstd().zstd_version}

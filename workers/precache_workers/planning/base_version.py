@@ -10,11 +10,11 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.attributes import Attributes
+from precache.store.documents import Attributes
 from precache.store.layout import RowShape
 from precache.store.open import open_own
 from precache.store.receipts import ChannelSums, ShardObject
-from precache.store.row_table import RowTable, kept_contents
+from precache.store.row_table import RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.base_shard import BaseField, BaseShard
 from precache_workers.planning.committed import committed_versions
@@ -199,7 +199,7 @@ def _read(
         same = same_identity(before, table)
         same[list(before.removed & table.removed)] = True
         holes = {row: reason for row, (_, reason) in version.holes.items()}
-        content = kept_contents(data, where)
+        content = read_contents(data, where)
         if attributes.fields.keys() - {match.array for match in matches.values()}:
             for row in holes:  # the hole may be due to a field that the recipe no longer has
                 content[row] = ""

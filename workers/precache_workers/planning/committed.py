@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from precache.errors import GoneError, StorageError, StoreError
 from precache.storage.base import Folder
-from precache.store.attributes import Attributes
 from precache.store.commit_log import BUILD, ROOT, read_commits
 from precache.store.consistency import Flaw, inspect
-from precache.store.open import unchecked
+from precache.store.documents import Attributes
+from precache.store.open import open_own_unchecked
 from precache.store.receipts import Receipt
 from precache.store.version import read_attributes
 from precache_workers.planning.target_version import TargetVersion
@@ -34,7 +34,7 @@ def is_committed(target: TargetVersion) -> bool:
     if target.folder.size(ROOT) is None:
         return False
     try:
-        return unchecked(target.folder).id == target.version
+        return open_own_unchecked(target.folder).id == target.version
     except StoreError:
         return False
 
@@ -47,7 +47,7 @@ def flaws_of(target: TargetVersion, listed: bool = True) -> list[Flaw]:
     listed
         Whether the target has its row table, and not its length alone.
     """
-    return inspect(unchecked(target.folder), target.table if listed else None)
+    return inspect(open_own_unchecked(target.folder), target.table if listed else None)
 
 
 def is_whole(target: TargetVersion, listed: bool = True) -> bool:
@@ -59,7 +59,7 @@ def is_whole(target: TargetVersion, listed: bool = True) -> bool:
 
 def lost_objects(target: TargetVersion) -> dict[tuple[str, int], tuple[int, int]]:
     """Find missing objects of a committed version: (field, shard) -> size and XXH3-64."""
-    return unchecked(target.folder).lost_objects()
+    return open_own_unchecked(target.folder).lost_objects()
 
 
 def read_receipts(target: TargetVersion) -> dict[int, Receipt]:

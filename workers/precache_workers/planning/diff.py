@@ -17,7 +17,7 @@ from precache.maintenance.diff import (
 )
 from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
-from precache.store.attributes import Attributes
+from precache.store.documents import Attributes
 from precache.store.row_table import RowTable
 from precache_workers.ops.behaviour import Outputs, digest_of, first_difference
 from precache_workers.ops.identity import (

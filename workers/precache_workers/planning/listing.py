@@ -11,7 +11,7 @@ from precache.errors import HangError, RecipeError, SourceError
 from precache.messages import shown
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.commit_log import Code
+from precache.store.commit_log import CodeDigests
 from precache.store.layout import RowShape, rows_per_shard
 from precache.store.row_table import RowTable
 from precache_workers.ops.identity import decides
@@ -55,7 +55,7 @@ class ListedSource:
     spec: VersionSpec
     placed: Placed
     ignored: int
-    code: Code
+    code: CodeDigests
     fetches_labels: bool
     seconds: float
     pinned: bool = False

@@ -17,9 +17,9 @@ from dataclasses import replace
 from precache.errors import DamageError, RecipeError, StorageError, StoreError
 from precache.recipe.recipe import Recipe
 from precache.storage.base import Folder
-from precache.store.attributes import Attributes
-from precache.store.commit_log import ROOT, Code, append_entry, read_commits
-from precache.store.open import unchecked
+from precache.store.commit_log import ROOT, CodeDigests, append_entry, read_commits
+from precache.store.documents import Attributes
+from precache.store.open import open_own_unchecked
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.ops.behaviour import RANDOM
@@ -67,7 +67,7 @@ def _disagree(codes: Iterable[str]) -> bool:
 
 def with_recorded_factory(
     store: Folder, source: DatasetSource, table: RowTable
-) -> tuple[RowTable, Code]:
+) -> tuple[RowTable, CodeDigests]:
     """Give a factory's listing the recorded identity of its code; also as for `CommitEntry`.
 
     Samples that have fingerprints of their own are left as they are.
@@ -83,7 +83,7 @@ def with_recorded_factory(
     return replace(table, etags=[identity] * len(table)), {name: (source.etag, identity)}
 
 
-def note_code(store: Folder, version: str, code: Code) -> None:
+def note_code(store: Folder, version: str, code: CodeDigests) -> None:
     """Record in the log the identity of the code that built a version, if it is current."""
     newest = read_commits(store, newest=True) if code else []
     if newest and newest[-1].version == version:
@@ -163,7 +163,7 @@ def _has_rows_of(store: Folder, name: str, etag: str) -> bool:
         try:
             if not folder.exists(ROOT):
                 continue
-            data = unchecked(folder).read_checked(ROW_TABLE)
+            data = open_own_unchecked(folder).read_checked(ROW_TABLE)
             rows = RowTable.from_parquet(data, folder.path(ROW_TABLE))
         except (DamageError, StorageError, StoreError):
             continue

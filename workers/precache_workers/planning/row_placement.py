@@ -10,8 +10,8 @@ import numpy as np
 from precache.errors import DamageError, StorageError, StoreError
 from precache.storage.base import Folder
 from precache.store.layout import RowShape
-from precache.store.open import unchecked
-from precache.store.row_table import REMOVED, RowTable, kept_contents
+from precache.store.open import open_own_unchecked
+from precache.store.row_table import REMOVED, RowTable, read_contents
 from precache.store.version import ROW_TABLE, Version
 from precache_workers.planning.committed import committed_versions
 from precache_workers.planning.rows import order_rows
@@ -77,7 +77,7 @@ def place_rows(
     if attributes.rows_digest == fresh.digest:
         return Placed(fresh, attributes.rows_per_shard)
     try:
-        parent = _read_rows(unchecked(folder))
+        parent = _read_rows(open_own_unchecked(folder))
     except (DamageError, StorageError, StoreError):
         return Placed(fresh)
     placed = keep_rows(parent, listing, keep_order)
@@ -106,8 +106,8 @@ def _restore_identities(
     before: RowTable, now: RowTable, touched: Sequence[int], folder: Folder, contents: Contents
 ) -> RowTable:
     """Give touched samples of the same content the identity that they had before."""
-    data = unchecked(folder).read_checked(ROW_TABLE)
-    kept = kept_contents(data, folder.path(ROW_TABLE))
+    data = open_own_unchecked(folder).read_checked(ROW_TABLE)
+    kept = read_contents(data, folder.path(ROW_TABLE))
     read = contents([now.keys[row] for row in touched], now.sizes[touched].tolist())
     same = [row for row, own in zip(touched, read, strict=True) if own and own == kept[row]]
     mtimes, etags = now.mtimes.copy(), list(now.etags)

@@ -345,9 +345,9 @@ class _Coder:
         """Decode an encoded row `together` times."""
         frames = [memoryview(data)] * self.together
         out, filtered = self._out, self._decoder.filtered
-        if kernels.decodes and self._decoder.framed:
+        if kernels.compiled().has_zstd and self._decoder.framed:
             batch_nbytes = BATCH * self._chunk.nbytes
-            kernels.decode(frames, out, filtered=filtered, batch_nbytes=batch_nbytes)
+            kernels.decode_frames(frames, out, filtered=filtered, batch_nbytes=batch_nbytes)
             return
         for number, frame in enumerate(frames):
             self._decoder.decode(frame, out[number : number + 1])

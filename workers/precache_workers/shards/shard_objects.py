@@ -24,7 +24,7 @@ from precache.errors import BuildError, DamageError, StorageError
 from precache.recipe.ops import Function
 from precache.storage.base import Buffer, Folder
 from precache.store.layout import MISSING, decode_index
-from precache.store.lease import ALIVE_SECONDS, deciding, live_leases
+from precache.store.lease import ALIVE_SECONDS, decision_lease, live_leases
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
 from precache_workers.planning.base_shard import BaseField
 from precache_workers.planning.target_version import SCRATCH, receipt_name
@@ -237,7 +237,7 @@ def _accept_other(task: ShardTask, field: str, own: FinishedObject) -> ShardObje
 def _replace(task: ShardTask, name: str, own: FinishedObject) -> bool:
     """Put an object in place of one that an ended build left; False where such a build goes on."""
     store, version = task.store, task.folder.name
-    with deciding(store, version) if store else contextlib.nullcontext():
+    with decision_lease(store, version) if store else contextlib.nullcontext():
         require_lease(task)
         if finished(task) or live_leases(task.folder, but=task.lease):
             return False

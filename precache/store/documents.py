@@ -1,4 +1,4 @@
-"""The documents of a store, as models: what is read from one is checked before it is used."""
+"""The JSON documents of a store, as models that validate what is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from precache.recipe.ops import DTYPES
 from precache.runtime.process_id import Process
 
 FORMAT = 2
-"""Of the store; a reader refuses a higher one by name. In 1 no field has variants."""
+"""Newest store format; a reader refuses higher ones. In format 1, no field has variants."""
 
 _HEX = re.compile("[0-9a-f]{16,64}")
 Model = TypeVar("Model", bound=BaseModel)
@@ -56,24 +56,24 @@ _FIELDS = TypeAdapter(dict[str, _Field])
 
 
 def _recipe(value: dict[str, Any]) -> dict[str, Any]:
-    """A recipe, of this release or another: fields with ops, whatever else these have."""
+    """Check a recipe of any release: it has fields with ops, and possibly anything else."""
     _FIELDS.validate_python(value.get("fields"))
     return value
 
 
 VersionId = Annotated[str, AfterValidator(_hex)]
 ArrayName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[0-9]{1,9})?$")]
-"""Of a field, or ``image.4`` for variant 4 of the field `image`."""
+"""Name of a field, or ``image.4`` for variant 4 of the field `image`."""
 
 
 Dtype = Annotated[str, AfterValidator(_dtype)]
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Extent = Annotated[int, Field(ge=0, lt=1 << 63)]
 Length = Annotated[int, Field(gt=0, lt=1 << 63)]
 Time = Annotated[float, Field(ge=0, lt=250_000_000_000)]
-"""Seconds since 1970, of a year with four digits."""
+"""Seconds since 1970, in a year with four digits."""
 
-MOST_AXES = 31
-"""Of a row: numpy has 32 at most."""
+MAX_ROW_AXES = 31
+"""Axes of a row: NumPy's older releases have up to 32 for an array."""
 
 
 class _Document(BaseModel):
@@ -81,33 +81,33 @@ class _Document(BaseModel):
 
     @classmethod
     def read(cls, data: bytes, where: str) -> Self:
-        """From JSON; a `StoreError` that names the file where it is not that."""
+        """Parse JSON; raise a `StoreError` that names the file if it is not such a document."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
-            raise refuse(error, where) from None
+            raise document_error(error, where) from None
 
 
 def version_id(fingerprint: str, rows_digest: str, rows_per_shard: int, retries: int = 0) -> str:
-    """The id of the version that a recipe, a row table and rows per shard make.
+    """Compute the id of the version of a recipe, a row table and a number of rows per shard.
 
     Parameters
     ----------
     retries
-        How often it was made anew: samples that had failed were tried again, and some were mended,
-        or all was computed again.
+        Times that the version was built again: because samples that had failed could be decoded
+        after all, or because everything was recomputed.
     """
     parts = [fingerprint, rows_digest, rows_per_shard, *([retries] if retries else [])]
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:32]
 
 
 def format_of(arrays: Iterable[str]) -> int:
-    """The lowest format of the store in which a version with these arrays can be written."""
+    """Lowest store format in which a version with these arrays can be written."""
     return 2 if any("." in name for name in arrays) else 1
 
 
-def refuse(error: ValidationError, where: str) -> StoreError:
-    """What is wrong with a stored document, in one line."""
+def document_error(error: ValidationError, where: str) -> StoreError:
+    """Make the error for an invalid document, in one line."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "the document"
     return StoreError(f"{where} is damaged or forged: {place}: {first['msg']}")
@@ -116,10 +116,10 @@ def refuse(error: ValidationError, where: str) -> StoreError:
 class CommitEntry(_Document):
     """A file of the commit log: the version made current, the one before, seconds since 1970.
 
-    `source` is what a build was given, where that has no credentials. `code` is, by name of each
-    op, function and factory that made the version, its digest and what stands for that in
-    fingerprints and row tables: of versions of older releases, versions of libraries, or a hash of
-    its module.
+    `source` is the source that a build was given, unless it has credentials. `code` has, for each
+    op, function and factory that made the version, its digest and the text that stands for that in
+    fingerprints and row tables; for versions of older releases that is the versions of libraries,
+    or a hash of its module.
     """
 
     version: VersionId
@@ -129,20 +129,20 @@ class CommitEntry(_Document):
     code: dict[str, tuple[str, str]] | None = None
 
     def to_json(self) -> bytes:
-        """What `read` reads; without what is not known, as releases wrote it that knew of none."""
-        left_out = {name for name in ("source", "code") if getattr(self, name) is None}
-        return self.model_dump_json(exclude=left_out).encode()
+        """Serialise; unknown parts are left out, as by releases that did not have them."""
+        unknown = {name for name in ("source", "code") if getattr(self, name) is None}
+        return self.model_dump_json(exclude=unknown).encode()
 
 
 class RowAttributes(_Document):
     """Shape and dtype of one row of a field."""
 
-    shape: Annotated[tuple[Count, ...], Field(max_length=MOST_AXES)]
+    shape: Annotated[tuple[Extent, ...], Field(max_length=MAX_ROW_AXES)]
     dtype: Dtype
 
 
 class FieldAttributes(RowAttributes):
-    """An array of a committed version, with its codec, bytes of all rows, and what made them."""
+    """An array of a committed version: its codec, raw and stored bytes, and recipe digest."""
 
     codec: str
     raw: NonNegativeInt
@@ -151,11 +151,11 @@ class FieldAttributes(RowAttributes):
 
 
 class Identity(_Document):
-    """What tells a version from others; `_build/build.json` while it is being made.
+    """Identity of a version, and description of its build (`_build/build.json`).
 
-    That file also has the version's rows, when (seconds since 1970) and by which process a build
-    last began it, why that one failed, of which version it is a refresh, and whether all of it is
-    computed again: then no other build goes on with it.
+    The file also has the version's rows, the time (seconds since 1970) and the process of the last
+    build, the reason why that build failed, the version that it refreshes, and whether everything
+    is recomputed: then no other build resumes it.
     """
 
     version: VersionId
@@ -172,8 +172,8 @@ class Identity(_Document):
     recompute: bool = False
 
 
-class Claimed(_Document):
-    """A file of a claim: who holds it, a note for others, seconds since 1970 of its last beat."""
+class LeaseDocument(_Document):
+    """A lease: its holder, a note for others, seconds since 1970 of its last heartbeat."""
 
     holder: Process
     note: str = ""
@@ -183,9 +183,9 @@ class Claimed(_Document):
 class Attributes(_Document):
     """`attributes.precache` of a version's group.
 
-    `decides` is what stands in the fingerprint for whatever decides the pixels, its parameters
-    apart, by name; `behaviours` what ops made of each of their probes, as
-    `precache_workers.ops.behaviour` has it. Versions of older releases have neither.
+    `decides` has, by name, the text in the fingerprint for everything besides parameters that
+    decides the pixels; `behaviours` the outputs of ops for each of their probes, as in
+    `precache_workers.ops.behaviour`. Versions of older releases have neither.
     """
 
     format: int
