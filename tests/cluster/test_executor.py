@@ -290,7 +290,7 @@ def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> No
         cwd=tmp_path,
     )
     assert ran.returncode == 2
-    assert "each kills the worker that decodes it" in ran.stderr
+    assert "cat/0000.jpg: decoding it kills the worker" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert len(ran.stderr.splitlines()) < 10, "not what Ray logs"
     assert ran.stdout == "", "nor what it prints of workers that died"
