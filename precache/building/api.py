@@ -1,20 +1,19 @@
-"""The face of `workers` for Python callers."""
+"""`build`, `plan`, `submit` and `doctor`."""
 
 from __future__ import annotations
 
-import inspect
+import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
+from precache_workers.planning.options import BuildOptions, read_options
 
 if TYPE_CHECKING:
     from precache_workers.doctor.report import DoctorReport
@@ -22,7 +21,23 @@ if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult, Request
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
+
+def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Refuse ``pipeline=`` with a `TypeError` that names ``recipe=``."""
+
+    @functools.wraps(function)
+    def checked(*values: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        if "pipeline" in keywords:
+            raise TypeError(f"{function.__name__}() takes a recipe as recipe=, not as pipeline=")
+        return function(*values, **keywords)
+
+    return checked
+
+
+@takes_recipe
 def build(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -140,12 +155,13 @@ def build(
     BuildError, StorageError
         The build is incomplete; the same call continues it.
     """
-    request = request_of(**locals())
+    request = new_request(**locals())
     from precache_workers.driver.build import run_build
 
     return run_build(request, progress)
 
 
+@takes_recipe
 def plan(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -178,70 +194,47 @@ def plan(
     UsageError, SourceError, RecipeError
         The build would end so.
     """
-    known = inspect.signature(build).parameters
-    require_known("plan", options, known)
-    defaults = {name: each.default for name, each in known.items()}
-    given = {**defaults, "source": source, "store": store, "recipe": recipe, **options}
-    request = request_of(**given)
+    require_known("plan", options, BuildOptions.model_fields)
+    request = new_request(source, store, recipe, **options)
     from precache_workers.driver.build_plan import run_plan
 
-    return run_plan(request, timing, given["progress"])
+    return run_plan(request, timing, request.progress)
 
 
-def require_known(function: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def require_known(function: str, options: Iterable[str], known: Iterable[str]) -> None:
     """Raise `TypeError` for keyword arguments that a function does not take."""
-    unknown = options.keys() - known.keys()
+    unknown = set(options) - set(known)
     if unknown:
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
 
 
-def request_of(
+def new_request(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
     recipe: Recipe | str | os.PathLike[str] | None,
-    *,
-    progress: bool,
-    labels: str | os.PathLike[str] | None,
-    classes: str | os.PathLike[str] | None,
-    cpus_per_task: float,
-    memory_per_task: int | str | None,
-    node_resources: Mapping[str, float] | None,
-    node_labels: Mapping[str, str] | None,
-    nice: int,
-    report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    max_sample_bytes: int | str,
-    **as_given: Any,
+    **options: Any,
 ) -> Request:
-    """What `build` was given, as the workers take it; `progress` is not theirs."""
+    """Check keyword arguments of `build`, and return what its driver gets.
+
+    Raises
+    ------
+    UsageError
+        An option's value is not allowed, or a library of the workers is missing.
+    """
     try:
-        from precache_workers.cluster.placement import Placement
         from precache_workers.planning.request import Request
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
-    reports = [report] if isinstance(report, str | os.PathLike) else report
-    for name, least in (("shard_samples", 1), ("cpus", 1), ("max_failures", 0)):
-        if as_given[name] is not None:
-            as_given[name] = whole(name, as_given[name], least)
-    return Request(
-        os.fspath(source),
-        os.fspath(store),
-        recipe if isinstance(recipe, Recipe) else _read_recipe(recipe),
-        labels=None if labels is None else os.fspath(labels),
-        classes=None if classes is None else os.fspath(classes),
-        import_path=tuple(path or str(Path.cwd()) for path in sys.path),
-        placement=Placement(
-            cpus_per_task,
-            None if memory_per_task is None else _bytes("memory_per_task", memory_per_task),
-            node_resources or {},
-            node_labels or {},
-            whole("nice", nice),
-        ),
-        reports=tuple(os.fspath(path) for path in reports),
-        max_sample_bytes=_bytes("max_sample_bytes", max_sample_bytes),
-        **as_given,
-    )
+    own = {
+        "source": os.fspath(source),
+        "store": os.fspath(store),
+        "recipe": recipe if isinstance(recipe, Recipe) else _read_recipe(recipe),
+        "import_path": tuple(path or str(Path.cwd()) for path in sys.path),
+    }
+    return read_options(Request, {**options, **own})
 
 
+@takes_recipe
 def submit(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -290,16 +283,16 @@ def submit(
     from precache_workers.jobs.submission import submit_parcel
     from precache_workers.sources.user_code import require_permission
 
-    known = inspect.signature(build).parameters
-    require_known("submit", options, known)
-    defaults = {name: known[name].default for name in options} | {"progress": True}
-    given = {name: value for name, value in options.items() if value != defaults[name]}
+    require_known("submit", options, BuildOptions.model_fields)
+    own = {"address": "auto", "storage_options": storage_options}
+    checked = read_options(BuildOptions, {"progress": True, **options, **own})
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
-    require_permission(recipe, given.pop("run_functions", False))
-    parcel = pack(os.fspath(source), os.fspath(store), recipe, given, code)
-    return submit_parcel(parcel, address, storage_options or {})
+    require_permission(recipe, checked.run_functions)
+    package = pack(os.fspath(source), os.fspath(store), recipe, checked, code)
+    return submit_parcel(package, address, checked.storage_options)
 
 
+@takes_recipe
 def doctor(
     source: str | os.PathLike[str],
     recipe: Recipe | str | os.PathLike[str] | None = None,
@@ -362,10 +355,3 @@ def doctor(
 
 def _read_recipe(path: str | os.PathLike[str] | None) -> Recipe:
     return Recipe.image() if path is None else Recipe.from_toml(os.fspath(path))
-
-
-def _bytes(name: str, size: int | str) -> int:
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(size))
-    except ValidationError:
-        raise UsageError(f"{name} is {size!r}; give bytes, or a size such as '2GB'") from None

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import os
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from precache.building.api import build, request_of, submit
+from precache.building.api import new_request, require_known, submit, takes_recipe
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.storage.open import StorageOptions
 from precache.store.version import Version
+from precache_workers.planning.options import BuildOptions
 
 
+@takes_recipe
 def ensure(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -102,12 +103,10 @@ def ensure(
             "recompute makes a new version each time, and ensure opens the one that is there; "
             "build once with recompute, and leave it out here"
         )
-    defaults = {name: each.default for name, each in inspect.signature(build).parameters.items()}
-    if unknown := options.keys() - defaults.keys():
-        raise TypeError(f"ensure() got an unexpected keyword argument {min(unknown)!r}")
+    require_known("ensure", options, BuildOptions.model_fields)
     options = {**options, "storage_options": storage_options, "progress": progress}
-    asked = {**defaults, **options, "source": source, "store": store, "recipe": recipe}
-    request = request_of(**{**asked, "address": "auto" if cluster else address})
+    where = "auto" if cluster else address
+    request = new_request(source, store, recipe, **options, address=where)
     from precache_workers.ensure import ensure as ensuring
 
     wanted = ensuring.WantedVersion(request, progress)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precache.building.api import build, request_of, require_known
+from precache.building.api import new_request, require_known
 from precache.errors import PrecacheError
 from precache.maintenance.gc import seconds_of
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 from precache.store.open import open_version
+from precache_workers.planning.options import RunOptions, read_options
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult
-
-_OF_ROWS = ("labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact")
-_OF_THE_VERSION = ("recipe", *_OF_ROWS, "recompute", "retry_failed")
-"""Options of a build that a refresh does not take: they are what the version has."""
 
 
 def refresh(
@@ -76,18 +72,17 @@ def refreshes(
     **options: Any,
 ) -> Iterator[BuildResult]:
     """As `refresh`, each result as it comes; by default one, with `every` without end."""
-    defaults = _defaults("refresh", options)
-    seconds = _seconds(times, every) or 0.0
-    given = {**defaults, "source": source or "", "store": store, "recipe": None, **options}
-    request = request_of(**given)
+    require_known("refresh", options, RunOptions.model_fields)
+    times, seconds = _schedule(times, every)
+    request = new_request(source or "", store, None, **options)
     from precache_workers.driver.refresh import refresh_once
 
     for number in itertools.count(1):
         began = time.monotonic()
-        yield refresh_once(request, given["progress"])
+        yield refresh_once(request, request.progress)
         if number == (times or (1 if every is None else None)):
             return
-        time.sleep(max(0.0, began + seconds - time.monotonic()))  # this long was asked for
+        time.sleep(max(0.0, began + (seconds or 0.0) - time.monotonic()))
 
 
 def submit_refresh(
@@ -128,34 +123,27 @@ def submit_refresh(
     BuildError
         The cluster cannot be reached.
     """
-    defaults = {**_defaults("submit_refresh", options), "progress": True}
-    seconds = _seconds(times, every)
+    require_known("submit_refresh", options, RunOptions.model_fields)
+    own = {"address": "auto", "storage_options": storage_options}
+    checked = read_options(RunOptions, {"progress": True, **options, **own})
+    times, seconds = _schedule(times, every)
     from precache_workers.jobs.job_package import pack_refresh
     from precache_workers.jobs.submission import submit_parcel
     from precache_workers.sources.user_code import require_permission
 
-    given = {name: value for name, value in options.items() if value != defaults[name]}
-    given |= {"times": times, "every": None if seconds is None else f"{seconds:f}s"}
     recipe = None
     with contextlib.suppress(PrecacheError):  # the cluster may see what is not to be had here
         recipe = open_version(store, None, storage_options).recipe
     if recipe is not None:
-        require_permission(recipe, options.get("run_functions", False))
+        require_permission(recipe, checked.run_functions)
     place = None if source is None else os.fspath(source)
-    parcel = pack_refresh(place, os.fspath(store), recipe, given, code)
-    return submit_parcel(parcel, address, storage_options or {})
+    package = pack_refresh(
+        place, os.fspath(store), recipe, checked, code, times=times, every=seconds
+    )
+    return submit_parcel(package, address, checked.storage_options)
 
 
-def _defaults(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the options of a build; raises `TypeError` for those that a refresh does not take."""
-    known = inspect.signature(build).parameters
-    taken = {name: each for name, each in known.items() if name not in _OF_THE_VERSION}
-    require_known(function, options, taken)
-    return {name: each.default for name, each in known.items()}
-
-
-def _seconds(times: int | None, every: float | str | None) -> float | None:
-    """Between the beginnings of two child versions."""
-    if times is not None:
-        whole("times", times, 1)
-    return None if every is None else seconds_of(every)
+def _schedule(times: int | None, every: float | str | None) -> tuple[int | None, float | None]:
+    """Check `times`, and convert `every` to seconds."""
+    number = None if times is None else whole("times", times, 1)
+    return number, None if every is None else seconds_of(every)

@@ -10,10 +10,9 @@ from typing import Any
 
 import precache
 from precache.cli.build_options import (
-    add_follow_links,
+    add_option,
     add_recipe_options,
     add_source,
-    add_storage_option,
     import_from_here,
     read_recipe,
 )
@@ -56,8 +55,8 @@ def add_doctor(commands: Any) -> None:
         metavar="N",
         help="of the build, and of training; default those that this process may use",
     )
-    add_follow_links(run)
-    add_storage_option(run)
+    add_option(run, "follow_links")
+    add_option(run, "storage_options")
     run.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
     )

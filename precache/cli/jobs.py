@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import precache
 from precache.cli.build_options import (
-    add_build_options,
+    add_build_arguments,
     add_code,
-    add_storage_option,
-    build_keywords,
+    add_option,
+    read_keywords,
     read_recipe,
 )
 from precache.cli.output import build_json, print_build, print_job, print_store_status, show
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult
 
-WHERE = (
-    "of the cluster's job server, http://head:8265; default as RAY_API_SERVER_ADDRESS or "
-    "RAY_ADDRESS say, else of this machine"
+SERVER = (
+    "the cluster's job server, http://head:8265; default RAY_API_SERVER_ADDRESS or RAY_ADDRESS, "
+    "else a Ray on this machine"
 )
 
 
@@ -38,17 +38,17 @@ def add_job_commands(commands: Any) -> None:
         description=inspect.cleandoc(_submit.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_code(add_build_options(submit, None, WHERE))
+    add_code(add_build_arguments(submit, address=SERVER))
     status = commands.add_parser(
         "status", help="how far a job or a store is", description=_status.__doc__
     )
     status.add_argument("what", metavar="JOB|STORE")
-    add_storage_option(status)
+    add_option(status, "storage_options")
     cancel = commands.add_parser("cancel", help="stop a job", description=_cancel.__doc__)
     cancel.add_argument("job", metavar="JOB")
     for command in (status, cancel):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        command.add_argument("--address", help=WHERE)
+        command.add_argument("--address", help=SERVER)
     for command, function in ((submit, _submit), (status, _status), (cancel, _cancel)):
         command.set_defaults(run=function)
 
@@ -60,12 +60,10 @@ def _submit(options: argparse.Namespace) -> int:
     travels, files of --labels and --classes do, and your own modules with --code. Submitted again
     while it is under way, the same build is followed; after it ended, it is continued.
     """
+    keywords = read_keywords(options, address="auto")
+    keywords["address"] = getattr(options, "address", None)
     job = precache.submit(
-        options.source,
-        options.store,
-        read_recipe(options),
-        code=options.code,
-        **build_keywords(options),
+        options.source, options.store, read_recipe(options), code=options.code, **keywords
     )
     return show_job(job, options.no_wait, options.json)
 

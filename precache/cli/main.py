@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 
 import precache
 from precache.cli.build_options import (
-    add_build_options,
-    add_run_functions,
-    add_storage_option,
-    build_keywords,
+    add_build_arguments,
+    add_option,
     import_from_here,
+    read_keywords,
     read_recipe,
 )
 from precache.cli.doctor import add_doctor
@@ -35,6 +34,7 @@ from precache.cli.output import (
 )
 from precache.cli.plan import add_plan, show_plan
 from precache.cli.refresh import add_refresh
+from precache.cli.run_job import add_job
 from precache.cli.simulate import add_simulate
 from precache.cli.versions import add_version_commands
 from precache.errors import PrecacheError, UsageError
@@ -98,6 +98,7 @@ def _parser() -> _Parser:
     add_plan(commands)
     add_refresh(commands)
     add_job_commands(commands)
+    add_job(commands)
     info = commands.add_parser("info", help="what a store holds", description=_info.__doc__)
     verify = commands.add_parser(
         "verify", help="check every checksum of a store", description=_verify.__doc__
@@ -110,7 +111,7 @@ def _parser() -> _Parser:
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         command.set_defaults(run=run)
     for command in (info, verify, bench):
-        add_storage_option(command)
+        add_option(command, "storage_options")
     _add_transfer(commands)
     add_version_commands(commands)
     add_doctor(commands)
@@ -137,7 +138,7 @@ def _add_transfer(commands: Any) -> None:
             "--to", required=True, metavar="STORE", help=f"{there}; made if missing"
         )
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        add_storage_option(command)
+        add_option(command, "storage_options")
         command.set_defaults(run=_transfer)
 
 
@@ -156,13 +157,13 @@ def _add_view(commands: Any) -> None:
         help="what the store was built from: raw files, and what each op makes of them, stand "
         "beside the stored rows",
     )
-    add_run_functions(what)
+    add_option(what, "run_functions")
     what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
     what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
     what.add_argument(
         "--class", dest="label", default="", metavar="NAME", help="rows of one class, or its number"
     )
-    add_storage_option(what)
+    add_option(what, "storage_options")
     where = view.add_argument_group("where")
     where.add_argument("--out", metavar="FILE", help="write one page that needs no server, and end")
     where.add_argument("--port", type=int, default=0, metavar="N", help="default any that is free")
@@ -178,9 +179,7 @@ def _add_build(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.set_defaults(run=_build)
-    where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
-    run = add_build_options(build, "local", where)
-    run.add_argument(
+    add_build_arguments(build).add_argument(
         "--dry-run", action="store_true", help="only say what would be done, as precache plan does"
     )
 
@@ -196,7 +195,7 @@ def _build(options: argparse.Namespace) -> int:
         return 0
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
-    result = precache.build(options.source, options.store, recipe, **build_keywords(options))
+    result = precache.build(options.source, options.store, recipe, **read_keywords(options))
     show(options.json, build_json(result), lambda: print_build(result))
     return 0
 

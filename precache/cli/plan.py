@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import precache
 from precache.cli.build_options import (
-    add_build_options,
-    build_keywords,
+    add_build_arguments,
     import_from_here,
+    read_keywords,
     read_recipe,
 )
 from precache.cli.output import show
@@ -43,9 +43,7 @@ def add_plan(commands: Any) -> None:
         description=inspect.cleandoc(_plan.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
-    run = add_build_options(command, "local", where)
-    run.add_argument(
+    add_build_arguments(command).add_argument(
         "--no-timing", action="store_true", help="make no rows to tell what it would take"
     )
     command.set_defaults(run=_plan)
@@ -63,7 +61,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def show_plan(options: argparse.Namespace, timing: bool) -> None:
     """Plan the build of these options, and print the plan."""
-    recipe, keywords = read_recipe(options), build_keywords(options)
+    recipe, keywords = read_recipe(options), read_keywords(options)
     import_from_here(options.source, bool(recipe.functions))
     found = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
     data = {**dataclasses.asdict(found), "shards_to_make": found.shards_to_make}

@@ -6,6 +6,7 @@ import argparse
 import functools
 import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,14 +14,15 @@ import precache
 from precache.building.refresh import refreshes
 from precache.cli.build_options import (
     add_code,
-    add_run_functions,
-    add_running_options,
+    add_option,
+    add_options,
     import_from_here,
-    running_keywords,
+    read_keywords,
 )
-from precache.cli.jobs import WHERE, show_job
+from precache.cli.jobs import SERVER, show_job
 from precache.cli.output import build_json, print_refreshed, show
 from precache.errors import UsageError
+from precache_workers.planning.options import RunOptions
 
 
 def add_refresh(commands: Any) -> None:
@@ -45,13 +47,14 @@ def add_refresh(commands: Any) -> None:
     command.add_argument(
         "--every", metavar="TIME", help="between the beginnings of two, such as 30m; default 0"
     )
-    where = (
-        "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port; with "
-        f"--submit, that {WHERE}"
+    add_options(
+        command,
+        RunOptions,
+        address=f"{RunOptions.model_fields['address'].description}; with --submit, {SERVER}",
+        max_failures="holes allowed; default 1% of the samples, at least 5, and as many as there "
+        "were",
     )
-    failures = "default 1%%, at least 5, and as many as there were"
-    add_running_options(command, None, where, failures)
-    add_run_functions(command)
+    add_option(command, "run_functions")
     job = command.add_argument_group("as a job of a cluster")
     job.add_argument(
         "--submit", action="store_true", help="have a cluster do it, as precache submit does"
@@ -71,23 +74,36 @@ def _refresh(options: argparse.Namespace) -> int:
     What comes out of a store is data: where its recipe names functions, or its log a python:
     source, they run only with --run-functions.
     """
-    what = {
-        "source": options.source or None,
-        "times": options.times,
-        "every": options.every,
-        "run_functions": options.run_functions,
-        **running_keywords(options),
-    }
+    address = getattr(options, "address", None)
     if options.submit:
-        job = precache.submit_refresh(options.store, code=options.code, **what)
+        keywords = read_keywords(options, RunOptions, address="auto")
+        keywords |= {"address": address, "times": options.times, "every": options.every}
+        job = precache.submit_refresh(
+            options.store, options.source or None, code=options.code, **keywords
+        )
         return show_job(job, options.no_wait, options.json)
     if options.code or options.no_wait:
         raise UsageError("--code and --no-wait are for a job of a cluster; give --submit with them")
-    import_from_here(options.source, options.run_functions)
-    for result in refreshes(options.store, **{**what, "address": options.address or "local"}):
-        fields = precache.open(result.path, None, what["storage_options"]).fields
-        several = {name: field for name, field in fields.items() if field.variants > 1}
-        data = {**build_json(result), "fields": {n: asdict(each) for n, each in several.items()}}
-        show(options.json, data, functools.partial(print_refreshed, result, several))
-        sys.stdout.flush()
+    keywords = read_keywords(options, RunOptions)
+    print_refreshes(
+        options.store, options.source or None, options.json, options.times, options.every, keywords
+    )
     return 0
+
+
+def print_refreshes(
+    store: str,
+    source: str | None,
+    as_json: bool,
+    times: int | None,
+    every: float | str | None,
+    keywords: Mapping[str, Any],
+) -> None:
+    """Refresh, and print each child version when it is complete."""
+    import_from_here(source, keywords.get("run_functions", False))
+    for result in refreshes(store, source, times=times, every=every, **keywords):
+        version = precache.open(result.path, None, dict(keywords.get("storage_options", ())))
+        fields = {n: field for n, field in version.fields.items() if field.variants > 1}
+        data = {**build_json(result), "fields": {n: asdict(each) for n, each in fields.items()}}
+        show(as_json, data, functools.partial(print_refreshed, result, fields))
+        sys.stdout.flush()

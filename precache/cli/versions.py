@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from precache.cli.build_options import add_storage_option
+from precache.cli.build_options import add_option
 from precache.cli.output import show
 from precache.cli.version_output import (
     print_collected,
@@ -54,7 +54,7 @@ def add_version_commands(commands: Any) -> None:
     )
     for command, run in ((ls, _ls), (differ, _diff), (make, _use), (clean, _gc)):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        add_storage_option(command)
+        add_option(command, "storage_options")
         command.set_defaults(run=run)
 
 

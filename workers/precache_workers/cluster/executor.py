@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import BuildError, HangError, MismatchError, PrecacheError, UsageError
+from precache.errors import BuildError, HangError, MismatchError, PrecacheError
 from precache.runtime.process_id import Process, has_ended, process_of
 from precache.runtime.usage import cores
 from precache.units import size
@@ -117,7 +117,6 @@ def executor(
     notice
         Told when the work waits for nodes.
     """
-    check_address(address)
     if address == "serial":
         with lookout_kept():
             yield run_serial
@@ -127,16 +126,6 @@ def executor(
     else:
         with _environment(KEEPALIVE), _connected(address, None):
             yield functools.partial(_run_on_ray, placement or Placement(), notice, {})
-
-
-def check_address(address: str) -> None:
-    """Raise `UsageError` for an address that names no kind of executor."""
-    if not is_joined(address) and address not in ("serial", "local"):
-        web = address.startswith(("http://", "https://"))
-        job = "; a job server takes precache submit, or refresh --submit" if web else ""
-        raise UsageError(
-            f"address is {address!r}; choose local, serial, auto, or ray://host:10001{job}"
-        )
 
 
 def is_joined(address: str) -> bool:

@@ -53,10 +53,10 @@ def write_reports(
     StorageError
         One could not be written.
     """
-    if not account.request.reports:
+    if not account.request.report:
         return
     figures = summary(account, result, error)
-    for path in map(Path, account.request.reports):
+    for path in map(Path, account.request.report):
         if path.suffix == ".html":
             from precache_workers.driver.report_page import page
 

@@ -1,4 +1,4 @@
-"""What travels with a build to a cluster: its command line, the user's code, small files."""
+"""What travels with a build to a cluster: its options, the user's code, small files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from precache.errors import UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Recipe
 from precache.units import size
+from precache_workers.planning.options import BuildOptions, RunOptions
 
 SENT = "precache_sent"
 """Folder of the files that options name, in the job's working directory."""
@@ -43,23 +45,23 @@ class JobPackage:
     ----------
     store
         As the cluster sees it.
-    arguments
-        Of `precache` there.
+    document
+        JSON that ``precache job`` runs there: the command, its arguments and options.
     files
         Path below the job's working directory -> file here.
     """
 
     store: str
-    arguments: tuple[str, ...]
+    document: str
     files: Mapping[str, Path]
 
     def digest(self) -> str:
         """12 hex digits that are the same for the same build of the same code."""
-        found = hashlib.sha256(json.dumps(self.arguments).encode())
+        digest = hashlib.sha256(self.document.encode())
         for name, path in sorted(self.files.items()):
-            found.update(json.dumps(name).encode())
-            found.update(hashlib.sha256(path.read_bytes()).digest())
-        return found.hexdigest()[:12]
+            digest.update(json.dumps(name).encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()[:12]
 
     def unpack(self, folder: Path) -> None:
         """Lay the files down as the job will see them."""
@@ -73,68 +75,69 @@ def pack(
     source: str,
     store: str,
     recipe: Recipe,
-    options: Mapping[str, Any],
+    options: BuildOptions,
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> JobPackage:
-    """All that a build on a cluster takes from this machine, credentials apart.
+    """Collect all that a build on a cluster takes from this machine, credentials apart.
 
     Parameters
     ----------
-    options
-        Keyword arguments of `precache.build` that differ from its defaults.
     code
         Modules and packages, or folders of them, that the job can import.
 
     Raises
     ------
     UsageError
-        Something cannot be sent, or would stand in the way of what the cluster has.
+        Something cannot be sent, or would take the place of what the cluster has.
     """
-    # In its own order, which is that of a batch's fields.
     data = recipe.to_dict()
-    for name, each in recipe.fields.items():
-        if "first_variant" in each.model_fields_set:  # written, it counts, though it be the default
-            data["fields"][name]["first_variant"] = each.first_variant
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    line = ["build", _as_there(source), there := _as_there(store), f"--recipe={text}"]
-    parcel = _pack(there, line, _imports(source, recipe), options, code)
-    if len(os.fsencode(" ".join(parcel.arguments))) > MOST_COMMAND_NBYTES:
+    for name, field in recipe.fields.items():
+        if "first_variant" in field.model_fields_set:  # it counts even if it is the default
+            data["fields"][name]["first_variant"] = field.first_variant
+    arguments = {"source": _as_there(source), "recipe": data}
+    # The recipe travels as the user's own, whose functions need no permission.
+    options = options.model_copy(update={"run_functions": False})
+    package = _pack("build", store, arguments, _imports(source, recipe), options, code)
+    if len(shlex.quote(package.document)) > MOST_COMMAND_NBYTES:
         raise UsageError(
-            f"the recipe takes {size(len(text))} as text, too much for a command line; put what "
-            "is large into a file that the cluster can read, and name it in the params"
+            f"the recipe takes {size(len(json.dumps(data)))} as text, too much for a command line; "
+            "put what is large into a file that the cluster can read, and name it in the params"
         )
-    return parcel
+    return package
 
 
 def pack_refresh(
     source: str | None,
     store: str,
     recipe: Recipe | None,
-    options: Mapping[str, Any],
+    options: RunOptions,
     code: Sequence[str | os.PathLike[str]] = (),
+    *,
+    times: int | None = None,
+    every: float | None = None,
 ) -> JobPackage:
-    """The same for a refresh.
+    """Collect the same for a refresh.
 
     Parameters
     ----------
     recipe
         The store's; None where the store cannot be opened here.
-    options
-        Keyword arguments of `precache.refresh` that differ from its defaults.
+    times, every
+        As `precache.refresh` takes them; `every` in seconds.
     """
-    line = ["refresh", there := _as_there(store)]
-    line += [f"--source={_as_there(source)}"] if source else []
-    return _pack(there, line, _imports(source or "", recipe), options, code)
+    arguments = {"source": _as_there(source) if source else None, "times": times, "every": every}
+    return _pack("refresh", store, arguments, _imports(source or "", recipe), options, code)
 
 
 def _pack(
+    command: str,
     store: str,
-    line: Sequence[str],
+    arguments: Mapping[str, Any],
     imports: Sequence[str],
-    options: Mapping[str, Any],
+    options: RunOptions,
     code: Sequence[str | os.PathLike[str]],
 ) -> JobPackage:
-    """A command with its options and what travels along.
+    """Write the document of a command, and collect the files that it names.
 
     Parameters
     ----------
@@ -144,19 +147,21 @@ def _pack(
     files = _code_files(code)
     _check_names(files)
     _check_imports(imports, files)
-    given = dict(options)
+    there: dict[str, Any] = {"report": tuple(map(_as_there, options.report))}
     for name in FILE_OPTIONS:
-        if given.get(name) is not None:
-            path = Path(given[name])
-            sent = f"{SENT}/{name}/{path.name}"
+        value = getattr(options, name, None)
+        if value is not None:
+            path = Path(value)
+            there[name] = f"{SENT}/{name}/{path.name}" if path.is_file() else _as_there(value)
             if path.is_file():
-                files[sent] = path
-            given[name] = sent if path.is_file() else _as_there(os.fspath(given[name]))
-    reports = given.get("report") or ()
-    listed = [reports] if isinstance(reports, str | os.PathLike) else reports
-    given["report"] = [_as_there(os.fspath(path)) for path in listed]
+                files[there[name]] = path
     _check_size(files)
-    return JobPackage(store, (*line, "--address=auto", "--json", *_flags(given)), files)
+    changed = options.model_copy(update=there).model_dump(
+        mode="json", exclude_defaults=True, exclude={"storage_options"}
+    )
+    store = _as_there(store)
+    document = {"command": command, "store": store, **arguments, "options": changed}
+    return JobPackage(store, json.dumps(document, separators=(",", ":")), files)
 
 
 def _as_there(name: str) -> str:
@@ -175,30 +180,6 @@ def _as_there(name: str) -> str:
             "the job; give them as --storage-option"
         )
     return name
-
-
-def _flags(options: Mapping[str, Any]) -> Iterator[str]:
-    """Keyword arguments of `precache.build` as `precache build` takes them."""
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        match value:
-            case None:
-                continue
-            case True:
-                yield flag
-            case False:
-                yield _OFF[name]
-            case Mapping():
-                one = "--" + name.removeprefix("node_").removesuffix("s").replace("_", "-")
-                yield from (f"{one}={key}={each}" for key, each in value.items())
-            case list() | tuple():
-                yield from (f"{flag}={each}" for each in value)
-            case _:
-                yield f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}"
-
-
-_OFF = {"check_space": "--no-space-check", "progress": "--quiet"}
-"""Flags that turn off what is on by default."""
 
 
 # --- code ---------------------------------------------------------------------------------------

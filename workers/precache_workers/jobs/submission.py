@@ -272,7 +272,7 @@ def submit_parcel(
                 return ClusterJob(client, address, there, attached=True)
             before = sum(each.metadata.get("precache_build") == digest for each in jobs)
             job = f"precache-{digest}-{before + 1}"
-            arguments = list(parcel.arguments)
+            arguments = ["job", parcel.document]
             if storage_options:
                 name = send_storage_options(client, storage_options)
                 arguments.append(f"--storage-options-at={name}")
