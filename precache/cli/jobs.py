@@ -16,9 +16,8 @@ from precache.cli.build_options import (
     read_keywords,
     read_recipe,
 )
-from precache.cli.output import build_json, print_build, print_job, print_store_status, show
+from precache.cli.output import build_json, print_build, print_status, show
 from precache.runtime.terminal import say
-from precache.store.build_status import read_status
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
@@ -101,21 +100,14 @@ def _status(options: argparse.Namespace) -> int:
     """A job of precache submit: its state, its last line of progress, why it ended. A store, for
     which no cluster is asked: the current version, and how far builds are that have begun.
     """
-    from precache_workers.jobs.submission import JOB_ID, open_job
-
-    if JOB_ID.fullmatch(options.what):
-        found = open_job(options.what, options.address).status()
-        show(options.json, dataclasses.asdict(found), lambda: print_job(found))
-    else:
-        store = read_status(options.what, dict(options.storage_options))
-        show(options.json, dataclasses.asdict(store), lambda: print_store_status(store))
+    keywords = {"address": options.address, "storage_options": dict(options.storage_options)}
+    found = precache.status(options.what, **keywords)
+    show(options.json, dataclasses.asdict(found), lambda: print_status(found))
     return 0
 
 
 def _cancel(options: argparse.Namespace) -> int:
     """Stop a job of precache submit. What it has done is kept; submitted again, it continues."""
-    from precache_workers.jobs.submission import open_job
-
-    found = open_job(options.job, options.address).cancel()
-    show(options.json, dataclasses.asdict(found), lambda: print_job(found))
+    found = precache.cancel(options.job, address=options.address)
+    show(options.json, dataclasses.asdict(found), lambda: print_status(found))
     return 0

@@ -25,6 +25,7 @@ from precache.cli.output import (
     bench_progress,
     build_json,
     byte_progress,
+    info_json,
     print_bench,
     print_build,
     print_info,
@@ -37,7 +38,7 @@ from precache.cli.refresh import add_refresh
 from precache.cli.run_job import add_job
 from precache.cli.simulate import add_simulate
 from precache.cli.versions import add_version_commands
-from precache.errors import PrecacheError, UsageError
+from precache.errors import PrecacheError
 from precache.messages import printable, without_secrets
 from precache.runtime.terminal import guard_output, say_error
 
@@ -202,21 +203,8 @@ def _build(options: argparse.Namespace) -> int:
 
 def _info(options: argparse.Namespace) -> int:
     """What a store holds: fields, rows, holes, classes, statistics, and its recipe."""
-    version = precache.open(options.store, None, dict(options.storage_options))
-    info = {
-        "version": version.id,
-        "path": version.path,
-        "rows": version.rows,
-        "holes": len(version.hole_rows),
-        "fields": {name: dataclasses.asdict(field) for name, field in version.fields.items()},
-        "classes": version.classes,
-        "mean": version.mean,
-        "std": version.std,
-        "pipeline": version.recipe.to_dict(),
-        "libraries": version.attributes.libraries if version.attributes else {},
-        "created": version.attributes.created if version.attributes else "",
-    }
-    show(options.json, info, lambda: print_info(version, info))
+    info = precache.info(options.store, dict(options.storage_options))
+    show(options.json, info_json(info), lambda: print_info(info))
     return 0
 
 
@@ -244,22 +232,19 @@ def _transfer(options: argparse.Namespace) -> int:
     damaged one stays as it is until a right one takes its place, or in a bucket is mended. Stopped,
     the same command continues.
     """
-    from precache.maintenance.transfer import pull
-
     given = dict(options.storage_options)
+    copy = precache.pull if options.command == "pull" else precache.push
     version = precache.open(options.store, None, given)
     with byte_progress("Copying", version, shown=not options.json) as tick:
-        done = pull(options.store, options.to, tick, given)
+        done = copy(options.store, options.to, tick, given)
     show(options.json, dataclasses.asdict(done), lambda: print_transferred(done))
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
     """Epochs over a store on the CPU, shuffled, beside the machine's own copy limit."""
-    from precache.diagnosis.bench import bench
-
     with bench_progress(shown=not options.json) as tick:
-        result = bench(
+        result = precache.bench(
             options.store,
             options.batch_size,
             options.epochs,
@@ -281,25 +266,20 @@ def _view(options: argparse.Namespace) -> int:
     and class; the page of a row compares it with what the ops make of its raw file, where --source
     names the source. For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
     """
-    try:
-        from precache.viewer.contents import open_pages
-        from precache.viewer.search import Query
-        from precache.viewer.server import serve, write_page
-    except ModuleNotFoundError as error:
-        raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
     import_from_here(options.source, options.run_functions)
-    pages = open_pages(
+    view = precache.view(
         options.store,
         options.source,
-        options.rows,
-        dict(options.storage_options),
-        options.run_functions,
+        rows=options.rows,
+        find=options.find,
+        label=options.label,
+        run_functions=options.run_functions,
+        storage_options=dict(options.storage_options),
     )
-    query = Query(options.find, label=options.label)
     if options.out is None:
-        serve(pages, query, options.port, browser=options.open)
+        view.serve(options.port, browser=options.open)
     else:
-        write_page(pages, query, options.out)
+        view.write(options.out)
     return 0
 
 

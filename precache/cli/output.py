@@ -20,15 +20,16 @@ from precache.messages import printable
 from precache.recipe.recipe import op_texts
 from precache.recipe.variants import variants_text
 from precache.runtime.terminal import Rows, Terminal, say, say_rows
+from precache.store.build_status import StoreStatus
 from precache.store.commit_log import ROOT
 from precache.store.version import FieldInfo, Version
 from precache.units import size
 
 if TYPE_CHECKING:
     from precache.diagnosis.bench import BenchResult, ReadCost
+    from precache.maintenance.info import VersionInfo
     from precache.maintenance.transfer import Transferred
     from precache.maintenance.verify import Verified
-    from precache.store.build_status import StoreStatus
     from precache_workers.jobs.submission import JobStatus
     from precache_workers.planning.request import BuildResult
 
@@ -85,8 +86,15 @@ def print_build(result: BuildResult) -> None:
         say("what failed is tried again with --retry-failed, as after a limit was raised")
 
 
-def print_job(found: JobStatus) -> None:
-    """What a cluster says of a build, and what to do next."""
+def print_status(status: JobStatus | StoreStatus) -> None:
+    """Print how far a job of a cluster is, or the builds of a store."""
+    if isinstance(status, StoreStatus):
+        _print_store(status)
+    else:
+        _print_job(status)
+
+
+def _print_job(found: JobStatus) -> None:
     ended = found.ended or time.time()
     rows = [("job", found.job), ("store", found.store), ("state", found.state.lower())]
     if found.started is not None:
@@ -101,8 +109,7 @@ def print_job(found: JobStatus) -> None:
     say_rows(rows)
 
 
-def print_store_status(found: StoreStatus) -> None:
-    """The current version of a store, and the builds that have begun."""
+def _print_store(found: StoreStatus) -> None:
     current = "none yet"
     if found.version is not None and found.committed is not None:
         current = f"{found.version}, committed {_time(found.committed)}"
@@ -137,22 +144,30 @@ def print_refreshed(result: BuildResult, fields: Mapping[str, FieldInfo]) -> Non
     print_build(result)
 
 
-def print_info(version: Version, info: Mapping[str, Any]) -> None:
-    """What a store holds."""
+def info_json(info: VersionInfo) -> dict[str, Any]:
+    """What ``precache info --json`` prints."""
+    data = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+    fields = {name: dataclasses.asdict(field) for name, field in info.fields.items()}
+    recipe = data.pop("recipe").to_dict()
+    return {**data, "holes": len(info.holes), "fields": fields, "pipeline": recipe}
+
+
+def print_info(info: VersionInfo) -> None:
+    """Print what a version holds."""
     rows = [
-        ("version", version.id),
-        ("path", version.path),
-        ("created", info["created"]),
-        ("rows", f"{version.rows:,}, {info['holes']} of them holes"),
-        *((name, _field(field)) for name, field in version.fields.items()),
-        *_statistics(version.mean, version.std),
+        ("version", info.version),
+        ("path", info.path),
+        ("created", info.created),
+        ("rows", f"{info.rows:,}, {len(info.holes)} of them holes"),
+        *((name, _field(field)) for name, field in info.fields.items()),
+        *_statistics(info.mean, info.std),
     ]
-    if version.classes:
-        rows.append((f"{len(version.classes)} classes", _shortened(version.classes)))
-    for name, recipe in version.recipe.fields.items():
+    if info.classes:
+        rows.append((f"{len(info.classes)} classes", _shortened(info.classes)))
+    for name, recipe in info.recipe.fields.items():
         rows.append((f"{name} recipe", " → ".join(op_texts(recipe))))
     say_rows(rows)
-    for key, reason in list(version.holes.values())[:SHOWN]:
+    for key, reason in info.holes[:SHOWN]:
         say(f"hole: {key}: {reason}")
 
 
