@@ -1,4 +1,4 @@
-"""`refresh`: fresh variants of a store's samples, here or on a cluster."""
+"""`refresh`: new variants of a store's samples, computed here or on a cluster."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ def refresh(
     every: float | str | None = None,
     **options: Any,
 ) -> list[BuildResult]:
-    """Make fresh variants of a store's samples: child versions, each current when it is made.
+    """Compute fresh variants of a store's samples, as child versions that become current.
 
-    Of every field with variants the oldest is dropped and a fresh one computed; all others are
+    In every field with variants the oldest is dropped and a fresh one computed; all others are
     linked. The rows are those of the current version. A `Loader` with ``refresh="epoch"`` reads
-    what is current; versions that were replaced stay until `gc` removes them.
+    the current version; versions that were replaced stay until `gc` removes them.
 
     Parameters
     ----------
     source
-        Where the samples are; by default what the current version was built from, as the store's
-        log of commits tells.
+        Where the samples are; by default the source of the current version, which the store's log
+        of commits names.
     times
-        Child versions, one after another.
+        Number of child versions, one after another.
     every
-        Seconds between the beginnings of two, or a time such as ``"30m"``.
+        Seconds from the start of one child version to the start of the next, or a time such as
+        ``"30m"``.
     options
-        Of `build`, as far as they tell where and how it runs. ``run_functions=True`` lets functions
-        that the store's recipe names run, and a ``python:`` source that its log names: for a store
+        Options of `build` that say where and how it runs. ``run_functions=True`` runs functions
+        that the store's recipe names, and a ``python:`` source that its log names: for a store
         that you trust.
 
     Raises
@@ -55,10 +56,10 @@ def refresh(
     StoreError
         There is no store, or its current version has no variants.
     UsageError
-        The source is not known, the store names code and ``run_functions`` is false, or an option
-        makes no sense.
+        The source is not known, the store names code and ``run_functions`` is false, or an
+        option's value is not allowed.
     BuildError
-        It is incomplete, and the same call continues it; or a sample is not what it was.
+        The child version is incomplete, and the same call continues it; or a sample has changed.
     """
     return list(refreshes(store, source, times=times, every=every, **options))
 
@@ -71,7 +72,7 @@ def refreshes(
     every: float | str | None = None,
     **options: Any,
 ) -> Iterator[BuildResult]:
-    """As `refresh`, each result as it comes; by default one, with `every` without end."""
+    """Yield the results of `refresh` one by one: by default one, with `every` without end."""
     require_known("refresh", options, RunOptions.model_fields)
     times, seconds = _schedule(times, every)
     request = new_request(source or "", store, None, **options)
@@ -96,24 +97,24 @@ def submit_refresh(
     storage_options: StorageOptions = None,
     **options: Any,
 ) -> ClusterJob:
-    """Have a cluster `refresh`, and return at once: the job goes on without this process.
+    """Submit a `refresh` to a cluster and return at once; the job continues without this process.
 
-    The same refresh submitted while it is under way is joined, not run twice.
+    If the same refresh is under way, its job is returned; it does not run twice.
 
     Parameters
     ----------
     store, source, times, every
-        As `refresh` takes them, but that with `every` and without `times` there is no end; paths
-        are those of the cluster's nodes.
+        As `refresh` takes them, except that `every` without `times` has no end; paths are those of
+        the cluster's nodes.
     address, code, storage_options
         As `submit` takes them.
     options
-        The others of `refresh`; `progress` is on unless it is false.
+        The other options of `refresh`; `progress` is on by default.
 
     Returns
     -------
     ClusterJob
-        As `submit` gives it.
+        As `submit` returns it.
 
     Raises
     ------
@@ -132,7 +133,7 @@ def submit_refresh(
     from precache_workers.sources.user_code import require_permission
 
     recipe = None
-    with contextlib.suppress(PrecacheError):  # the cluster may see what is not to be had here
+    with contextlib.suppress(PrecacheError):  # the cluster's nodes may be able to open it
         recipe = open_version(store, None, storage_options).recipe
     if recipe is not None:
         require_permission(recipe, checked.run_functions)

@@ -108,9 +108,9 @@ def read_keywords(
     UsageError
         A value is not allowed; its flag is named.
     """
-    given = {name: value for name, value in vars(options).items() if name in model.model_fields}
-    read_options(model, given | own, flag_of)
-    return given | own
+    values = {name: value for name, value in vars(options).items() if name in model.model_fields}
+    read_options(model, values | own, flag_of)
+    return values | own
 
 
 def import_from_here(source: str | None, functions: bool) -> None:
@@ -217,14 +217,14 @@ def _storage_option(text: str) -> tuple[str, Any]:
 
 def read_recipe(options: argparse.Namespace) -> Recipe:
     """Return the recipe that flags, a file or JSON text describe."""
-    given = {n: getattr(options, n) for n in _RECIPE_FLAGS if getattr(options, n) is not None}
-    resizes = given.keys() & {"resize", "random_resized_crop"}
-    if "interpolation" in given and not resizes and options.recipe is None:
+    values = {n: getattr(options, n) for n in _RECIPE_FLAGS if getattr(options, n) is not None}
+    resizes = values.keys() & {"resize", "random_resized_crop"}
+    if "interpolation" in values and not resizes and options.recipe is None:
         raise UsageError("--interpolation says how to resize; give --resize with it")
     if options.recipe is None:
-        return Recipe.image(**given)
-    if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        return Recipe.image(**values)
+    if values:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in values)
         raise UsageError(f"--recipe {options.recipe} and {flags} both say what to do; drop one")
     if options.recipe.lstrip().startswith("{"):
         return _recipe_of_json(options.recipe)

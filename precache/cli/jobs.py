@@ -30,16 +30,16 @@ SERVER = (
 
 
 def add_job_commands(commands: Any) -> None:
-    """The parsers of this module's commands."""
+    """Add the commands to the subparsers of ``precache``."""
     submit = commands.add_parser(
         "submit",
-        help="the same on a cluster, as a job that needs nobody",
+        help="build as a job of a cluster",
         description=inspect.cleandoc(_submit.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_code(add_build_arguments(submit, address=SERVER))
     status = commands.add_parser(
-        "status", help="how far a job or a store is", description=_status.__doc__
+        "status", help="state of a job, or builds of a store", description=_status.__doc__
     )
     status.add_argument("what", metavar="JOB|STORE")
     add_option(status, "storage_options")
@@ -53,11 +53,11 @@ def add_job_commands(commands: Any) -> None:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    """Build on a cluster, through its job server; the job goes on without this command.
+    """Build on a cluster, through its job server; the job continues without this command.
 
-    The arguments are those of build; paths of SOURCE and STORE are the cluster's. The recipe
-    travels, files of --labels and --classes do, and your own modules with --code. Submitted again
-    while it is under way, the same build is followed; after it ended, it is continued.
+    The arguments are those of build; paths of SOURCE and STORE are the cluster's. The recipe and
+    the files of --labels and --classes are sent, and your own modules with --code. If the same
+    build is submitted again while it runs, its job is followed; after it ended, it is continued.
     """
     keywords = read_keywords(options, address="auto")
     keywords["address"] = getattr(options, "address", None)
@@ -68,12 +68,12 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
-    """Print a job, or follow it and print what it makes; the exit status."""
+    """Print a job's id, or follow the job and print its results; returns the exit status."""
     if no_wait:
         show(as_json, _job_json(job), lambda: say(job.id))
         return 0
 
-    def made(result: BuildResult) -> None:
+    def print_result(result: BuildResult) -> None:
         data = {**_job_json(job), "result": build_json(result)}
         show(as_json, data, lambda: print_build(result))
         sys.stdout.flush()
@@ -81,7 +81,7 @@ def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
     was = "is under way already" if job.attached else "is submitted"
     _say(f"precache: job {job.id} {was}")
     try:
-        job.wait(_say, made)
+        job.wait(_say, print_result)
     except KeyboardInterrupt:
         _say(f"precache: the job goes on; to see how far it is: {job.how_to_go_on()}")
         return 130
@@ -97,17 +97,17 @@ def _job_json(job: ClusterJob) -> dict[str, Any]:
 
 
 def _status(options: argparse.Namespace) -> int:
-    """A job of precache submit: its state, its last line of progress, why it ended. A store, for
-    which no cluster is asked: the current version, and how far builds are that have begun.
+    """Show a job of precache submit: its state, last line of progress and reason of a failure.
+    Or show a store, without asking a cluster: its current version and the builds that have begun.
     """
     keywords = {"address": options.address, "storage_options": dict(options.storage_options)}
-    found = precache.status(options.what, **keywords)
-    show(options.json, dataclasses.asdict(found), lambda: print_status(found))
+    status = precache.status(options.what, **keywords)
+    show(options.json, dataclasses.asdict(status), lambda: print_status(status))
     return 0
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    """Stop a job of precache submit. What it has done is kept; submitted again, it continues."""
-    found = precache.cancel(options.job, address=options.address)
-    show(options.json, dataclasses.asdict(found), lambda: print_status(found))
+    """Stop a job of precache submit. Its complete shards are kept; submit it again to continue."""
+    status = precache.cancel(options.job, address=options.address)
+    show(options.json, dataclasses.asdict(status), lambda: print_status(status))
     return 0

@@ -65,7 +65,7 @@ exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad us
 
 
 class _Parser(argparse.ArgumentParser):
-    """Quotes no value of an option that it does not know: it may be a secret."""
+    """A parser whose errors show no value of an unknown option, which may be a secret."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -79,10 +79,10 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        names = [found[0] for each in unknown if (found := re.match(r"--[\w-]+|-\w", each))]
-        secret = any(each.startswith("--storage") for each in arguments)
-        values = "more than are taken" if secret else " ".join(unknown)
-        parser.error(f"unrecognized arguments: {' '.join(names) or values}")
+        flags = [match[0] for text in unknown if (match := re.match(r"--[\w-]+|-\w", text))]
+        secret = any(text.startswith("--storage") for text in arguments)
+        values = "too many" if secret else " ".join(unknown)
+        parser.error(f"unrecognized arguments: {' '.join(flags) or values}")
     return options
 
 
@@ -100,12 +100,12 @@ def _parser() -> _Parser:
     add_refresh(commands)
     add_job_commands(commands)
     add_job(commands)
-    info = commands.add_parser("info", help="what a store holds", description=_info.__doc__)
+    info = commands.add_parser("info", help="summary of a version", description=_info.__doc__)
     verify = commands.add_parser(
         "verify", help="check every checksum of a store", description=_verify.__doc__
     )
     bench = commands.add_parser(
-        "bench", help="what reading a store costs here", description=_bench.__doc__
+        "bench", help="measure the cost of reading a store", description=_bench.__doc__
     )
     for command, run in ((info, _info), (verify, _verify), (bench, _bench)):
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
@@ -119,24 +119,32 @@ def _parser() -> _Parser:
     add_simulate(commands)
     _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
-    bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
+    bench.add_argument(
+        "--epochs", type=int, default=3, metavar="N", help="epochs after the first; default 3"
+    )
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
     bench.add_argument(
-        "--cache-dir", metavar="DIR", help="local folder where shards of a remote store go"
+        "--cache-dir", metavar="DIR", help="local folder for shards of a remote store"
     )
-    bench.add_argument("--cache-limit", metavar="SIZE", help="of that folder, such as 200GB")
-    bench.add_argument("--cache-shared", action="store_true", help="with the members of its group")
+    bench.add_argument(
+        "--cache-limit", metavar="SIZE", help="size limit of that folder, such as 200GB"
+    )
+    bench.add_argument(
+        "--cache-shared",
+        action="store_true",
+        help="share that folder with the members of its group",
+    )
     return parser
 
 
 def _add_transfer(commands: Any) -> None:
-    for name, there in (("pull", "a folder here"), ("push", "another store, path or URL")):
+    for name, target in (("pull", "a local folder"), ("push", "another store, path or URL")):
         command = commands.add_parser(
-            name, help=f"copy a version to {there}", description=_transfer.__doc__
+            name, help=f"copy a version to {target}", description=_transfer.__doc__
         )
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
         command.add_argument(
-            "--to", required=True, metavar="STORE", help=f"{there}; made if missing"
+            "--to", required=True, metavar="STORE", help=f"{target}; created if missing"
         )
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         add_option(command, "storage_options")
@@ -155,20 +163,26 @@ def _add_view(commands: Any) -> None:
     what.add_argument(
         "--source",
         metavar="SOURCE",
-        help="what the store was built from: raw files, and what each op makes of them, stand "
-        "beside the stored rows",
+        help="the source of the store: raw files, and the result of each op, are shown beside the "
+        "stored rows",
     )
     add_option(what, "run_functions")
-    what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
-    what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
     what.add_argument(
-        "--class", dest="label", default="", metavar="NAME", help="rows of one class, or its number"
+        "--rows", type=int, default=24, metavar="N", help="rows of a page; default 24"
+    )
+    what.add_argument("--find", default="", metavar="TEXT", help="rows whose keys begin with TEXT")
+    what.add_argument(
+        "--class",
+        dest="label",
+        default="",
+        metavar="NAME",
+        help="rows of a class, by name or number",
     )
     add_option(what, "storage_options")
     where = view.add_argument_group("where")
-    where.add_argument("--out", metavar="FILE", help="write one page that needs no server, and end")
-    where.add_argument("--port", type=int, default=0, metavar="N", help="default any that is free")
-    where.add_argument("--open", action="store_true", help="open it in a browser")
+    where.add_argument("--out", metavar="FILE", help="write one page that needs no server")
+    where.add_argument("--port", type=int, default=0, metavar="N", help="default any free port")
+    where.add_argument("--open", action="store_true", help="open the address in a browser")
     view.set_defaults(run=_view)
 
 
@@ -181,15 +195,17 @@ def _add_build(commands: Any) -> None:
     )
     build.set_defaults(run=_build)
     add_build_arguments(build).add_argument(
-        "--dry-run", action="store_true", help="only say what would be done, as precache plan does"
+        "--dry-run",
+        action="store_true",
+        help="only report what would be done, as precache plan",
     )
 
 
 def _build(options: argparse.Namespace) -> int:
-    """Decode and resize every sample of SOURCE once, into tensors that training maps.
+    """Decode and resize every sample of SOURCE once, into tensors that training memory-maps.
 
-    Killed or failed, the same command continues it; with nothing changed it does nothing.
-    What is not given about the recipe stays as it is: no resize, no crop.
+    If it is killed or fails, run the same command again to continue; if nothing has changed, it
+    does nothing. Without flags of the recipe, images are not resized or cropped.
     """
     if options.dry_run:
         show_plan(options, timing=True)
@@ -202,47 +218,47 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    """What a store holds: fields, rows, holes, classes, statistics, and its recipe."""
+    """Summarise a version: fields, rows, holes, classes, statistics and recipe."""
     info = precache.info(options.store, dict(options.storage_options))
     show(options.json, info_json(info), lambda: print_info(info))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Read every byte, check every checksum, and hold what the version tells of its rows against
-    the row table; damage is named by object and key.
+    """Read every byte, check every checksum, and compare the version's small arrays with its row
+    table; damage is named by object and key.
 
-    Exit status 1 where there is any.
+    The exit status is 1 if there is any.
     """
     from precache.maintenance.verify import verify_version
     from precache.store.open import open_unchecked
 
     version = open_unchecked(options.store, dict(options.storage_options))
     with byte_progress("Verifying", version, shown=not options.json) as tick:
-        found = verify_version(version, tick)
-    report = {**dataclasses.asdict(found), "ok": found.ok}
-    show(options.json, report, lambda: print_verified(found))
-    return 0 if found.ok else 1
+        result = verify_version(version, tick)
+    data = {**dataclasses.asdict(result), "ok": result.ok}
+    show(options.json, data, lambda: print_verified(result))
+    return 0 if result.ok else 1
 
 
 def _transfer(options: argparse.Namespace) -> int:
     """Copy a whole version to another store and make it current there.
 
-    Everything is checked on its way. A version that is there whole is only made current, and a
-    damaged one stays as it is until a right one takes its place, or in a bucket is mended. Stopped,
-    the same command continues.
+    Every object is checked while it is copied. A version that is complete there is only made
+    current. A damaged one stays until an intact one replaces it, or in a bucket is repaired. If it
+    is stopped, run the same command again to continue.
     """
-    given = dict(options.storage_options)
+    storage_options = dict(options.storage_options)
     copy = precache.pull if options.command == "pull" else precache.push
-    version = precache.open(options.store, None, given)
+    version = precache.open(options.store, None, storage_options)
     with byte_progress("Copying", version, shown=not options.json) as tick:
-        done = copy(options.store, options.to, tick, given)
-    show(options.json, dataclasses.asdict(done), lambda: print_transferred(done))
+        result = copy(options.store, options.to, tick, storage_options)
+    show(options.json, dataclasses.asdict(result), lambda: print_transferred(result))
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Epochs over a store on the CPU, shuffled, beside the machine's own copy limit."""
+    """Read shuffled epochs of a store on the CPU, and compare them with copying plain memory."""
     with bench_progress(shown=not options.json) as tick:
         result = precache.bench(
             options.store,
@@ -260,11 +276,11 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
-    """Show in a browser what a store holds: samples, classes, statistics, holes, the build.
+    """Show the samples, classes, statistics, holes and build of a store in a browser.
 
-    Serves pages at an address of this machine that it prints, until Ctrl-C. Rows are found by key
-    and class; the page of a row compares it with what the ops make of its raw file, where --source
-    names the source. For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
+    Prints an address of this machine and serves pages there until Ctrl-C. Search rows by key and
+    class. With --source, the page of a row compares it with its raw file and the result of each op.
+    For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
     """
     import_from_here(options.source, options.run_functions)
     view = precache.view(

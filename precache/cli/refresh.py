@@ -1,4 +1,4 @@
-"""The command ``precache refresh``: fresh variants, one child version after another."""
+"""The command ``precache refresh``: fresh variants of the samples of a store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import functools
 import inspect
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +28,7 @@ def add_refresh(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``."""
     command = commands.add_parser(
         "refresh",
-        help="make fresh variants of a store's samples",
+        help="compute fresh variants of a store's samples",
         description=inspect.cleandoc(_refresh.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -38,14 +37,17 @@ def add_refresh(commands: Any) -> None:
         "--source",
         metavar="SOURCE",
         default="",
-        help="where the samples are; default what the current version was built from, as the "
-        "store's log of commits says",
+        help="where the samples are; default the source of the current version, as the store's log "
+        "of commits names it",
     )
     command.add_argument(
-        "--times", type=int, metavar="N", help="child versions; default 1, with --every no end"
+        "--times",
+        type=int,
+        metavar="N",
+        help="child versions; default 1, with --every no end",
     )
     command.add_argument(
-        "--every", metavar="TIME", help="between the beginnings of two, such as 30m; default 0"
+        "--every", metavar="TIME", help="time from one start to the next, such as 30m; default 0"
     )
     add_options(
         command,
@@ -57,22 +59,22 @@ def add_refresh(commands: Any) -> None:
     add_option(command, "run_functions")
     job = command.add_argument_group("as a job of a cluster")
     job.add_argument(
-        "--submit", action="store_true", help="have a cluster do it, as precache submit does"
+        "--submit", action="store_true", help="submit it to a cluster, as precache submit does"
     )
     add_code(job)
     command.set_defaults(run=_refresh)
 
 
 def _refresh(options: argparse.Namespace) -> int:
-    """Make a child of STORE's current version, and make it current: of every field with variants
+    """Build a child of STORE's current version, and make it current: in every field with variants
     the oldest is dropped and a fresh one computed, all others are linked.
 
-    The rows are those of the current version; build first where the source changed. Killed, the
-    same command continues. A Loader with refresh="epoch" reads what is current; versions that
-    were replaced stay until precache gc removes them.
+    The rows are those of the current version; build first if the source changed. If it is killed,
+    run the same command again to continue. A Loader with refresh="epoch" reads the current version;
+    versions that were replaced stay until precache gc removes them.
 
-    What comes out of a store is data: where its recipe names functions, or its log a python:
-    source, they run only with --run-functions.
+    A store is data: functions that its recipe names, and a python: source that its log names, run
+    only with --run-functions.
     """
     address = getattr(options, "address", None)
     if options.submit:
@@ -85,25 +87,17 @@ def _refresh(options: argparse.Namespace) -> int:
     if options.code or options.no_wait:
         raise UsageError("--code and --no-wait are for a job of a cluster; give --submit with them")
     keywords = read_keywords(options, RunOptions)
-    print_refreshes(
-        options.store, options.source or None, options.json, options.times, options.every, keywords
-    )
+    keywords |= {"times": options.times, "every": options.every}
+    print_refreshes(options.json, options.store, options.source or None, **keywords)
     return 0
 
 
-def print_refreshes(
-    store: str,
-    source: str | None,
-    as_json: bool,
-    times: int | None,
-    every: float | str | None,
-    keywords: Mapping[str, Any],
-) -> None:
+def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: Any) -> None:
     """Refresh, and print each child version when it is complete."""
     import_from_here(source, keywords.get("run_functions", False))
-    for result in refreshes(store, source, times=times, every=every, **keywords):
+    for result in refreshes(store, source, **keywords):
         version = precache.open(result.path, None, dict(keywords.get("storage_options", ())))
         fields = {n: field for n, field in version.fields.items() if field.variants > 1}
-        data = {**build_json(result), "fields": {n: asdict(each) for n, each in fields.items()}}
+        data = {**build_json(result), "fields": {n: asdict(field) for n, field in fields.items()}}
         show(as_json, data, functools.partial(print_refreshed, result, fields))
         sys.stdout.flush()

@@ -33,7 +33,8 @@ def _job(options: argparse.Namespace) -> int:
     source, store = document["source"], document["store"]
     if document["command"] == "refresh":
         read_options(RunOptions, keywords)
-        print_refreshes(store, source, True, document["times"], document["every"], keywords)
+        keywords |= {"times": document["times"], "every": document["every"]}
+        print_refreshes(True, store, source, **keywords)
         return 0
     read_options(BuildOptions, keywords)  # an option that only another release has is named
     recipe = Recipe.from_dict(document["recipe"])

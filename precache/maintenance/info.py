@@ -1,4 +1,4 @@
-"""What a version holds, in short."""
+"""`info`: a summary of a version."""
 
 from __future__ import annotations
 

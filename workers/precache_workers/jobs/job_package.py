@@ -1,4 +1,4 @@
-"""What travels with a build to a cluster: its options, the user's code, small files."""
+"""Job packages: options of a build, the user's code and small files, to be sent to a cluster."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SENT = "precache_sent"
 """Folder of the files that options name, in the job's working directory."""
 
 FILE_OPTIONS = ("labels", "classes")
-"""Options that name a file, which travels where this machine has it."""
+"""Options that name a file, which is sent if it is on this machine."""
 
 MOST_COMMAND_NBYTES = 100_000
-"""Of a command line: the job's shell takes it as one argument, of which Linux allows 131,072."""
+"""Limit of a command line, which the job's shell takes as one argument; Linux allows 131,072."""
 
 MOST_NBYTES = 99 << 20
-"""Of all files; Ray's job server takes requests of up to 100 MiB, and does not compress."""
+"""Limit of all files; Ray's job server takes requests of up to 100 MiB, uncompressed."""
 
 _JUNK = re.compile(r"\..*|__pycache__|node_modules|.*\.py[co]|.*\.egg-info")
 
@@ -64,7 +64,7 @@ class JobPackage:
         return digest.hexdigest()[:12]
 
     def unpack(self, folder: Path) -> None:
-        """Lay the files down as the job will see them."""
+        """Write the files into a folder, as the job will find them."""
         for name, path in self.files.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -165,12 +165,12 @@ def _pack(
 
 
 def _as_there(name: str) -> str:
-    """A path of this machine made absolute; the cluster sees it at the same place, or not at all.
+    """Return a URL, or a path as absolute, which the cluster may see at the same place.
 
     Raises
     ------
     UsageError
-        For a URL with credentials, which Ray would list.
+        The URL holds credentials, which Ray would list.
     """
     if "://" not in name:
         return name if name.startswith("python:") else str(Path(name).expanduser().absolute())
@@ -186,24 +186,24 @@ def _as_there(name: str) -> str:
 
 
 def _code_files(code: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
-    """Path in the working directory -> file; a package comes whole, of a plain folder its contents.
+    """Map paths in the job's working directory to files of packages and of folders' contents.
 
-    Left out are hidden files, caches, virtual environments and stores.
+    Hidden files, caches, virtual environments and stores are left out.
     """
     files: dict[str, Path] = {}
-    for each in code:
-        path = Path(each).absolute()
+    for entry in code:
+        path = Path(entry).absolute()
         if path.is_dir():
             root = path.parent if (path / "__init__.py").is_file() else path
-            found = {file.relative_to(root).as_posix(): file for file in _walk(path)}
+            inside = {file.relative_to(root).as_posix(): file for file in _walk(path)}
         elif path.is_file() and inspect.getmodulename(path.name):
-            found = {path.name: path}
+            inside = {path.name: path}
         else:
-            raise UsageError(f"--code {each} is no Python module, package or folder of them")
-        for name in found.keys() & files.keys():
-            if found[name] != files[name]:
-                raise UsageError(f"--code gives {name} twice: {files[name]} and {found[name]}")
-        files |= found
+            raise UsageError(f"--code {entry} is no Python module, package or folder of them")
+        for name in inside.keys() & files.keys():
+            if inside[name] != files[name]:
+                raise UsageError(f"--code gives {name} twice: {files[name]} and {inside[name]}")
+        files |= inside
     return files
 
 
@@ -218,23 +218,23 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _is_data(folder: Path) -> bool:
-    """Whether a folder is a virtual environment, a store, or a Zarr group or array."""
+    """Return True for a virtual environment, a store, and a Zarr group or array."""
     return any((folder / name).exists() for name in ("pyvenv.cfg", "commits", "zarr.json"))
 
 
 def _top_modules(files: Iterable[str]) -> dict[str, str]:
-    """Name -> what is imported by it; folders without `__init__.py` stand in nobody's way."""
-    found = {}
+    """Map names of modules to files; folders without `__init__.py` hide no other module."""
+    modules = {}
     for name in files:
         first, *rest = PurePosixPath(name).parts
         module = inspect.getmodulename(first) if not rest else first
         if module and (not rest or rest == ["__init__.py"]):
-            found[module] = name
-    return found
+            modules[module] = name
+    return modules
 
 
 def _check_names(files: Mapping[str, Path]) -> None:
-    """Raise where a module would be imported in place of one that the build needs."""
+    """Refuse modules that would be imported in place of modules that the build needs."""
     taken = _needed_modules()
     for module, name in _top_modules(files).items():
         if module in taken or module in sys.stdlib_module_names:
@@ -245,27 +245,27 @@ def _check_names(files: Mapping[str, Path]) -> None:
 
 
 def _needed_modules() -> set[str]:
-    """Modules of precache and of what it is declared to require."""
+    """Return the modules of precache and of the packages that it requires."""
     try:
         declared = importlib.metadata.requires("precache") or []
     except importlib.metadata.PackageNotFoundError:  # run from its source
         declared = []
-    names = (each for each in declared if "extra == 'test'" not in each.replace('"', "'"))
-    required = {re.split(r"[\s<>=~!;\[]", name)[0].lower() for name in names}
+    lines = (line for line in declared if "extra == 'test'" not in line.replace('"', "'"))
+    required = {re.split(r"[\s<>=~!;\[]", line)[0].lower() for line in lines}
     modules = importlib.metadata.packages_distributions().items()
-    found = {name for name, homes in modules if required & {home.lower() for home in homes}}
-    return {"precache", "precache_workers", *found}
+    needed = {name for name, homes in modules if required & {home.lower() for home in homes}}
+    return {"precache", "precache_workers", *needed}
 
 
 def _imports(source: str, recipe: Recipe | None) -> list[str]:
-    """What a job imports by name."""
+    """Return the functions and factories that a job imports by name."""
     factories = [source.removeprefix("python:")] if source.startswith("python:") else []
     functions = [] if recipe is None else [op.function for op in recipe.functions]
     return [*functions, *factories]
 
 
 def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
-    """Raise where code in the current folder is named, and would be missing there."""
+    """Refuse names of code that is in the current folder and would not be sent."""
     tops = {name.split("/")[0].removesuffix(".py") for name in files}
     for name in imports:
         top = name.partition(":")[0].partition(".")[0]
@@ -275,7 +275,7 @@ def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
 
 
 def _check_size(files: Mapping[str, Path]) -> None:
-    """Raise where files take more than the cluster takes, naming the largest parts."""
+    """Refuse files that are together larger than the limit, and name the largest parts."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total = sum(sizes.values())
     if total <= MOST_NBYTES:

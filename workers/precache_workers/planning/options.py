@@ -90,7 +90,7 @@ Size = Annotated[ByteSize, Field(ge=1)]
 
 
 class PlacementOptions(BaseModel):
-    """What each task takes of a cluster that is joined, and where it may run."""
+    """Resources that each task takes of a cluster that is joined, and the nodes for it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     group: ClassVar[str] = "on a cluster that is joined"
@@ -125,7 +125,7 @@ class PlacementOptions(BaseModel):
 
     @property
     def placement(self) -> Placement:
-        """The same, as the executor takes it."""
+        """These options as the executor takes them."""
         return Placement(
             self.cpus_per_task,
             self.memory_per_task,
@@ -136,7 +136,7 @@ class PlacementOptions(BaseModel):
 
 
 class RunOptions(PlacementOptions):
-    """How a build or a refresh runs, and where."""
+    """Options that say where and how a build or a refresh runs."""
 
     group: ClassVar[str] = "running"
 
@@ -315,7 +315,7 @@ _ADVICE = {
     "string_type": "give text",
     "tuple_type": "give paths",
 }
-"""What to do about each type of error of pydantic's."""
+"""Advice by type of pydantic's error."""
 
 
 def _describe(problem: ErrorDetails, spell: Callable[[str], str]) -> str:

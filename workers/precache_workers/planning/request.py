@@ -42,26 +42,26 @@ class BuildResult:
     version, path
         The version's id and folder.
     samples, failed, ignored
-        Of the source; holes among them; files of the source that are not images by suffix.
+        Number of samples in the source; holes among them; files that are not images by suffix.
     left_out
-        What else lies in the source and is no sample, counted by reason: ``link_out``, links that
-        lead out of it; ``no_file``, FIFOs, sockets and devices; ``no_name``, objects with an empty
-        part, ``.`` or ``..`` in their names.
+        Other entries of the source that are no samples, counted by reason: ``link_out``, links
+        that lead out of it; ``no_file``, FIFOs, sockets and devices; ``no_name``, objects with an
+        empty part, ``.`` or ``..`` in their names.
     mended
-        Samples that had failed before, and were tried again with success.
+        Samples that had failed before and succeeded in this run.
     removed
-        Rows, holes too, whose samples the source has no more.
+        Rows, holes included, whose samples were removed from the source.
     rows_reused
-        Rows taken over from an earlier version, in whole shards or one by one.
+        Rows of a base version that were reused, in whole shards or one by one.
     holes
-        (key, why) of every hole.
+        (key, reason) of every hole.
     shards, shards_skipped, shards_reused
-        Shards of the version; those that were there before; those taken over from an earlier
+        Shards of the version; shards that existed before this run; shards reused from a base
         version of the same samples.
     raw_bytes, stored_bytes
-        Of all large fields, before and after compression.
+        Bytes of all large fields, before and after compression.
     seconds, cpu_seconds
-        Wall time of all; CPU time that the tasks burnt on what was made in this run.
+        Wall time of this run; CPU time of its tasks.
     timings
         Seconds by stage: ``list`` and ``start`` (of the executor, once) as wall time; ``fetch``,
         ``ops``, ``encode``, ``put`` as wall time summed over tasks; ``imports`` as CPU time of the
