@@ -69,7 +69,7 @@ class _Beton:
             batches_ahead=1,
             order=OrderOption.RANDOM,
             drop_last=False,
-            recipes={
+            pipelines={
                 "image": [SimpleRGBImageDecoder(), ToTensor()],
                 "label": [IntDecoder(), ToTensor(), Squeeze(1)],
             },

@@ -1,0 +1,100 @@
+"""The code blocks of README and the guides run as they stand, on a small folder of photos.
+
+Commands that need a bucket, a cluster or a browser, or that never end, are not run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import precache
+from precache.cli import main as command_line
+from tests.conftest import write_photos
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+BLOCK = re.compile(r"(<!-- not run: .* -->\n)?```(python|sh|toml)\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
+HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
+
+NOT_RUN = re.compile(r"://|\bJOB\b|precache view|--every")
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``photos/``, and with ``photos.store`` in two versions."""
+    folder = tmp_path_factory.mktemp("example")
+    write_photos(folder / "photos", 264, (260, 258), classes=("cat", "dog"), suffix=".jpg")
+    for crop in (200, 224):
+        recipe = precache.Recipe.image(resize=256, crop=crop)
+        precache.build(folder / "photos", folder / "photos.store", recipe, address="serial")
+    return folder
+
+
+def blocks(document: Path) -> Iterator[tuple[str, str]]:
+    """(language, code) of each block that is to be run."""
+    for skipped, language, code in BLOCK.findall(document.read_text("utf-8")):
+        if not skipped:
+            yield language, code
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """Arguments of each `precache` command that is to be run."""
+    for line in code.splitlines():
+        if line.startswith("precache ") and not NOT_RUN.search(line):
+            yield shlex.split(line, comments=True)[1:]
+
+
+def run_command(arguments: list[str]) -> None:
+    version = precache.open("photos.store").attributes.version
+    arguments = [text.replace("@3f2a", f"@{version[:4]}") for text in arguments]
+    if arguments[0] in ("build", "refresh"):
+        arguments += ["--address", "serial"]
+    assert command_line.main(arguments) == 0
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_code_blocks_of_the_documentation_run(
+    document: Path, example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(example)
+    model = torch.nn.Linear(1, 1)
+    names = {
+        "precache": precache,
+        "Loader": precache.Loader,
+        "step": lambda *batch: None,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+    }
+    for language, code in blocks(document):
+        if language == "toml":
+            Path("recipe.toml").write_text(code)
+        elif language == "sh":
+            for arguments in commands(code):
+                run_command(arguments)
+        else:
+            shorter = compile(code.replace("range(90)", "range(2)"), document.name, "exec")
+            with precache.Loader("photos.store", 8) as loader:
+                exec(shorter, names | {"loader": loader})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_links_of_the_documentation_lead_somewhere(document: Path) -> None:
+    for path, anchor in LINK.findall(document.read_text("utf-8")):
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        if anchor:
+            headings = HEADING.findall(target.read_text("utf-8"))
+            assert anchor[1:] in map(anchor_of, headings), f"{path}{anchor}"
+
+
+def anchor_of(heading: str) -> str:
+    """Anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
