@@ -1,18 +1,18 @@
-# What a training node needs, torch with CUDA: a base for an image of your own. From the root of the clone:
+# A training node with CUDA torch, as a base for your own image. From the root of the clone:
 #   docker build --file deploy/train.Dockerfile --tag REGISTRY/precache-train:0.1.0 .
 # To train from a bucket, or to decompress on the GPU: --build-arg EXTRAS=gcs,nvcomp
 ARG BASE=python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS build
 ARG EXTRAS=
-# By the environment, so that it also holds for what pip builds a package with.
+# In the environment, so that it also constrains pip's build environments.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY precache precache
 COPY workers workers
-# What precache's compiled code is compiled with, without which reading takes up to twice the CPU time.
-# Whatever compiler the base's Debian has will do.
+# A compiler for precache's C code, without which reading takes up to twice the CPU time.
+# Any version that the base's Debian has will do.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*

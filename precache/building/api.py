@@ -66,6 +66,7 @@ def build(
     nice: int = 10,
     progress: bool = False,
     storage_options: StorageOptions = None,
+    storage_options_env: Mapping[str, str] | None = None,
     report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     max_sample_bytes: int | str = "512MiB",
     sample_timeout: float = 300.0,
@@ -139,6 +140,10 @@ def build(
     storage_options
         Options of remote file systems, as their fsspec classes take them, for source and store;
         they are sent with the tasks, and never written or shown.
+    storage_options_env
+        Storage options whose values are environment variables, such as
+        ``{"secret": "PHOTOS_SECRET"}``. Each process that opens the storage reads its own, so on a
+        cluster the variables are set on the nodes, and the values are not sent.
     report
         Files for a report of the build, also written if it fails: ``.html`` for a page
         (``pip install 'precache[report]'``), ``.json`` for its figures.
@@ -243,7 +248,6 @@ def submit(
     *,
     address: str | None = None,
     code: Sequence[str | os.PathLike[str]] = (),
-    storage_options: StorageOptions = None,
     **options: Any,
 ) -> ClusterJob:
     """Submit a build to a cluster and return at once; the job continues without this process.
@@ -262,11 +266,11 @@ def submit(
     code
         Your own modules and packages, or folders of them, that the job can import. Hidden files,
         caches, virtual environments and stores in them are not sent.
-    storage_options
-        As `build` takes them; Ray lists them nowhere.
     options
-        The other options of `build`. `labels` and `classes` are sent if they are files on this
-        machine; `progress` is on by default.
+        The other options of `build`. Ray shows `storage_options`, so they must hold no secrets: the
+        nodes have an identity of their own, or `storage_options_env` names variables of theirs.
+        `labels` and `classes` are sent if they are files on this machine; `progress` is on by
+        default.
 
     Returns
     -------
@@ -281,16 +285,15 @@ def submit(
         The cluster cannot be reached.
     """
     from precache_workers.jobs.job_package import pack
-    from precache_workers.jobs.submission import submit_parcel
+    from precache_workers.jobs.submission import submit_package
     from precache_workers.sources.user_code import require_permission
 
     require_known("submit", options, BuildOptions.model_fields)
-    own = {"address": "auto", "storage_options": storage_options}
-    checked = read_options(BuildOptions, {"progress": True, **options, **own})
+    checked = read_options(BuildOptions, {"progress": True, **options, "address": "auto"})
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
     require_permission(recipe, checked.run_functions)
     package = pack(os.fspath(source), os.fspath(store), recipe, checked, code)
-    return submit_parcel(package, address, checked.storage_options)
+    return submit_package(package, address)
 
 
 @takes_recipe

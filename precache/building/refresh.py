@@ -13,7 +13,6 @@ from precache.building.api import new_request, require_known
 from precache.errors import PrecacheError
 from precache.maintenance.gc import seconds_of
 from precache.runtime.integers import whole
-from precache.storage.open import StorageOptions
 from precache.store.open import open_version
 from precache_workers.planning.options import RunOptions, read_options
 
@@ -94,7 +93,6 @@ def submit_refresh(
     every: float | str | None = None,
     address: str | None = None,
     code: Sequence[str | os.PathLike[str]] = (),
-    storage_options: StorageOptions = None,
     **options: Any,
 ) -> ClusterJob:
     """Submit a `refresh` to a cluster and return at once; the job continues without this process.
@@ -106,10 +104,11 @@ def submit_refresh(
     store, source, times, every
         As `refresh` takes them, except that `every` without `times` has no end; paths are those of
         the cluster's nodes.
-    address, code, storage_options
+    address, code
         As `submit` takes them.
     options
-        The other options of `refresh`; `progress` is on by default.
+        The other options of `refresh`, storage options as `submit` takes them; `progress` is on by
+        default.
 
     Returns
     -------
@@ -125,23 +124,22 @@ def submit_refresh(
         The cluster cannot be reached.
     """
     require_known("submit_refresh", options, RunOptions.model_fields)
-    own = {"address": "auto", "storage_options": storage_options}
-    checked = read_options(RunOptions, {"progress": True, **options, **own})
+    checked = read_options(RunOptions, {"progress": True, **options, "address": "auto"})
     times, seconds = _schedule(times, every)
     from precache_workers.jobs.job_package import pack_refresh
-    from precache_workers.jobs.submission import submit_parcel
+    from precache_workers.jobs.submission import submit_package
     from precache_workers.sources.user_code import require_permission
 
     recipe = None
     with contextlib.suppress(PrecacheError):  # the cluster's nodes may be able to open it
-        recipe = open_version(store, None, storage_options).recipe
+        recipe = open_version(store, None, checked.storage_options).recipe
     if recipe is not None:
         require_permission(recipe, checked.run_functions)
     place = None if source is None else os.fspath(source)
     package = pack_refresh(
         place, os.fspath(store), recipe, checked, code, times=times, every=seconds
     )
-    return submit_parcel(package, address, checked.storage_options)
+    return submit_package(package, address)
 
 
 def _schedule(times: int | None, every: float | str | None) -> tuple[int | None, float | None]:

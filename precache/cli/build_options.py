@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
+from precache.storage.environment import FromEnvironment
 from precache_workers.planning.options import (
     BuildOptions,
     Flag,
@@ -31,6 +32,10 @@ _RECIPE_FLAGS = (
     "seed",
     "variants",
 )
+
+
+_APART = ("run_functions", "storage_options_env")
+"""Options without a flag of their own here: `refresh` adds the one, `storage_options` the other."""
 
 
 def add_build_arguments(to: argparse.ArgumentParser, **descriptions: str) -> Any:
@@ -55,7 +60,7 @@ def add_options(to: argparse.ArgumentParser, model: type[RunOptions], **descript
         if title is not None:
             groups[title] = to.add_argument_group(title)
             for name in inspect.get_annotations(part):
-                if name in model.model_fields and name != "run_functions":
+                if name in model.model_fields and name not in _APART:
                     add_option(groups[title], name, descriptions.get(name))
     run = groups[RunOptions.group]
     run.add_argument("--json", action="store_true", help="JSON on stdout, an object a version")
@@ -84,6 +89,11 @@ def add_option(to: Any, name: str, description: str | None = None) -> None:
     elif kind in (int, float):
         settings["type"] = kind
     to.add_argument(flag_of(name), dest=name, help=text.replace("%", "%%"), **settings)
+    if name == "storage_options":
+        variables = BuildOptions.model_fields["storage_options_env"]
+        settings |= {"metavar": "KEY=VARIABLE", "type": _storage_option_env}
+        flag_name = flag_of("storage_options_env")
+        to.add_argument(flag_name, dest=name, help=variables.description, **settings)
 
 
 def _value_type(annotation: Any) -> Any:
@@ -213,6 +223,13 @@ def _storage_option(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except (ValueError, RecursionError):
         return key, value
+
+
+def _storage_option_env(text: str) -> tuple[str, FromEnvironment]:
+    key, equals, variable = text.partition("=")
+    if not key or not equals or not variable.isidentifier():
+        raise argparse.ArgumentTypeError("expected KEY=VARIABLE; not shown, as it may be a secret")
+    return key, FromEnvironment(variable)
 
 
 def read_recipe(options: argparse.Namespace) -> Recipe:

@@ -83,7 +83,7 @@ def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
     try:
         job.wait(_say, print_result)
     except KeyboardInterrupt:
-        _say(f"precache: the job goes on; to see how far it is: {job.how_to_go_on()}")
+        _say(f"precache: the job goes on; to see how far it is: {job.status_command()}")
         return 130
     return 0
 

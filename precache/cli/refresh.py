@@ -21,6 +21,7 @@ from precache.cli.build_options import (
 from precache.cli.jobs import SERVER, show_job
 from precache.cli.output import build_json, print_refreshed, show
 from precache.errors import UsageError
+from precache.storage.environment import with_environment
 from precache_workers.planning.options import RunOptions
 
 
@@ -95,8 +96,10 @@ def _refresh(options: argparse.Namespace) -> int:
 def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: Any) -> None:
     """Refresh, and print each child version when it is complete."""
     import_from_here(source, keywords.get("run_functions", False))
+    variables = keywords.get("storage_options_env")
+    storage_options = with_environment(dict(keywords.get("storage_options", ())), variables)
     for result in refreshes(store, source, **keywords):
-        version = precache.open(result.path, None, dict(keywords.get("storage_options", ())))
+        version = precache.open(result.path, None, storage_options)
         fields = {n: field for n, field in version.fields.items() if field.variants > 1}
         data = {**build_json(result), "fields": {n: asdict(field) for n, field in fields.items()}}
         show(as_json, data, functools.partial(print_refreshed, result, fields))

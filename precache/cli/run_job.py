@@ -18,7 +18,6 @@ def add_job(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``; their help does not list it."""
     command = commands.add_parser("job", description=_job.__doc__)
     command.add_argument("document", metavar="JSON")
-    command.add_argument("--storage-options-at", metavar="NAME")
     command.set_defaults(run=_job)
 
 
@@ -26,10 +25,6 @@ def _job(options: argparse.Namespace) -> int:
     """Build or refresh as a document says that was submitted, and print JSON."""
     document = json.loads(options.document)
     keywords = document["options"]
-    if options.storage_options_at is not None:
-        from precache_workers.jobs.job_server import receive_storage_options
-
-        keywords["storage_options"] = receive_storage_options(options.storage_options_at)
     source, store = document["source"], document["store"]
     if document["command"] == "refresh":
         read_options(RunOptions, keywords)

@@ -45,6 +45,7 @@ from precache.storage.base import (
     required,
     too_large,
 )
+from precache.storage.environment import read_environment
 from precache.storage.listing import Entry, KeyRange, Page, page_of, splits, stripped
 from precache.storage.retries import Attempt
 from precache.storage.s3_reads import Part, reads_of
@@ -86,7 +87,7 @@ class RemoteFolder:
     protocol, root
         Such as ``gs`` and ``bucket/photos``.
     options
-        Of the file system, as its fsspec class takes them; never shown.
+        Of the file system, as its fsspec class takes them, or `FromEnvironment`; never shown.
     within
         URL out of which a web server's redirects must not lead.
     """
@@ -442,7 +443,7 @@ class RemoteFolder:
 
     @property
     def _fs(self) -> Any:
-        return file_system(self.protocol, self.options, self.within)
+        return file_system(self.protocol, read_environment(self.options), self.within)
 
     @property
     def _is_azure(self) -> bool:
@@ -548,7 +549,7 @@ class RemoteFolder:
         said("%s; trying again in %.1f s", error, pause)
 
     def _error(self, error: Exception, name: str, doing: str) -> StorageError:
-        reason = reason_of(error, self.options, self._root_url)
+        reason = reason_of(error, read_environment(self.options), self._root_url)
         if type(error).__name__ == "TooManyRedirects":
             reason = "the server redirects it without end"
         elif isinstance(error, FileNotFoundError):

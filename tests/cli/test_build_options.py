@@ -66,7 +66,8 @@ def flags_of(values: dict[str, Any]) -> list[str]:
 
 def test_every_option_has_a_flag() -> None:
     # Functions of a recipe that the command line names are the user's own.
-    assert VALUES.keys() == BuildOptions.model_fields.keys() - {"run_functions"}
+    apart = {"run_functions", "storage_options_env"}
+    assert VALUES.keys() == BuildOptions.model_fields.keys() - apart
     read = read_keywords(parsed(*flags_of(VALUES)))
     assert BuildOptions(**read) == BuildOptions(**VALUES)
 
@@ -78,3 +79,11 @@ def test_without_flags_the_defaults_hold_and_progress_is_shown() -> None:
 def test_a_value_that_is_not_allowed_is_refused_by_its_flag() -> None:
     with pytest.raises(precache.UsageError, match=r"^--resource spare is 'x'; give a number$"):
         read_keywords(parsed("--address=auto", "--resource=spare=x"))
+
+
+def test_a_storage_option_is_read_from_a_variable_of_the_environment() -> None:
+    read = read_keywords(parsed("--storage-option", "anon=true", "--storage-option-env", "key=KEY"))
+    by_name = BuildOptions(storage_options={"anon": True}, storage_options_env={"key": "KEY"})
+    assert BuildOptions(**read).storage_options == by_name.storage_options
+    with pytest.raises(SystemExit):
+        parsed("--storage-option-env", "key=a secret")

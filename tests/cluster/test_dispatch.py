@@ -1,4 +1,4 @@
-"""Dispatching: what is under way, what is begun again, and what comes out, with a made engine."""
+"""Dispatching with a simulated engine: bounds, retries, second copies, outcomes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from precache.errors import BuildError, CrashError, HangError
 from precache_workers.cluster.dispatch import (
-    FEWEST_SUBMITTED,
-    MOST_ITEMS,
+    MAX_ITEMS,
+    MIN_SUBMITTED,
     SUBMITTED_PER_SLOT,
     TASK_SECONDS,
     Done,
@@ -28,7 +28,7 @@ from precache_workers.cluster.dispatch import (
 
 @dataclass(frozen=True)
 class Work:
-    """An item, and whether it is that of a later copy."""
+    """An item; `again` marks that of a later copy."""
 
     number: int
     again: bool = False
@@ -55,7 +55,7 @@ class Copy:
 
 @dataclass
 class Machines:
-    """Slots that work on copies in the order of their coming, in a time of their own."""
+    """An engine with simulated time, whose slots run copies in the order of submission."""
 
     fate: Callable[[Work, int], End]
     """(item, copies of it before) -> what happens to it alone."""
@@ -105,7 +105,7 @@ class Machines:
 
 
 def together(fates: Sequence[End]) -> End:
-    """What happens to a task of several items, run one after another."""
+    """Return the end of a task of several items, which run one after another."""
     took, values = 0.0, []
     for left, end in fates:
         if left is None:
@@ -177,7 +177,7 @@ def test_nodes_come_and_go() -> None:
 
     machines.fate = grow
     assert len(list(outcomes)) == 60
-    assert max(seen[:8]) == FEWEST_SUBMITTED - 1, "an autoscaler sees some work from the start"
+    assert max(seen[:8]) == MIN_SUBMITTED - 1, "an autoscaler sees some work from the start"
     assert machines.most == 10 * SUBMITTED_PER_SLOT
 
 
@@ -283,7 +283,7 @@ def test_short_items_share_tasks_until_few_are_left() -> None:
     machines = Machines(lambda work, before: done(0.01, work.number))
     assert sorted(run(machines, 1000, None, shared=True)) == [(n, n) for n in range(1000)]
     assert len(machines.tasks) < 100
-    assert max(machines.tasks) == MOST_ITEMS
+    assert max(machines.tasks) == MAX_ITEMS
     assert machines.tasks[-8:] == [1] * 8, "the last ones go to whoever is free first"
     assert machines.now < 1.05 * 1000 * 0.01 / 2
 
@@ -313,7 +313,7 @@ def test_one_that_kills_its_worker_is_found_among_those_of_its_task() -> None:
     assert max(outcomes.values()) == 1, "the others run once more at most"
     again = [work.number for work in machines.begun if work.again]
     assert 400 in again
-    assert len(set(again)) <= MOST_ITEMS, "and may be found done"
+    assert len(set(again)) <= MAX_ITEMS, "and may be found done"
 
 
 def test_an_item_that_hangs_begins_again_without_what_hung() -> None:

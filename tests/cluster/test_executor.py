@@ -22,12 +22,9 @@ import pytest
 import precache
 from precache.errors import BuildError, FetchError, UsageError
 from precache.runtime.process_id import process_of
-from precache_workers.cluster.executor import (
-    executor,
-    node_cpus,
-    own_folder,
-    run_serial,
-)
+from precache_workers.cluster.executor import executor, run_serial
+from precache_workers.cluster.nodes import node_cpus
+from precache_workers.cluster.ray_session import own_folder
 from tests.support.building import (
     HELD,
     build_here,
@@ -125,7 +122,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Embedded:
 
 
 def watch_until_a_raylet(process: subprocess.Popen[str]) -> tuple[psutil.Process, ...]:
-    """What a process has started, once there is a raylet among it."""
+    """Return the processes that a process has started, once a raylet is among them."""
     assert process.poll() is None, "it ended before it had started Ray"
     children = tuple(psutil.Process(process.pid).children(recursive=True))
     return children if any(is_raylet(child) for child in children) else ()
@@ -182,7 +179,7 @@ def test_an_embedded_build_stops_what_it_started(embedded: Embedded) -> None:
 
 
 def test_an_embedded_build_writes_nothing_into_the_home(embedded: Embedded) -> None:
-    """But for what ops made of their probes, below the cache folder."""
+    """Except the results of ops' probes, below the cache folder."""
     files = [path for path in embedded.home.rglob("*") if path.is_file()]
     assert {path.parent for path in files} == {embedded.home / ".cache/precache/ops"}
 
@@ -288,6 +285,7 @@ def test_a_sample_that_kills_every_worker_is_a_clear_error(tmp_path: Path) -> No
     assert "each kills the worker that decodes it" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert len(ran.stderr.splitlines()) < 10, "not what Ray logs"
+    assert ran.stdout == "", "nor what it prints of workers that died"
 
 
 @pytest.mark.heavy

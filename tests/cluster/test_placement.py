@@ -1,4 +1,4 @@
-"""Where tasks run on a cluster, and what becomes of those that kill their workers."""
+"""Placement of tasks on a cluster, and samples that kill their workers."""
 
 from __future__ import annotations
 

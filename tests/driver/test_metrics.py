@@ -142,7 +142,7 @@ class Open:
 
     def servers(self) -> list[psutil.Process]:
         """Processes that speak with clients."""
-        found = psutil.Process().children(recursive=True)
+        found = [each for each in psutil.Process().children(recursive=True) if not gone(each)]
         return [each for each in found if "ray.util.client.server" in " ".join(each.cmdline())]
 
 
@@ -229,7 +229,7 @@ def test_a_process_that_joined_no_ray_has_no_metrics() -> None:
     code = (
         "import sys\n"
         "from precache_workers.driver.metrics import build_metrics\n"
-        "assert build_metrics('store', '3f2a') is None\n"
+        "assert build_metrics('store', '3f2a', 'local') is None\n"
         "assert 'ray' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())

@@ -10,6 +10,7 @@ import pytest
 
 import precache
 from precache.errors import UsageError
+from precache.storage.environment import FromEnvironment
 from precache_workers.jobs import job_package
 from precache_workers.jobs.job_package import JobPackage, pack, pack_refresh
 from precache_workers.planning.options import BuildOptions, RunOptions
@@ -68,16 +69,62 @@ def pack_code(*code: Path | str) -> JobPackage:
 
 
 def test_every_option_of_a_build_travels() -> None:
-    # A build's recipe is the user's own, recompute contradicts retry_failed, secrets go apart.
-    apart = {"run_functions", "recompute", "storage_options"}
+    # A build's recipe is the user's own, and recompute contradicts retry_failed.
+    apart = {"run_functions", "recompute", "storage_options", "storage_options_env"}
     assert BuildOptions.model_fields.keys() - apart == set(OTHERWISE)
-    given = BuildOptions(**OTHERWISE, storage_options={"secret": "a secret"})
-    package = pack("/in", "/out", RECIPE, given)
+    package = pack("/in", "/out", RECIPE, BuildOptions(**OTHERWISE))
     document = json.loads(package.document)
     assert (document["command"], document["source"], document["store"]) == ("build", "/in", "/out")
     assert document["options"] == OTHERWISE
     assert BuildOptions(**document["options"]) == BuildOptions(**OTHERWISE)
     assert options_of(packed(recompute=True)) == {"address": "auto", "recompute": True}
+
+
+def test_storage_options_travel_without_their_secrets() -> None:
+    plain = {
+        "endpoint_url": "http://127.0.0.1:9000",
+        "anon": False,
+        "account_name": "0123",
+        "client_kwargs": {"region_name": "us-east-1"},
+        "token": "anon",
+    }
+    variables = {"secret": "PHOTOS_SECRET"}
+    given = {"address": "auto", "storage_options": plain, "storage_options_env": variables}
+    for package in (
+        pack("/in", "/out", RECIPE, BuildOptions(**given)),
+        pack_refresh(None, "/out", None, RunOptions(**given)),
+    ):
+        assert options_of(package) == given
+        read = BuildOptions(**options_of(package)).storage_options
+        assert read == {**plain, "secret": FromEnvironment("PHOTOS_SECRET")}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "pass-word"},
+        {"secret": "pass-word"},
+        {"token": "pass-word"},
+        {"token": {"private_key": "pass-word"}},
+        {"password": "pass-word"},
+        {"account_key": "pass-word"},
+        {"sas_token": "pass-word"},
+        {"connection_string": "AccountKey=pass-word"},
+        {"credential": "pass-word"},
+        {"unheard_of": "pass-word"},
+        {"endpoint_url": "http://someone:pass-word@host"},
+        {"client_kwargs": {"aws_secret_access_key": "pass-word"}},
+        {"client_kwargs": ["pass-word"]},
+    ],
+)
+def test_a_secret_in_the_clear_is_refused_with_the_way_out(options: dict[str, Any]) -> None:
+    [name] = options
+    advice = f"option '{name}' may hold a secret, .* --storage-option-env {name}=VARIABLE"
+    with pytest.raises(UsageError, match=advice) as caught:
+        precache.submit("/in", "/out", RECIPE, storage_options=options)
+    assert "pass-word" not in str(caught.value)
+    with pytest.raises(UsageError, match=advice):
+        precache.submit_refresh("/out", storage_options=options)
 
 
 def test_every_option_of_a_refresh_travels() -> None:

@@ -26,7 +26,8 @@ import pytest
 
 import precache
 from precache.errors import FetchError, HangError, UsageError
-from precache_workers.cluster.executor import REPORT, executor
+from precache_workers.cluster.executor import executor
+from precache_workers.cluster.ray_engine import REPORT
 from precache_workers.doctor.measure import Question, examine
 from precache_workers.runtime import time_limit
 from precache_workers.runtime.time_limit import DECODING, FETCHING, Notes, notes, run_in_time

@@ -89,6 +89,8 @@ def test_no_command_quotes_the_credentials_of_a_url(
         ("info", "store", "--storage-option", SECRET),
         ("info", "store", "--storage-option", f"={SECRET}"),
         ("info", "store", "--storage-option", f"-{SECRET}"),
+        ("info", "store", "--storage-option-env", SECRET),
+        ("info", "store", "--storage-option-env", f"secret={SECRET}"),
         ("info", "store", f"--storage-optoin=secret={SECRET}"),
         ("info", "store", f"--storage-optio=secret={SECRET}"),
         ("info", "store", "--storage-optoin", f"secret={SECRET}"),

@@ -25,15 +25,17 @@ NODE = "127.0.0.2"
 
 
 class JobHead:
-    """A head with one CPU, its files in a folder of its own; `env` is how its clients run.
+    """A head with one CPU and its files in its own folder; `env` is the environment of its clients.
 
     Parameters
     ----------
     token
-        That clients must have; any may come by default.
+        That clients must have; by default they need none.
+    variables
+        Environment variables of the cluster's node, and not of its clients.
     """
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str = "", **variables: str) -> None:
         if importlib.util.find_spec("aiohttp_cors") is None:
             pytest.skip("no job server: pip install '.[cluster]'")
         self._folder = tempfile.TemporaryDirectory(prefix="head-")  # sockets need a short path
@@ -51,7 +53,7 @@ class JobHead:
             "HOME": str(self.folder),
             **auth,
         }
-        self._process = self._start(auth, plain)
+        self._process = self._start(auth, {**plain, **variables})
         poll(self._answers, "the job server answers")
 
     def _start(self, auth: dict[str, str], plain: dict[str, str]) -> psutil.Popen:
@@ -79,7 +81,7 @@ class JobHead:
         return False
 
     def get(self, path: str) -> bytes | None:
-        """What the job server says, None where it knows nothing of that."""
+        """Return the job server's answer, None for 404."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = urllib.request.Request(self.address + path, headers=headers)
         try:
@@ -92,11 +94,11 @@ class JobHead:
             return None
 
     def job(self, job: str) -> dict[str, Any]:
-        """What Ray lists of a job."""
+        """Return a job as Ray lists it."""
         return json.loads(self.get(f"/api/jobs/{job}") or b"null")
 
     def files_with(self, text: str) -> list[str]:
-        """Files of the cluster that hold a text: logs, packages, what was unpacked."""
+        """Return the cluster's files that contain a text: logs, packages, unpacked files."""
         return [
             str(path)
             for path in self.folder.rglob("*")

@@ -1,4 +1,4 @@
-"""A Ray cluster of real processes on this machine, each node with an address, to be killed."""
+"""A Ray cluster of real processes on this machine, with an address for each node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from precache_workers.cluster.executor import _token
+from precache_workers.cluster.ray_session import _token
 from tests.support.building import environment, gone, poll, write
 
 HEAD = "127.0.0.2"
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 class Cluster:
-    """A head that runs no task, and nodes that may be lost and added.
+    """A head that runs no task, and nodes that can be added and killed.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Cluster:
         self._started = 2
 
     def add(self, cpus: int = 1, **how: Any) -> Any:
-        """A node more; what it returns goes to `kill`."""
+        """Add a node; return it, for `kill`."""
         self._started += 1
         with _set(self.settings):
             node = self._processes.add_node(
@@ -97,7 +97,7 @@ class Cluster:
         return psutil.Process(node.all_processes["raylet"][0].process.pid)
 
     def workers(self, node: Any) -> list[psutil.Process]:
-        """Processes of a node that are inside a task."""
+        """Return the processes of a node that are inside a task."""
         found = []
         for process in self.raylet(node).children():
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Tasks run on Ray or in this process: bounded submission, retries, placement.
+"""Execution of tasks: in this process or on Ray, with bounded submission, retries, placement.
 
-With `jobs` and the metrics of `driver` the only importers of Ray.
+Ray is imported here, by the job server's client in `jobs`, and by the metrics of `driver`.
 """

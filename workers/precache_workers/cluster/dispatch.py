@@ -1,8 +1,8 @@
-"""Which task runs when, and how often: a bound on what is under way, retries, second copies.
+"""Scheduling of idempotent tasks: a bound on those under way, retries, second copies.
 
-A task runs an item, or several short ones, as what a task costs its driver is the same for both.
+A task runs one item, or several short ones, since a task costs its driver the same either way.
 
-It knows no engine: Ray's is in `cluster`, and whatever keeps to `Engine` will do.
+Nothing here depends on Ray: `dispatch` works with any `Engine`.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from typing import Any, Protocol, Self
 from precache.errors import BuildError, CrashError, HangError, PrecacheError
 
 Outcome = tuple[Any, Any]
-"""An item, and what its task returned, which may be a `PrecacheError`."""
+"""An item, and the value that its task returned, which may be a `PrecacheError`."""
 
 SUBMITTED_PER_SLOT = 2
-"""Tasks under way for each that can run: one running, one whose arguments are on the way."""
+"""Tasks under way for each slot: one runs, and the arguments of another are on the way."""
 
-FEWEST_SUBMITTED = 8
-"""Tasks under way where no node can run one: what an autoscaler sees of the work."""
+MIN_SUBMITTED = 8
+"""Tasks under way where no node can run one, so that an autoscaler sees some work."""
 
 STRAGGLER_SECONDS = 5.0
 STRAGGLER_FACTOR = 1.5
-"""Age of a task, at least and in medians, from which a free slot gets a second copy of it."""
+"""A straggler's age: at least so many seconds, and so many medians of the tasks that ended."""
 
 TASK_SECONDS = 1.0
-"""Of items that take less, a task is given more than one, so that they take as long together."""
+"""Items that take less share a task, up to this time."""
 
-MOST_ITEMS = 32
-"""Of a task."""
+MAX_ITEMS = 32
+"""Limit on the items of a task."""
 
 
 class Item(Protocol):
-    """What a task is given."""
+    """The argument of a task's function."""
 
     @property
     def job(self) -> Any:
-        """What many items have in common: the same object, which goes to a worker but once."""
+        """The part that many items share: one object, sent to each worker once."""
 
     @property
     def memory(self) -> int:
         """Bytes that its process may need."""
 
     def retried(self) -> Self:
-        """The same, for a copy that may find the work done."""
+        """Return the item for another copy, which may find the work done."""
 
     def after(self, hang: HangError) -> Self:
-        """The same, without the sample that hangs, or with those tried one by one that may."""
+        """Return the item without the sample that hangs, or with suspects tried one by one."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Done:
     Attributes
     ----------
     values
-        Of its first items, in order: one at least. A task that took twice `TASK_SECONDS` leaves
-        the others undone.
+        Of its first items, in order, at least one. A task that took twice `TASK_SECONDS` leaves
+        the rest undone.
     seconds
         From its beginning on a worker to its end.
     """
@@ -74,46 +74,47 @@ class Done:
 
 @dataclass(frozen=True)
 class Hung:
-    """A copy whose process had to be ended, as a sample of one of its items hangs."""
+    """A copy whose process had to be ended because a sample of one of its items hangs."""
 
     error: HangError
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A copy that ended without one; `crashed` where its process died, and not its node."""
+    """A copy that ended without values; `crashed` if its process died, but not its node."""
 
     why: str
     crashed: bool
 
 
 class Engine(Protocol):
-    """Where tasks run."""
+    """Runs tasks."""
 
     def slots(self) -> int:
-        """Tasks that can run at a time on the nodes that there are."""
+        """Return how many tasks can run at a time on the nodes that are up now."""
 
     def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
-        """Begin one, of one job's items; what it returns names the copy."""
+        """Begin a task, of items of one job; return a name for this copy of it."""
 
     def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
-        """Copies that ended, at least one unless the time runs out."""
+        """Return copies that ended, at least one unless the time runs out."""
 
     def cancel(self, copy: Hashable) -> None:
-        """End one and forget it, unless it has ended."""
+        """End a copy and forget it, unless it has ended."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """What is borne before something is done about it.
+    """Limits on what a task may suffer.
 
     Attributes
     ----------
     crashes, losses
-        Ends of its process, and of its nodes, after which a task is given up.
+        Deaths of its process, and losses of its node, after which a task is given up.
     late, first_late
-        Seconds after which another copy of a task is begun, whatever the engine says of the first:
-        at least `late` and four times what the slowest one took; `first_late` before any ended.
+        Age in seconds from which another copy of a task is begun, whatever the engine says of the
+        first: at least `late` and four times the slowest task so far; `first_late` before any task
+        has ended.
     copies
         Of one task at a time, at most.
     """
@@ -133,15 +134,15 @@ def dispatch(
     count: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
-    """Run every item in a task, and give (item, outcome) as they end, each once.
+    """Run every item in a task; yield (item, outcome) as they end, each item once.
 
-    Items must be idempotent: one may run several times, also at once. What is under way is bounded
-    by the engine's slots as they come and go, and cancelled when the iterator is closed.
+    Items must be idempotent: one may run several times, also at once. The number of copies under
+    way follows the engine's slots; closing the iterator cancels them.
 
     Parameters
     ----------
     count
-        How many items there are, all of one job: then short ones share a task while many are left.
+        Number of items, if they are all of one job: then short ones share tasks while many remain.
     """
     run = _Run(engine, function, iter(items), patience or Patience(), count, clock)
     try:
@@ -154,16 +155,17 @@ def dispatch(
 @dataclass(eq=False)
 class _Task:
     items: Sequence[Item]
-    since: dict[Hashable, float] = field(default_factory=dict)
-    """Copy -> when it was submitted."""
-    again: bool = False
+    copies: dict[Hashable, float] = field(default_factory=dict)
+    """Copy under way -> time of its submission."""
+    retry: bool = False
+    """A copy was submitted before."""
     crashes: int = 0
     losses: int = 0
 
-    def alone(self) -> Iterator[_Task]:
-        """A task for each of its items."""
+    def split(self) -> Iterator[_Task]:
+        """Yield a task for each item."""
         for item in self.items:
-            yield _Task([item], {}, self.again, self.crashes, self.losses)
+            yield _Task([item], {}, self.retry, self.crashes, self.losses)
 
 
 @dataclass
@@ -172,51 +174,52 @@ class _Run:
     function: Callable[[Any], Any]
     items: Iterator[Item]
     patience: Patience
-    left: int
-    """Items that no task has had yet, as far as that is known."""
+    remaining: int
+    """Items that are in no task yet; 0 or less if unknown."""
     clock: Callable[[], float]
     copies: dict[Hashable, _Task] = field(default_factory=dict)
+    """Copies under way."""
     waiting: deque[_Task] = field(default_factory=deque)
-    """Tasks that come before any other item."""
+    """Tasks to be submitted before any further item."""
     exhausted: bool = False
-    fitting: float = 1.0
-    """Items that take `TASK_SECONDS`, as the last task tells."""
-    took: deque[float] = field(default_factory=lambda: deque(maxlen=256))
-    looked: float = float("-inf")
-    stale: int = 0
-    """Copies that are late: nothing is expected of them, and they take no slot."""
+    items_per_task: float = 1.0
+    """Items that take `TASK_SECONDS`, by the task that ended last."""
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    ages_checked: float = float("-inf")
+    late: int = 0
+    """Late copies: they are not expected to end, and count for no slot."""
 
     def fill(self) -> bool:
-        """Submit what there is room for; False when nothing is under way nor left to be."""
+        """Submit tasks up to the bound; return False when nothing is under way nor left to be."""
         slots = self.engine.slots()
-        bound = slots * SUBMITTED_PER_SLOT or FEWEST_SUBMITTED
-        if self.copies and self.clock() - self.looked >= 1:
-            self._look(slots)
-        while len(self.copies) - self.stale < bound and (task := self._next(slots)):
-            self._start(task)
+        bound = slots * SUBMITTED_PER_SLOT or MIN_SUBMITTED
+        if self.copies and self.clock() - self.ages_checked >= 1:
+            self._submit_second_copies(slots)
+        while len(self.copies) - self.late < bound and (task := self._next_task(slots)):
+            self._submit(task)
         return bool(self.copies)
 
     def collect(self) -> Iterator[Outcome]:
-        """Wait for copies to end, and give what is settled by that."""
+        """Wait for copies to end; yield the outcomes of their items."""
         for copy, end in self.engine.wait(1.0):
             task = self.copies.pop(copy, None)
             if task is None:
                 continue
-            age = self.clock() - task.since.pop(copy)
+            age = self.clock() - task.copies.pop(copy)
             values: Sequence[Any] = []
-            left = task.items
+            items = task.items
             if isinstance(end, Lost):
-                error = self._bear(task, end)
+                error = self._count_loss(task, end)
                 values = [] if error is None else [error]
             elif isinstance(end, Hung):
-                left = [item.after(end.error) for item in task.items]
+                items = [item.after(end.error) for item in task.items]
             else:
                 values = end.values
-                self.took.append(age)
-                self.fitting = TASK_SECONDS * len(values) / max(end.seconds, 1e-6)
+                self.durations.append(age)
+                self.items_per_task = TASK_SECONDS * len(values) / max(end.seconds, 1e-6)
             if values or isinstance(end, Hung):
-                self.cancel(list(task.since))
-                self.waiting.extend(replace(task, items=left[len(values) :]).alone())
+                self.cancel(list(task.copies))
+                self.waiting.extend(replace(task, items=items[len(values) :]).split())
                 yield from zip(task.items, values, strict=False)
 
     def cancel(self, copies: list[Hashable]) -> None:
@@ -224,52 +227,57 @@ class _Run:
             del self.copies[copy]
             self.engine.cancel(copy)
 
-    def _next(self, slots: int) -> _Task | None:
-        """A task to be started, if there is one; the fewer items are left, the smaller it is."""
+    def _next_task(self, slots: int) -> _Task | None:
+        """Return the next task, None if there is none; the fewer items remain, the smaller it is.
+
+        Towards the end a task with many items would leave slots idle.
+        """
         if self.waiting:
             return self.waiting.popleft()
-        fair = self.left // (2 * SUBMITTED_PER_SLOT * slots) if slots else 1
-        many = max(1, min(MOST_ITEMS, fair, int(self.fitting)))
-        items = list(itertools.islice(self.items, many))
-        self.left -= len(items)
+        share = self.remaining // (2 * SUBMITTED_PER_SLOT * slots) if slots else 1
+        count = max(1, min(MAX_ITEMS, share, int(self.items_per_task)))
+        items = list(itertools.islice(self.items, count))
+        self.remaining -= len(items)
         self.exhausted = not items
         return _Task(items) if items else None
 
-    def _start(self, task: _Task) -> None:
-        items = [item.retried() for item in task.items] if task.again else task.items
-        task.again = True
+    def _submit(self, task: _Task) -> None:
+        items = [item.retried() for item in task.items] if task.retry else task.items
+        task.retry = True
         copy = self.engine.submit(self.function, items)
-        task.since[copy] = self.clock()
+        task.copies[copy] = self.clock()
         self.copies[copy] = task
 
-    def _bear(self, task: _Task, end: Lost) -> PrecacheError | None:
-        """Have a lost task begin again, its items alone; the error where it was lost too often."""
+    def _count_loss(self, task: _Task, end: Lost) -> PrecacheError | None:
+        """Let a lost task begin again, split into its items; return an error at the limit."""
         task.crashes += end.crashed
         task.losses += not end.crashed
-        alone = len(task.items) == 1
-        if alone and task.crashes >= self.patience.crashes:
+        single = len(task.items) == 1
+        if single and task.crashes >= self.patience.crashes:
             return CrashError(f"its worker died {task.crashes} times: {end.why}")
-        if alone and task.losses >= self.patience.losses:
+        if single and task.losses >= self.patience.losses:
             return BuildError(f"a task was lost {task.losses} times with its node: {end.why}")
-        if not task.since:
-            self.waiting.extend(task.alone())
+        if not task.copies:
+            self.waiting.extend(task.split())
         return None
 
-    def _look(self, slots: int) -> None:
-        """Begin further copies of what is late, and of stragglers where slots are free."""
-        now = self.looked = self.clock()
+    def _submit_second_copies(self, slots: int) -> None:
+        """Submit further copies of late tasks, and of stragglers where slots are free."""
+        now = self.ages_checked = self.clock()
         late, straggling = self.patience.first_late, float("inf")
-        if self.took:
-            late = max(self.patience.late, 4 * max(self.took))
-            straggling = max(STRAGGLER_SECONDS, STRAGGLER_FACTOR * statistics.median(self.took))
-        ages = {task: now - max(task.since.values()) for task in self.copies.values()}
-        self.stale = sum(now - task.since[copy] > late for copy, task in self.copies.items())
-        most = slots * SUBMITTED_PER_SLOT - len(self.copies) + self.stale
-        lates = [task for task, age in ages.items() if age > late]
-        for task in [t for t in lates if len(t.since) < self.patience.copies][: max(0, most)]:
-            self._start(task)
-        over = self.exhausted and not self.waiting
-        free = slots - len(self.copies) + self.stale if over else 0
-        alone = [task for task, age in ages.items() if age > straggling and len(task.since) == 1]
-        for task in sorted(alone, key=ages.__getitem__, reverse=True)[: max(0, free)]:
-            self._start(task)
+        if self.durations:
+            late = max(self.patience.late, 4 * max(self.durations))
+            median = statistics.median(self.durations)
+            straggling = max(STRAGGLER_SECONDS, STRAGGLER_FACTOR * median)
+        ages = {task: now - max(task.copies.values()) for task in self.copies.values()}
+        self.late = sum(now - task.copies[copy] > late for copy, task in self.copies.items())
+        room = slots * SUBMITTED_PER_SLOT - len(self.copies) + self.late
+        late_tasks = [task for task, age in ages.items() if age > late]
+        few = [task for task in late_tasks if len(task.copies) < self.patience.copies]
+        for task in few[: max(0, room)]:
+            self._submit(task)
+        at_the_end = self.exhausted and not self.waiting
+        free = slots - len(self.copies) + self.late if at_the_end else 0
+        single = [t for t, age in ages.items() if age > straggling and len(t.copies) == 1]
+        for task in sorted(single, key=ages.__getitem__, reverse=True)[: max(0, free)]:
+            self._submit(task)

@@ -1,4 +1,4 @@
-"""Where the tasks of a joined cluster may run, and what each of them takes there."""
+"""Placement of tasks on the nodes of a joined cluster."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the tasks of a joined cluster may run, and what each takes.
+    """Resources that each task takes on a joined cluster, and the nodes it may run on.
 
     Attributes
     ----------
     cpus, memory
-        Of each task; memory in bytes, by default what its shard may need.
+        Of each task; memory in bytes, None for what its shard may need.
     resources
         Custom resources that each task takes, by name.
     labels
         Labels that a node must have.
     nice
-        What is added to a worker's niceness, so that other work on its node comes first.
+        Added to the workers' niceness, so that other work on their nodes comes first.
     """
 
     cpus: float = 1
@@ -30,15 +30,23 @@ class Placement:
     nice: int = 10
 
     def slots(self, nodes: Iterable[Mapping[str, Any]], memory: int) -> int:
-        """Tasks that fit at a time on those of Ray's nodes that live and may take them."""
+        """Return how many tasks fit at a time on the live nodes that may run them.
+
+        Parameters
+        ----------
+        nodes
+            As Ray describes them.
+        memory
+            Of each task, in bytes.
+        """
         needs = {"CPU": self.cpus, "memory": memory, **self.resources}
         needs = {name: amount for name, amount in needs.items() if amount}
         return sum(
-            min((int(node["Resources"].get(n, 0) // amount) for n, amount in needs.items()))
+            min(int(node["Resources"].get(name, 0) // amount) for name, amount in needs.items())
             for node in nodes
             if node["Alive"] and self.labels.items() <= node["Labels"].items()
         )
 
     def __str__(self) -> str:
-        parts = [f"{self.cpus:g} CPU", *(f"{n} {a:g}" for n, a in self.resources.items())]
+        parts = [f"{self.cpus:g} CPU", *(f"{name} {a:g}" for name, a in self.resources.items())]
         return ", ".join(parts + [f"label {name}={value}" for name, value in self.labels.items()])

@@ -33,7 +33,7 @@ from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
 from precache.units import size
 from precache_workers.cluster.executor import Run, executor, is_joined
-from precache_workers.cluster.shared_disks import require_shared
+from precache_workers.cluster.nodes import require_shared
 from precache_workers.driver.commit import commit, failures, tidy_current
 from precache_workers.driver.heartbeat import BuildLease
 from precache_workers.driver.progress import BuildProgress

@@ -25,7 +25,8 @@ from precache.store.layout import RowShape
 from precache.store.open import unchecked
 from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
-from precache_workers.cluster.executor import Run, executor, is_joined, node_cpus
+from precache_workers.cluster.executor import Run, executor, is_joined
+from precache_workers.cluster.nodes import node_cpus
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.ops.behaviour import forgetting
 from precache_workers.ops.identity import behaviours

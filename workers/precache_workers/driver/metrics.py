@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precache.store.receipts import Receipt
-from precache_workers.cluster.executor import actor_on_head, is_client, is_connected, wait_for
+from precache_workers.cluster.nodes import actor_on_head, is_connected, wait_for
 
 BOUNDARIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Seconds that tell shards apart."""
@@ -131,10 +131,10 @@ class BuildMetrics:
             self._wait_for(told)
 
 
-def build_metrics(store: str, version: str) -> BuildMetrics | None:
-    """None where this process has joined no Ray."""
+def build_metrics(store: str, version: str, address: str) -> BuildMetrics | None:
+    """Return the metrics of a build at an address; None if this process has joined no Ray."""
     if not is_connected():
         return None
-    if is_client():
+    if address.startswith("ray://"):
         return BuildMetrics(actor_on_head(Exporter, store, version).tell.remote, wait_for)
     return BuildMetrics(Exporter(store, version).tell)

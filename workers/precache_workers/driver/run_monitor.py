@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from precache.errors import StorageError
 from precache.store.receipts import Receipt
-from precache_workers.cluster.executor import node_cpus
+from precache_workers.cluster.nodes import node_cpus
 from precache_workers.driver.metrics import BuildMetrics, build_metrics
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.shard_log_writer import FinishedLog
@@ -63,7 +63,7 @@ class RunMonitor:
             self._finished = FinishedLog(goal.folder, receipts.values())
         self._progress.watch(self.shards, node_cpus)
         store = self.request.store.rstrip("/").rpartition("/")[2]
-        self._metrics = build_metrics(store, goal.version)
+        self._metrics = build_metrics(store, goal.version, self.request.address)
         if self._metrics is not None:
             self._metrics.plan(self.shards)
 

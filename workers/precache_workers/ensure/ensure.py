@@ -381,7 +381,7 @@ def ensure_by_job(
     if version is not None:
         return version
     job = submit()
-    wanted.say(f"job {job.id} builds {wanted.store}: {job.how_to_go_on()}")
+    wanted.say(f"job {job.id} builds {wanted.store}: {job.status_command()}")
     if not seconds:
         return None
     until = time.monotonic() + seconds

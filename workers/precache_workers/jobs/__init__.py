@@ -1,1 +1,1 @@
-"""Builds as jobs of a Ray cluster: packed, submitted, followed, stopped."""
+"""Builds as jobs of a Ray cluster: pack one, submit it, follow it, stop it."""

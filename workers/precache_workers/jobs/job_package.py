@@ -20,6 +20,7 @@ from precache.errors import UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Recipe
 from precache.units import size
+from precache_workers.jobs.storage_options import split_options
 from precache_workers.planning.options import BuildOptions, RunOptions
 
 SENT = "precache_sent"
@@ -78,7 +79,7 @@ def pack(
     options: BuildOptions,
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> JobPackage:
-    """Collect all that a build on a cluster takes from this machine, credentials apart.
+    """Collect all that a build on a cluster takes from this machine.
 
     Parameters
     ----------
@@ -156,9 +157,8 @@ def _pack(
             if path.is_file():
                 files[there[name]] = path
     _check_size(files)
-    changed = options.model_copy(update=there).model_dump(
-        mode="json", exclude_defaults=True, exclude={"storage_options"}
-    )
+    there["storage_options"], there["storage_options_env"] = split_options(options.storage_options)
+    changed = options.model_copy(update=there).model_dump(mode="json", exclude_defaults=True)
     store = _as_there(store)
     document = {"command": command, "store": store, **arguments, "options": changed}
     return JobPackage(store, json.dumps(document, separators=(",", ":")), files)
@@ -177,7 +177,7 @@ def _as_there(name: str) -> str:
     if shown(name) != name:
         raise UsageError(
             f"{shown(name)} carries credentials, or what may be some, and Ray would list them with "
-            "the job; give them as --storage-option"
+            "the job; name a variable that the nodes have: --storage-option-env"
         )
     return name
 

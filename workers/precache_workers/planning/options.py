@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from precache.errors import UsageError
+from precache.storage.environment import with_environment
 from precache_workers.cluster.executor import is_joined
 from precache_workers.cluster.placement import Placement
 from precache_workers.runtime.time_limit import SAMPLE_SECONDS
@@ -200,6 +201,21 @@ class RunOptions(PlacementOptions):
         )
     )
 
+    storage_options_env: Annotated[
+        dict[str, str], _DICT, Flag("KEY=VARIABLE", "--storage-option-env")
+    ] = Field(
+        default={},
+        description="the same, read from a variable of the environment, on a cluster of each node; "
+        "for secrets, such as secret=PHOTOS_SECRET; repeatable",
+    )
+
+    @model_validator(mode="after")
+    def _name_variables(self) -> Self:
+        if self.storage_options_env:
+            options = with_environment(self.storage_options, self.storage_options_env)
+            object.__setattr__(self, "storage_options", options)
+        return self
+
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
@@ -330,5 +346,6 @@ def _describe(problem: ErrorDetails, spell: Callable[[str], str]) -> str:
     if not problem["loc"]:
         return text
     name, *inner = map(str, problem["loc"])
-    value = "of another type" if name == "storage_options" else repr(problem["input"])
+    secret = name.startswith("storage_options")
+    value = "of another type" if secret else repr(problem["input"])
     return f"{' '.join((spell(name), *inner))} is {value}; {text}"

@@ -1,0 +1,215 @@
+"""Engine of `dispatch` on Ray: submits tasks, and returns how each of them ended."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from precache.errors import BuildError, HangError, MismatchError
+from precache.units import size
+from precache_workers.cluster.dispatch import TASK_SECONDS, Done, Hung, Lost
+from precache_workers.cluster.nodes import call_on_node, node_id, nodes, on_every_node
+from precache_workers.cluster.placement import Placement
+from precache_workers.runtime.time_limit import Lookout
+from precache_workers.runtime.watchdog import explain, write_report
+
+NODE_ID = "ray.io/node-id"
+"""Label that Ray gives each node."""
+
+SLOTS_SECONDS = 1.0
+"""Time between two requests for the nodes of the cluster."""
+
+NOTICE_SECONDS = 15.0
+"""Time without a node that can take a task, after which a notice is given."""
+
+MANY = 64
+"""Tasks under way, above which all that have ended are collected at once."""
+
+MEMORY_STEP = 64 << 20
+"""A task's memory is rounded up to a multiple, as Ray reuses a worker only for equal requests."""
+
+RESULT_SECONDS = 60.0
+"""Limit for fetching a result, whose node may just be lost."""
+
+REPORT = "precache-hang-"
+"""Prefix of a file's name in the temporary folder: the report on samples that ended a worker."""
+
+
+class RayEngine:
+    """Tasks on the Ray that this process is connected to.
+
+    Parameters
+    ----------
+    notice
+        Called with a message for the user.
+    excluded
+        Nodes that run no more tasks: id -> why. It grows, and runs of one build share it.
+    """
+
+    def __init__(
+        self, placement: Placement, notice: Callable[[str], None], excluded: dict[str, str]
+    ) -> None:
+        import ray
+
+        self._ray = ray
+        self._placement = placement
+        self._notice = notice
+        self._excluded = excluded
+        self._remotes: dict[tuple[Callable[[Any], Any], int, int, int], Any] = {}
+        self._memory = 0
+        self._under_way: dict[Any, tuple[str, float]] = {}
+        """Task -> the name of its report, and the earliest time at which there can be one."""
+        self._slots, self._slots_counted = 0, float("-inf")
+        self._waiting_since = time.monotonic()
+
+    def slots(self) -> int:
+        now = time.monotonic()
+        if now - self._slots_counted >= SLOTS_SECONDS:
+            self._slots_counted, self._slots = now, self._count_slots()
+            if self._slots:
+                self._waiting_since = now
+            elif now - self._waiting_since > NOTICE_SECONDS:
+                self._waiting_since = float("inf")
+                self._notice(
+                    f"No node of the cluster can take a task ({self._placement}, "
+                    f"{size(self._memory)} of memory): waiting for one"
+                )
+        return self._slots
+
+    def _count_slots(self) -> int:
+        usable = [node for node in nodes() if node["NodeID"] not in self._excluded]
+        return self._placement.slots(usable, self._memory)
+
+    def submit(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Hashable:
+        job, memory = items[0].job, self._placement.memory
+        if memory is None:
+            most = max(item.memory for item in items)
+            memory = -(-most // MEMORY_STEP) * MEMORY_STEP
+        self._memory = memory
+        key = function, id(job), memory, len(self._excluded)
+        if key not in self._remotes:
+            self._remotes[key] = self._remote_function(function, job, memory)
+        report = f"{REPORT}{os.urandom(16).hex()}"
+        argument = pickle.dumps(([replace(item, job=None) for item in items], report))
+        task: Hashable = self._remotes[key].remote(argument)
+        seconds = getattr(job, "sample_seconds", 0.0)
+        self._under_way[task] = report, time.monotonic() + seconds
+        return task
+
+    def _remote_function(self, function: Callable[[Any], Any], job: Any, memory: int) -> Any:
+        """Return the function that Ray calls on a worker: it holds the job, which is sent once.
+
+        Its argument is the pickled items and the name of their report, its result the pickled
+        values and seconds of `Done`.
+        """
+        placement, nice = self._placement, self._placement.nice
+
+        def on_worker(items_and_report: bytes) -> bytes:
+            began, seconds, values = time.monotonic(), 0.0, []
+            items, name = pickle.loads(items_and_report)
+            report = Path(tempfile.gettempdir()) / name
+            with _lookout().on_duty(str(report)):
+                for item in items:
+                    if seconds < 2 * TASK_SECONDS:
+                        values.append(call_on_node(function, replace(item, job=job), nice))
+                        seconds = time.monotonic() - began
+                    if isinstance(values[-1], MismatchError):
+                        values[-1].node = node_id()
+                        break
+                    if isinstance(values[-1], HangError):
+                        with contextlib.suppress(OSError):  # without a report it counts as a crash
+                            write_report(str(report), values[-1].late)
+                        os._exit(1)
+            return pickle.dumps((values, seconds))
+
+        labels = dict(placement.labels)
+        if self._excluded:
+            labels[NODE_ID] = f"!in({','.join(self._excluded)})"
+        remote: Any = self._ray.remote(on_worker)
+        return remote.options(
+            name=function.__name__,
+            num_cpus=placement.cpus,
+            memory=memory or None,
+            max_retries=0,  # `dispatch` counts the deaths, and decides on what to try again
+            resources=dict(placement.resources) or None,
+            label_selector=labels or None,
+        )
+
+    def wait(self, seconds: float) -> list[tuple[Hashable, Done | Hung | Lost]]:
+        tasks = list(self._under_way)
+        ended, _ = self._ray.wait(tasks, num_returns=1, timeout=seconds)
+        if ended and len(tasks) > MANY:
+            ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
+        return [(task, self._end(task, *self._under_way.pop(task))) for task in ended]
+
+    def cancel(self, copy: Any) -> None:
+        if copy in self._under_way:
+            del self._under_way[copy]
+            self._ray.cancel(copy, force=True)
+
+    def _end(self, task: Any, report: str, may_hang: float) -> Done | Hung | Lost:
+        """Return how a task ended.
+
+        Parameters
+        ----------
+        report
+            Name of the file on the task's node that a hang leaves.
+        may_hang
+            Earliest time of a hang; before it no node is searched for the report.
+        """
+        errors = self._ray.exceptions
+        try:
+            values, seconds = pickle.loads(self._ray.get(task, timeout=RESULT_SECONDS))
+            if isinstance(values[-1], MismatchError):
+                return self._exclude(values[-1])
+            return Done(values, seconds)
+        except errors.RayTaskError as error:
+            return Done([BuildError(f"a task failed: {error.cause!r}")], 0.0)
+        except errors.OutOfMemoryError:
+            return Lost("it ran out of memory", crashed=True)
+        except errors.WorkerCrashedError:
+            if time.monotonic() >= may_hang:
+                reports = on_every_node(self._placement, _take_report, report).values()
+                if late := next(filter(None, reports), None):
+                    return Hung(HangError(explain(late), late=late))
+            return Lost("its process ended by itself, or was killed", crashed=True)
+        except (errors.RuntimeEnvSetupError, errors.TaskUnschedulableError) as error:
+            return Done([BuildError(f"a task cannot be run: {error}")], 0.0)
+        except errors.RayError as error:
+            return Lost(str(error).partition("\n")[0], crashed=False)
+
+    def _exclude(self, error: MismatchError) -> Done | Lost:
+        """Run no more tasks on the error's node; return the error if no other node is left."""
+        if error.node not in self._excluded:
+            self._excluded[error.node] = str(error)
+            self._notice(f"A node is left out: {error}")
+        self._slots = self._count_slots()
+        if not self._slots:
+            return Done([error], 0.0)
+        return Lost(str(error), crashed=False)
+
+
+@functools.cache
+def _lookout() -> Lookout:
+    """Return the worker process's own, which ends with it."""
+    return Lookout()
+
+
+def _take_report(name: str) -> dict[str, str]:
+    """Read and remove this node's report on a worker that had to be ended: sample's key -> why."""
+    path = Path(tempfile.gettempdir()) / name
+    try:
+        late: dict[str, str] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    path.unlink()
+    return late
