@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from precache.building.api import build, doctor, plan, submit
     from precache.building.ensure import ensure
+    from precache.building.jobs import cancel, status
     from precache.building.refresh import refresh, submit_refresh
+    from precache.diagnosis.bench import bench
     from precache.diagnosis.diagnose import Diagnosis, diagnose
     from precache.errors import (
         BuildError,
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from precache.loading.mixing import Mixture, mix
     from precache.maintenance.diff import diff
     from precache.maintenance.gc import gc
-    from precache.maintenance.transfer import pull
+    from precache.maintenance.info import info
+    from precache.maintenance.transfer import pull, push
     from precache.maintenance.verify import verify
     from precache.maintenance.versions import use, versions
     from precache.metering.meter import Meter, meter
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from precache.simulation.model import Simulation, simulate
     from precache.store.open import open_version as open
     from precache.store.version import Version
+    from precache.viewer.view import view
     from precache_workers.doctor.report import DoctorReport
     from precache_workers.driver.build_plan import BuildPlan
     from precache_workers.planning.request import BuildResult
@@ -59,6 +63,8 @@ _HOMES = {
     "precache.maintenance.diff": ["diff"],
     "precache.diagnosis.diagnose": ["Diagnosis", "diagnose"],
     "precache.building.ensure": ["ensure"],
+    "precache.building.jobs": ["cancel", "status"],
+    "precache.diagnosis.bench": ["bench"],
     "precache.errors": [
         "BuildError",
         "DamageError",
@@ -90,9 +96,11 @@ _HOMES = {
     "precache.metering.report": ["StallReport"],
     "precache.simulation.model": ["Simulation", "simulate"],
     "precache.store.open": ["open"],
-    "precache.maintenance.transfer": ["pull"],
+    "precache.maintenance.info": ["info"],
+    "precache.maintenance.transfer": ["pull", "push"],
     "precache.maintenance.verify": ["verify"],
     "precache.store.version": ["Version"],
+    "precache.viewer.view": ["view"],
     "precache_workers.driver.build_plan": ["BuildPlan"],
     "precache_workers.doctor.report": ["DoctorReport"],
     "precache_workers.planning.request": ["BuildResult"],
@@ -131,7 +139,9 @@ __all__ = [
     "ToDType",
     "UsageError",
     "Version",
+    "bench",
     "build",
+    "cancel",
     "diff",
     "gc",
     "doctor",
@@ -139,16 +149,20 @@ __all__ = [
     "mix",
     "diagnose",
     "ensure",
+    "info",
     "open",
     "plan",
     "pull",
+    "push",
     "refresh",
     "simulate",
+    "status",
     "submit",
     "submit_refresh",
     "use",
     "verify",
     "versions",
+    "view",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The Python face of builds: build, plan, ensure, refresh, submit, doctor.
+"""Builds from Python: build, plan, ensure, refresh, submit, status, cancel, doctor.
 
-The only package of precache that calls `precache_workers`, viewers and verification apart.
+Besides this package, only viewers, verification and the command line call `precache_workers`.
 """

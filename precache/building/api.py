@@ -1,21 +1,19 @@
-"""The face of `workers` for Python callers."""
+"""`build`, `plan`, `submit` and `doctor`."""
 
 from __future__ import annotations
 
-import inspect
+import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.runtime.integers import whole
-from precache.storage.environment import with_environment
 from precache.storage.open import StorageOptions
+from precache_workers.planning.options import BuildOptions, read_options
 
 if TYPE_CHECKING:
     from precache_workers.doctor.report import DoctorReport
@@ -23,7 +21,23 @@ if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult, Request
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
+
+def takes_recipe(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Refuse ``pipeline=`` with a `TypeError` that names ``recipe=``."""
+
+    @functools.wraps(function)
+    def checked(*values: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        if "pipeline" in keywords:
+            raise TypeError(f"{function.__name__}() takes a recipe as recipe=, not as pipeline=")
+        return function(*values, **keywords)
+
+    return checked
+
+
+@takes_recipe
 def build(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -57,7 +71,7 @@ def build(
     max_sample_bytes: int | str = "512MiB",
     sample_timeout: float = 300.0,
 ) -> BuildResult:
-    """Decode a source once into a cached version, or finish one that was begun.
+    """Decode a source once into a cached version, or finish a version that was begun.
 
     Parameters
     ----------
@@ -65,93 +79,95 @@ def build(
         A folder of images, as path or URL, or ``python:module:factory`` for a torch map-style
         `Dataset`.
     store
-        Folder of the store, as path or URL; made if missing.
+        Folder of the store, as path or URL; created if missing.
     recipe
-        A `Recipe`, or the path of a TOML file; by default images as they are.
+        A `Recipe`, or the path of a TOML file; by default images are stored as they are.
     address
-        ``local`` (a Ray of our own on this machine), ``serial`` (this process, no Ray), ``auto``
+        ``local`` (a Ray of its own on this machine), ``serial`` (this process, no Ray), ``auto``
         or ``ray://host:port`` (a running cluster).
     labels
-        CSV file of (key, label) that overrides the folders' labels. Keys are compared under
-        Unicode's NFC; a sample may stand there twice, but not with two labels.
+        CSV file of (key, label) lines that override the folders' labels. Keys are compared in
+        Unicode's NFC; a key may occur twice, but not with two labels.
     classes
-        Store or file whose class map is used, so that train and validation agree.
+        Store or file whose class map is used, so that training and validation agree.
     accept_unmatched
-        Accept `labels` of which many lines fit no sample, or that leave many samples without a
-        label; else 1% of them, at least 5, are accepted, and the log says how many.
+        Accept `labels` of which many lines match no sample, or that leave many samples without a
+        label. By default 1%, at least 5, are accepted, and the log says how many there were.
     follow_links
-        Follow links in a local source that lead out of it. By default they are counted and left
-        out.
+        Follow links in a local source that lead out of it, and redirects of a web server. By
+        default they are counted and left out.
     keep_order
-        Lay rows down in the listing's order instead of a fixed shuffle.
+        Store rows in the order of the listing instead of a fixed shuffle.
     shard_samples
-        Rows a shard; by default what makes about 128 MiB raw, and at least 16 shards.
+        Rows of a shard. By default a shard has about 128 MiB of raw data, and there are at least
+        16 shards.
     on_error
         ``skip``: a sample that cannot be decoded becomes a hole; ``raise``: the first one ends the
         build.
     max_failures
-        Holes beyond which the build stops; by default 1% of the samples, at least 5.
+        Number of holes beyond which the build stops; by default 1% of the samples, at least 5.
     accept_missing
-        Make holes of samples that cannot be fetched, too.
+        Make holes also of samples that cannot be fetched.
     check_space
-        Refuse to begin where the disk is too small by estimate.
+        Refuse to begin if the disk is too small by estimate.
     cpus
         CPUs that a local Ray may use; by default all that this process may use.
     compact
-        Lay all rows down anew. By default they keep the places that they have in the current
-        version, and samples that the source has no more leave holes.
+        Place all rows anew. By default rows keep their positions of the current version, and
+        samples that were removed from the source leave holes.
     recompute
-        Compute all anew, as a new version beside those that there are, each time. It takes nothing
-        over, from a build of this kind that was cut off neither.
+        Compute all rows again, as a new version each time. Nothing is reused, not even of a build
+        with `recompute` that was interrupted.
     retry_failed
-        Try samples again that failed, those too that could not be fetched; all others are taken
-        over. Where some are mended, that is a new version; else the current one stays.
+        Try failed samples again, also those that could not be fetched, and reuse all others. If
+        some succeed, this is a new version; else the current one stays.
     run_functions
-        Let functions of a `recipe` run that came out of a store (``precache.open(…).recipe``),
+        Run the functions of a `recipe` that was read from a store (``precache.open(…).recipe``),
         which may be a stranger's. Functions that you name yourself always run.
     cpus_per_task, memory_per_task
-        What each task takes of its node, on a cluster that is joined; memory in bytes or as
-        ``"2GB"``, by default 1 GiB and what its shard may need.
+        CPUs and memory of each task, on a cluster that is joined; memory in bytes or as
+        ``"2GB"``, by default 1 GiB and the size of a raw shard.
     node_resources
-        Custom resources that each task takes, such as ``{"spare": 1}``: it runs only where they
-        are.
+        Custom resources that each task takes, such as ``{"spare": 1}``: it runs only on nodes
+        that have them.
     node_labels
         Labels that a node must have, such as ``{"tier": "spot"}``.
     nice
         Niceness of the workers on a cluster that is joined, 0 to 19: other work on their nodes
-        comes first.
+        goes first.
     progress
         Show progress on standard error.
     storage_options
-        Of remote file systems, as their fsspec classes take them, for source and store alike; they
-        travel with the tasks, and are never written nor shown.
+        Options of remote file systems, as their fsspec classes take them, for source and store;
+        they are sent with the tasks, and never written or shown.
     storage_options_env
-        Storage options whose values are variables of the environment, such as
+        Storage options whose values are environment variables, such as
         ``{"secret": "PHOTOS_SECRET"}``. Each process that opens the storage reads its own, so on a
-        cluster the variables are set on the nodes, and the values do not travel.
+        cluster the variables are set on the nodes, and the values are not sent.
     report
-        A file, or several, that tell how the build went, written when it fails as well: ``.html``
-        for a page (``pip install 'precache[report]'``), ``.json`` for its figures.
+        Files for a report of the build, also written if it fails: ``.html`` for a page
+        (``pip install 'precache[report]'``), ``.json`` for its figures.
     max_sample_bytes
         A larger file becomes a hole without being fetched; in bytes or as ``"2GB"``.
     sample_timeout
-        Seconds that fetching or decoding a sample may take. One that takes longer becomes a hole;
-        with the address ``serial`` it ends the build, and where it keeps the interpreter's lock,
-        this process.
+        Seconds that fetching or decoding a sample may take. A sample that takes longer becomes a
+        hole; with the address ``serial`` it ends the build, or this process if it holds the
+        interpreter's lock.
 
     Raises
     ------
     UsageError
-        The request cannot be met; nothing was written.
+        An option's value is not allowed, or the request cannot be met; nothing was written.
     BuildError, StorageError
         The build is incomplete; the same call continues it.
     """
-    request = request_of(**locals())
+    request = new_request(**locals())
     from precache_workers.driver.build import run_build
 
     return run_build(request, progress)
 
 
+@takes_recipe
 def plan(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -160,97 +176,71 @@ def plan(
     timing: bool = True,
     **options: Any,
 ) -> BuildPlan:
-    """Say what the same `build` would do, and why; nothing is written into the store.
+    """Report what the same `build` would do, and why; nothing is written into the store.
 
     Parameters
     ----------
     source, store, recipe
         As `build` takes them.
     timing
-        Make a few dozen rows in memory, in this process or on the cluster that is joined, to
-        tell what the build will take. Without it rows are made only where nothing else tells
-        their shapes.
+        Compute a few dozen rows in memory, in this process or on the cluster that is joined, to
+        estimate the time and size of the build. Otherwise rows are computed only if their shapes
+        are not known from anything else.
     options
-        The others of `build`.
+        The other options of `build`.
 
     Returns
     -------
     BuildPlan
-        What differs from the current version, what is taken over from which version, what is to
-        be computed, and an estimate of the time and the bytes.
+        Differences from the current version, rows reused and their base version, rows to compute,
+        and an estimate of the time and the bytes.
 
     Raises
     ------
     UsageError, SourceError, RecipeError
-        The build would end so.
+        The build would fail with the same error.
     """
-    known = inspect.signature(build).parameters
-    require_known("plan", options, known)
-    defaults = {name: each.default for name, each in known.items()}
-    given = {**defaults, "source": source, "store": store, "recipe": recipe, **options}
-    request = request_of(**given)
+    require_known("plan", options, BuildOptions.model_fields)
+    request = new_request(source, store, recipe, **options)
     from precache_workers.driver.build_plan import run_plan
 
-    return run_plan(request, timing, given["progress"])
+    return run_plan(request, timing, request.progress)
 
 
-def require_known(function: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def require_known(function: str, options: Iterable[str], known: Iterable[str]) -> None:
     """Raise `TypeError` for keyword arguments that a function does not take."""
-    unknown = options.keys() - known.keys()
+    unknown = set(options) - set(known)
     if unknown:
         raise TypeError(f"{function}() got an unexpected keyword argument {min(unknown)!r}")
 
 
-def request_of(
+def new_request(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
     recipe: Recipe | str | os.PathLike[str] | None,
-    *,
-    progress: bool,
-    labels: str | os.PathLike[str] | None,
-    classes: str | os.PathLike[str] | None,
-    cpus_per_task: float,
-    memory_per_task: int | str | None,
-    node_resources: Mapping[str, float] | None,
-    node_labels: Mapping[str, str] | None,
-    nice: int,
-    storage_options: StorageOptions,
-    storage_options_env: Mapping[str, str] | None,
-    report: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    max_sample_bytes: int | str,
-    **as_given: Any,
+    **options: Any,
 ) -> Request:
-    """What `build` was given, as the workers take it; `progress` is not theirs."""
+    """Check keyword arguments of `build`, and return what its driver gets.
+
+    Raises
+    ------
+    UsageError
+        An option's value is not allowed, or a library of the workers is missing.
+    """
     try:
-        from precache_workers.cluster.placement import Placement
         from precache_workers.planning.request import Request
     except ModuleNotFoundError as error:
         raise UsageError(f"building needs {error.name}: pip install 'precache[workers]'") from None
-    reports = [report] if isinstance(report, str | os.PathLike) else report
-    for name, least in (("shard_samples", 1), ("cpus", 1), ("max_failures", 0)):
-        if as_given[name] is not None:
-            as_given[name] = whole(name, as_given[name], least)
-    return Request(
-        os.fspath(source),
-        os.fspath(store),
-        recipe if isinstance(recipe, Recipe) else _read_recipe(recipe),
-        labels=None if labels is None else os.fspath(labels),
-        classes=None if classes is None else os.fspath(classes),
-        import_path=tuple(path or str(Path.cwd()) for path in sys.path),
-        placement=Placement(
-            cpus_per_task,
-            None if memory_per_task is None else _bytes("memory_per_task", memory_per_task),
-            node_resources or {},
-            node_labels or {},
-            whole("nice", nice),
-        ),
-        storage_options=with_environment(storage_options, storage_options_env),
-        reports=tuple(os.fspath(path) for path in reports),
-        max_sample_bytes=_bytes("max_sample_bytes", max_sample_bytes),
-        **as_given,
-    )
+    own = {
+        "source": os.fspath(source),
+        "store": os.fspath(store),
+        "recipe": recipe if isinstance(recipe, Recipe) else _read_recipe(recipe),
+        "import_path": tuple(path or str(Path.cwd()) for path in sys.path),
+    }
+    return read_options(Request, {**options, **own})
 
 
+@takes_recipe
 def submit(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -260,26 +250,27 @@ def submit(
     code: Sequence[str | os.PathLike[str]] = (),
     **options: Any,
 ) -> ClusterJob:
-    """Have a cluster build, and return at once: the job goes on without this process.
+    """Submit a build to a cluster and return at once; the job continues without this process.
 
-    The same build submitted while it is under way is joined, not run twice.
+    If the same build is under way, its job is returned; it does not run twice.
 
     Parameters
     ----------
     source, store
         As `build` takes them; paths are those of the cluster's nodes.
     recipe
-        Travels as text.
+        As `build` takes it; a TOML file is read here.
     address
-        Of the cluster's job server, ``http://head:8265``; by default as RAY_API_SERVER_ADDRESS or
-        RAY_ADDRESS say, else of a Ray that runs on this machine.
+        Address of the cluster's job server, ``http://head:8265``; by default that of
+        RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else of a Ray that runs on this machine.
     code
-        Modules and packages of your own, or folders of them, that the job can import. Hidden
-        files, caches, virtual environments and stores in them stay here.
+        Your own modules and packages, or folders of them, that the job can import. Hidden files,
+        caches, virtual environments and stores in them are not sent.
     options
-        The others of `build`. Ray shows `storage_options`, so they hold no secrets: the nodes have
-        an identity of their own, or `storage_options_env` names variables of theirs. `labels` and
-        `classes` travel where they are files here; `progress` is on unless it is false.
+        The other options of `build`. Ray shows `storage_options`, so they must hold no secrets: the
+        nodes have an identity of their own, or `storage_options_env` names variables of theirs.
+        `labels` and `classes` are sent if they are files on this machine; `progress` is on by
+        default.
 
     Returns
     -------
@@ -297,16 +288,15 @@ def submit(
     from precache_workers.jobs.submission import submit_package
     from precache_workers.sources.user_code import require_permission
 
-    known = inspect.signature(build).parameters
-    require_known("submit", options, known)
-    defaults = {name: known[name].default for name in options} | {"progress": True}
-    given = {name: value for name, value in options.items() if value != defaults[name]}
+    require_known("submit", options, BuildOptions.model_fields)
+    checked = read_options(BuildOptions, {"progress": True, **options, "address": "auto"})
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
-    require_permission(recipe, given.pop("run_functions", False))
-    package = pack(os.fspath(source), os.fspath(store), recipe, given, code)
+    require_permission(recipe, checked.run_functions)
+    package = pack(os.fspath(source), os.fspath(store), recipe, checked, code)
     return submit_package(package, address)
 
 
+@takes_recipe
 def doctor(
     source: str | os.PathLike[str],
     recipe: Recipe | str | os.PathLike[str] | None = None,
@@ -320,30 +310,30 @@ def doctor(
     storage_options: StorageOptions = None,
     tick: Callable[[str], None] = lambda what: None,
 ) -> DoctorReport:
-    """Time a sample of a source before anything is cached, and tell what caching would bring.
+    """Measure a random part of a source before anything is cached, and predict what caching gains.
 
-    Nothing is kept: trials are in a temporary folder, on the disk that TMPDIR names.
+    Nothing is kept: trials are written to a temporary folder, on the disk that TMPDIR names.
 
     Parameters
     ----------
     source, recipe, run_functions, follow_links, storage_options
         As `build` takes them.
     samples
-        Drawn at random from the source, without repetition.
+        Number of samples, drawn at random from the source without repetition.
     seconds
-        That measuring may take; fewer samples are measured where they are slow.
+        Time limit of the measurement; fewer samples are measured if they are slow.
     rate
-        Samples a second that the training device takes.
+        Samples per second that the training device takes.
     cores
-        Of the build, and of training; by default those that this process may use.
+        CPU cores of the build, and of training; by default those that this process may use.
     tick
-        Told what is being measured.
+        Called with the name of each measurement when it begins.
 
     Raises
     ------
     UsageError
-        A number that makes no sense, or a source that is missing, empty, or has no sample that
-        the recipe makes a row of.
+        A number is out of range, or the source is missing, empty, or without a sample that the
+        recipe can process.
     """
     try:
         from precache_workers.doctor.measure import DoctorRequest, examine
@@ -369,10 +359,3 @@ def doctor(
 
 def _read_recipe(path: str | os.PathLike[str] | None) -> Recipe:
     return Recipe.image() if path is None else Recipe.from_toml(os.fspath(path))
-
-
-def _bytes(name: str, size: int | str) -> int:
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(size))
-    except ValidationError:
-        raise UsageError(f"{name} is {size!r}; give bytes, or a size such as '2GB'") from None

@@ -1,22 +1,23 @@
-"""`ensure`: the version that a training script asks for, built once where it is missing."""
+"""`ensure`: open the version that a training script needs; build it once if it is missing."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import os
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from precache.building.api import build, request_of, submit
+from precache.building.api import new_request, require_known, submit, takes_recipe
 from precache.errors import UsageError
 from precache.recipe.recipe import Recipe
 from precache.storage.open import StorageOptions
 from precache.store.version import Version
+from precache_workers.planning.options import BuildOptions
 
 
+@takes_recipe
 def ensure(
     source: str | os.PathLike[str],
     store: str | os.PathLike[str],
@@ -30,57 +31,59 @@ def ensure(
     storage_options: StorageOptions = None,
     **options: Any,
 ) -> Version | None:
-    """Open the version of a source and a recipe; build it first where it is not there.
+    """Open the version of a source and a recipe; build it first if it does not exist.
 
     Every rank of a training, on every node, may call this: one builds, and the others wait and
-    open the same version, as long as the source stands still. If the one that builds is killed,
-    another one goes on where it was. Where the version is there, nothing is written to the store
-    but an entry of its log where that lacks one, and Ray is not loaded, nor a decoder, unless
-    libraries have changed since the last time; the source is listed each time. Once
-    `torch.distributed` is initialised with ``MASTER_ADDR`` and ``MASTER_PORT``, rank 0 lists it for
-    all, and what it fails
-    with they all raise; else each process lists it.
+    open the same version, as long as the source does not change. If the process that builds is
+    killed, another one continues its build. If the version exists, nothing is written to the store
+    except a missing entry of its log, and neither Ray nor a decoder is loaded unless libraries
+    have changed since the last call.
+
+    The source is listed by every call. Once `torch.distributed` is initialised with
+    ``MASTER_ADDR`` and ``MASTER_PORT``, rank 0 lists it for all ranks, and an error of rank 0 is
+    raised on all of them; else each process lists it.
 
     Parameters
     ----------
     source, store, recipe, storage_options
         As `build` takes them.
     address
-        Where it is built: as `build` takes it, by the calling process; or a cluster's job server,
-        ``http://head:8265``, which gets the build as `submit` does.
+        As `build` takes it, to build in the calling process; or the address of a cluster's job
+        server, ``http://head:8265``, to which the build is submitted.
     wait
-        ``True``: until the version is there. A number: so many seconds. ``False``: not at all;
-        None is returned where the version is not there yet. Unless it is ``True``, the build goes
-        on in a process of its own, or on the cluster, whatever becomes of this one.
+        ``True`` waits until the version is complete, a number waits at most so many seconds, and
+        ``False`` does not wait: it returns None if the version is not complete yet. Unless it is
+        ``True``, the build runs in a process of its own, or on the cluster, and continues when
+        this process ends.
     follow
-        Return as soon as shards can be read, while the others are still made (elsewhere, as with
-        ``wait=False``), and let a `Loader` begin with them: in the first epoch rows come in the
-        order in which the shards are finished, mixed within each. All ranks draw from one log of
-        these, so that step k has the same rows for all, each row comes once, and every rank has as
-        many batches, told by the number of samples: rows from the epoch's beginning come again in
-        place of bad ones, which the log and `Loader.stats` count. Later epochs wait for the commit
-        and are fully shuffled. Where the version is there, it is as without; but if anybody
-        followed its build, the order is kept in the store, for ranks and resumed trainings that
-        come later.
+        Return as soon as the first shards can be read, while the build continues elsewhere (as
+        with ``wait=False``), so that a `Loader` can begin with them. In the first epoch rows come
+        in the order in which shards are completed, shuffled within each shard. All ranks read this
+        order from one log: step k has the same rows on every rank, each row comes once, and all
+        ranks have the same number of batches, which follows from the number of samples. Rows from
+        the beginning of the epoch are repeated in place of holes; the log and `Loader.stats` count
+        them. Later epochs wait for the commit and are fully shuffled. If the version is complete,
+        `follow` changes nothing, unless somebody followed its build: then the order is kept in the
+        store, for ranks and resumed trainings that start later.
     progress
-        Show on standard error how far the build is, or what is awaited.
+        Show the progress of the build, or what is waited for, on standard error.
     code
         As `submit` takes it, with a job server.
     options
-        The others of `build`, but for `recompute`.
+        The other options of `build`, except `recompute`.
 
     Returns
     -------
     Version
-        As `open` gives it; a `Loader` takes it in place of a URI. With `follow` it may not be
+        As `open` returns it; a `Loader` takes it in place of a URI. With `follow` it may not be
         committed yet: then only a `Loader` can read it.
 
     Raises
     ------
     UsageError
-        The request cannot be met.
+        An option's value is not allowed, or the request cannot be met.
     BuildError
-        The build failed, or is not done in time; the same call continues it, or waits on.
+        The build failed or timed out; the same call continues it, or continues to wait.
 
     Examples
     --------
@@ -93,21 +96,19 @@ def ensure(
         raise UsageError("ensure takes source, store and recipe in this order, as build does")
     seconds = _seconds(wait)
     if follow and wait is not True:
-        raise UsageError(f"follow begins with the first shard, and wait is {wait}; leave out one")
+        raise UsageError(f"follow returns at the first shard, and wait is {wait}; leave out one")
     cluster = address.startswith(("http://", "https://"))
     if code and not cluster:
-        raise UsageError(f"code travels to a cluster's job server, and address is {address!r}")
+        raise UsageError(f"code is sent to a cluster's job server, and address is {address!r}")
     if options.get("recompute"):
         raise UsageError(
-            "recompute makes a new version each time, and ensure opens the one that is there; "
-            "build once with recompute, and leave it out here"
+            "recompute makes a new version each time, and ensure opens an existing one; build "
+            "once with recompute, and leave it out here"
         )
-    defaults = {name: each.default for name, each in inspect.signature(build).parameters.items()}
-    if unknown := options.keys() - defaults.keys():
-        raise TypeError(f"ensure() got an unexpected keyword argument {min(unknown)!r}")
+    require_known("ensure", options, BuildOptions.model_fields)
     options = {**options, "storage_options": storage_options, "progress": progress}
-    asked = {**defaults, **options, "source": source, "store": store, "recipe": recipe}
-    request = request_of(**{**asked, "address": "auto" if cluster else address})
+    where = "auto" if cluster else address
+    request = new_request(source, store, recipe, **options, address=where)
     from precache_workers.ensure import ensure as ensuring
 
     wanted = ensuring.WantedVersion(request, progress)

@@ -1,29 +1,24 @@
-"""`refresh`: fresh variants of a store's samples, here or on a cluster."""
+"""`refresh`: new variants of a store's samples, computed here or on a cluster."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precache.building.api import build, request_of, require_known
+from precache.building.api import new_request, require_known
 from precache.errors import PrecacheError
 from precache.maintenance.gc import seconds_of
 from precache.runtime.integers import whole
-from precache.storage.environment import with_environment
 from precache.store.open import open_version
+from precache_workers.planning.options import RunOptions, read_options
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult
-
-_OF_ROWS = ("labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact")
-_OF_THE_VERSION = ("recipe", *_OF_ROWS, "recompute", "retry_failed")
-"""Options of a build that a refresh does not take: they are what the version has."""
 
 
 def refresh(
@@ -34,24 +29,25 @@ def refresh(
     every: float | str | None = None,
     **options: Any,
 ) -> list[BuildResult]:
-    """Make fresh variants of a store's samples: child versions, each current when it is made.
+    """Compute fresh variants of a store's samples, as child versions that become current.
 
-    Of every field with variants the oldest is dropped and a fresh one computed; all others are
+    In every field with variants the oldest is dropped and a fresh one computed; all others are
     linked. The rows are those of the current version. A `Loader` with ``refresh="epoch"`` reads
-    what is current; versions that were replaced stay until `gc` removes them.
+    the current version; versions that were replaced stay until `gc` removes them.
 
     Parameters
     ----------
     source
-        Where the samples are; by default what the current version was built from, as the store's
-        log of commits tells.
+        Where the samples are; by default the source of the current version, which the store's log
+        of commits names.
     times
-        Child versions, one after another.
+        Number of child versions, one after another.
     every
-        Seconds between the beginnings of two, or a time such as ``"30m"``.
+        Seconds from the start of one child version to the start of the next, or a time such as
+        ``"30m"``.
     options
-        Of `build`, as far as they tell where and how it runs. ``run_functions=True`` lets functions
-        that the store's recipe names run, and a ``python:`` source that its log names: for a store
+        Options of `build` that say where and how it runs. ``run_functions=True`` runs functions
+        that the store's recipe names, and a ``python:`` source that its log names: for a store
         that you trust.
 
     Raises
@@ -59,10 +55,10 @@ def refresh(
     StoreError
         There is no store, or its current version has no variants.
     UsageError
-        The source is not known, the store names code and ``run_functions`` is false, or an option
-        makes no sense.
+        The source is not known, the store names code and ``run_functions`` is false, or an
+        option's value is not allowed.
     BuildError
-        It is incomplete, and the same call continues it; or a sample is not what it was.
+        The child version is incomplete, and the same call continues it; or a sample has changed.
     """
     return list(refreshes(store, source, times=times, every=every, **options))
 
@@ -75,19 +71,18 @@ def refreshes(
     every: float | str | None = None,
     **options: Any,
 ) -> Iterator[BuildResult]:
-    """As `refresh`, each result as it comes; by default one, with `every` without end."""
-    defaults = _defaults("refresh", options)
-    seconds = _seconds(times, every) or 0.0
-    given = {**defaults, "source": source or "", "store": store, "recipe": None, **options}
-    request = request_of(**given)
+    """Yield the results of `refresh` one by one: by default one, with `every` without end."""
+    require_known("refresh", options, RunOptions.model_fields)
+    times, seconds = _schedule(times, every)
+    request = new_request(source or "", store, None, **options)
     from precache_workers.driver.refresh import refresh_once
 
     for number in itertools.count(1):
         began = time.monotonic()
-        yield refresh_once(request, given["progress"])
+        yield refresh_once(request, request.progress)
         if number == (times or (1 if every is None else None)):
             return
-        time.sleep(max(0.0, began + seconds - time.monotonic()))  # this long was asked for
+        time.sleep(max(0.0, began + (seconds or 0.0) - time.monotonic()))
 
 
 def submit_refresh(
@@ -100,25 +95,25 @@ def submit_refresh(
     code: Sequence[str | os.PathLike[str]] = (),
     **options: Any,
 ) -> ClusterJob:
-    """Have a cluster `refresh`, and return at once: the job goes on without this process.
+    """Submit a `refresh` to a cluster and return at once; the job continues without this process.
 
-    The same refresh submitted while it is under way is joined, not run twice.
+    If the same refresh is under way, its job is returned; it does not run twice.
 
     Parameters
     ----------
     store, source, times, every
-        As `refresh` takes them, but that with `every` and without `times` there is no end; paths
-        are those of the cluster's nodes.
+        As `refresh` takes them, except that `every` without `times` has no end; paths are those of
+        the cluster's nodes.
     address, code
         As `submit` takes them.
     options
-        The others of `refresh`, storage options as `submit` takes them; `progress` is on unless it
-        is false.
+        The other options of `refresh`, storage options as `submit` takes them; `progress` is on by
+        default.
 
     Returns
     -------
     ClusterJob
-        As `submit` gives it.
+        As `submit` returns it.
 
     Raises
     ------
@@ -128,36 +123,26 @@ def submit_refresh(
     BuildError
         The cluster cannot be reached.
     """
-    defaults = {**_defaults("submit_refresh", options), "progress": True}
-    seconds = _seconds(times, every)
+    require_known("submit_refresh", options, RunOptions.model_fields)
+    checked = read_options(RunOptions, {"progress": True, **options, "address": "auto"})
+    times, seconds = _schedule(times, every)
     from precache_workers.jobs.job_package import pack_refresh
     from precache_workers.jobs.submission import submit_package
     from precache_workers.sources.user_code import require_permission
 
-    given = {name: value for name, value in options.items() if value != defaults[name]}
-    given |= {"times": times, "every": None if seconds is None else f"{seconds:f}s"}
     recipe = None
-    with contextlib.suppress(PrecacheError):  # the cluster may see what is not to be had here
-        storage_options = options.get("storage_options")
-        storage_options = with_environment(storage_options, options.get("storage_options_env"))
-        recipe = open_version(store, None, storage_options).recipe
+    with contextlib.suppress(PrecacheError):  # the cluster's nodes may be able to open it
+        recipe = open_version(store, None, checked.storage_options).recipe
     if recipe is not None:
-        require_permission(recipe, options.get("run_functions", False))
+        require_permission(recipe, checked.run_functions)
     place = None if source is None else os.fspath(source)
-    package = pack_refresh(place, os.fspath(store), recipe, given, code)
+    package = pack_refresh(
+        place, os.fspath(store), recipe, checked, code, times=times, every=seconds
+    )
     return submit_package(package, address)
 
 
-def _defaults(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the options of a build; raises `TypeError` for those that a refresh does not take."""
-    known = inspect.signature(build).parameters
-    taken = {name: each for name, each in known.items() if name not in _OF_THE_VERSION}
-    require_known(function, options, taken)
-    return {name: each.default for name, each in known.items()}
-
-
-def _seconds(times: int | None, every: float | str | None) -> float | None:
-    """Between the beginnings of two child versions."""
-    if times is not None:
-        whole("times", times, 1)
-    return None if every is None else seconds_of(every)
+def _schedule(times: int | None, every: float | str | None) -> tuple[int | None, float | None]:
+    """Check `times`, and convert `every` to seconds."""
+    number = None if times is None else whole("times", times, 1)
+    return number, None if every is None else seconds_of(every)

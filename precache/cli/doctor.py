@@ -10,10 +10,9 @@ from typing import Any
 
 import precache
 from precache.cli.build_options import (
-    add_follow_links,
+    add_option,
     add_recipe_options,
     add_source,
-    add_storage_option,
     import_from_here,
     read_recipe,
 )
@@ -25,7 +24,7 @@ def add_doctor(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``."""
     command = commands.add_parser(
         "doctor",
-        help="before caching: what it costs, what it brings, where to cut",
+        help="predict what caching would cost and gain",
         description=inspect.cleandoc(_doctor.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,30 +33,30 @@ def add_doctor(commands: Any) -> None:
     add_recipe_options(command)
     run = command.add_argument_group("measuring")
     run.add_argument(
-        "--samples", type=int, default=200, metavar="N", help="drawn at random; default 200"
+        "--samples", type=int, default=200, metavar="N", help="number, drawn at random; default 200"
     )
     run.add_argument(
         "--seconds",
         type=float,
         default=45.0,
         metavar="N",
-        help="that it may take; where samples are slow it measures fewer; default 45",
+        help="time limit; fewer samples are measured if they are slow; default 45",
     )
     run.add_argument(
         "--rate",
         type=float,
         default=1000.0,
         metavar="R",
-        help="samples a second that the training device takes; default 1000",
+        help="samples per second that the training device takes; default 1000",
     )
     run.add_argument(
         "--cores",
         type=int,
         metavar="N",
-        help="of the build, and of training; default those that this process may use",
+        help="CPU cores of the build, and of training; default those that this process may use",
     )
-    add_follow_links(run)
-    add_storage_option(run)
+    add_option(run, "follow_links")
+    add_option(run, "storage_options")
     run.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
     )
@@ -66,12 +65,12 @@ def add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Time a sample of SOURCE, stage by stage, and tell what caching it would bring.
+    """Measure random samples of SOURCE, stage by stage, and predict what caching would gain.
 
-    Cores to feed a device without a cache and with one, the time and size of a build, training
-    from each codec, and where to cut between work that is done once and in every epoch. Nothing
-    is kept: trials are in a temporary folder, on the disk that TMPDIR names. The page cache is
-    asked to drop some local files of the source, so that the disk is what is measured.
+    Reports the cores that feed a device without a cache and with one, the time and size of a build,
+    training from each codec, and which ops to do once and which in every epoch. Nothing is kept:
+    trials are written to a temporary folder, on the disk that TMPDIR names. Some local files of the
+    source are dropped from the page cache, so that the disk is measured.
     """
     for path in filter(None, (options.html, options.png)):
         from precache.html.charts import check_page
@@ -80,7 +79,7 @@ def _doctor(options: argparse.Namespace) -> int:
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
     with bench_progress(shown=not options.json) as tick:
-        found = precache.doctor(
+        report = precache.doctor(
             options.source,
             recipe,
             samples=options.samples,
@@ -91,19 +90,19 @@ def _doctor(options: argparse.Namespace) -> int:
             storage_options=dict(options.storage_options),
             tick=tick,
         )
-    data = dataclasses.asdict(found)
-    show(options.json, _plain(data), lambda: print_prognosis(found))
+    data = dataclasses.asdict(report)
+    show(options.json, _plain(data), lambda: print_prognosis(report))
     if options.html is not None:
-        found.html(options.html)
+        report.html(options.html)
     if options.png is not None:
-        found.png(options.png)
+        report.png(options.png)
     return 0
 
 
 def _plain(value: Any) -> Any:
-    """The same with null for numbers that JSON cannot hold."""
+    """Replace numbers that JSON cannot hold by None."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,73 +10,70 @@ from typing import TYPE_CHECKING, Any
 
 import precache
 from precache.cli.build_options import (
-    add_build_options,
+    add_build_arguments,
     add_code,
-    add_storage_option,
-    build_keywords,
+    add_option,
+    read_keywords,
     read_recipe,
 )
-from precache.cli.output import build_json, print_build, print_job, print_store_status, show
+from precache.cli.output import build_json, print_build, print_status, show
 from precache.runtime.terminal import say
-from precache.store.build_status import read_status
 
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
     from precache_workers.planning.request import BuildResult
 
-WHERE = (
-    "of the cluster's job server, http://head:8265; default as RAY_API_SERVER_ADDRESS or "
-    "RAY_ADDRESS say, else of this machine"
+SERVER = (
+    "the cluster's job server, http://head:8265; default RAY_API_SERVER_ADDRESS or RAY_ADDRESS, "
+    "else a Ray on this machine"
 )
 
 
 def add_job_commands(commands: Any) -> None:
-    """The parsers of this module's commands."""
+    """Add the commands to the subparsers of ``precache``."""
     submit = commands.add_parser(
         "submit",
-        help="the same on a cluster, as a job that needs nobody",
+        help="build as a job of a cluster",
         description=inspect.cleandoc(_submit.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_code(add_build_options(submit, None, WHERE))
+    add_code(add_build_arguments(submit, address=SERVER))
     status = commands.add_parser(
-        "status", help="how far a job or a store is", description=_status.__doc__
+        "status", help="state of a job, or builds of a store", description=_status.__doc__
     )
     status.add_argument("what", metavar="JOB|STORE")
-    add_storage_option(status)
+    add_option(status, "storage_options")
     cancel = commands.add_parser("cancel", help="stop a job", description=_cancel.__doc__)
     cancel.add_argument("job", metavar="JOB")
     for command in (status, cancel):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        command.add_argument("--address", help=WHERE)
+        command.add_argument("--address", help=SERVER)
     for command, function in ((submit, _submit), (status, _status), (cancel, _cancel)):
         command.set_defaults(run=function)
 
 
 def _submit(options: argparse.Namespace) -> int:
-    """Build on a cluster, through its job server; the job goes on without this command.
+    """Build on a cluster, through its job server; the job continues without this command.
 
-    The arguments are those of build; paths of SOURCE and STORE are the cluster's. The recipe
-    travels, files of --labels and --classes do, and your own modules with --code. Submitted again
-    while it is under way, the same build is followed; after it ended, it is continued.
+    The arguments are those of build; paths of SOURCE and STORE are the cluster's. The recipe and
+    the files of --labels and --classes are sent, and your own modules with --code. If the same
+    build is submitted again while it runs, its job is followed; after it ended, it is continued.
     """
+    keywords = read_keywords(options, address="auto")
+    keywords["address"] = getattr(options, "address", None)
     job = precache.submit(
-        options.source,
-        options.store,
-        read_recipe(options),
-        code=options.code,
-        **build_keywords(options),
+        options.source, options.store, read_recipe(options), code=options.code, **keywords
     )
     return show_job(job, options.no_wait, options.json)
 
 
 def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
-    """Print a job, or follow it and print what it makes; the exit status."""
+    """Print a job's id, or follow the job and print its results; returns the exit status."""
     if no_wait:
         show(as_json, _job_json(job), lambda: say(job.id))
         return 0
 
-    def made(result: BuildResult) -> None:
+    def print_result(result: BuildResult) -> None:
         data = {**_job_json(job), "result": build_json(result)}
         show(as_json, data, lambda: print_build(result))
         sys.stdout.flush()
@@ -84,7 +81,7 @@ def show_job(job: ClusterJob, no_wait: bool, as_json: bool) -> int:
     was = "is under way already" if job.attached else "is submitted"
     _say(f"precache: job {job.id} {was}")
     try:
-        job.wait(_say, made)
+        job.wait(_say, print_result)
     except KeyboardInterrupt:
         _say(f"precache: the job goes on; to see how far it is: {job.status_command()}")
         return 130
@@ -100,24 +97,17 @@ def _job_json(job: ClusterJob) -> dict[str, Any]:
 
 
 def _status(options: argparse.Namespace) -> int:
-    """A job of precache submit: its state, its last line of progress, why it ended. A store, for
-    which no cluster is asked: the current version, and how far builds are that have begun.
+    """Show a job of precache submit: its state, last line of progress and reason of a failure.
+    Or show a store, without asking a cluster: its current version and the builds that have begun.
     """
-    from precache_workers.jobs.submission import JOB_ID, open_job
-
-    if JOB_ID.fullmatch(options.what):
-        found = open_job(options.what, options.address).status()
-        show(options.json, dataclasses.asdict(found), lambda: print_job(found))
-    else:
-        store = read_status(options.what, dict(options.storage_options))
-        show(options.json, dataclasses.asdict(store), lambda: print_store_status(store))
+    keywords = {"address": options.address, "storage_options": dict(options.storage_options)}
+    status = precache.status(options.what, **keywords)
+    show(options.json, dataclasses.asdict(status), lambda: print_status(status))
     return 0
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    """Stop a job of precache submit. What it has done is kept; submitted again, it continues."""
-    from precache_workers.jobs.submission import open_job
-
-    found = open_job(options.job, options.address).cancel()
-    show(options.json, dataclasses.asdict(found), lambda: print_job(found))
+    """Stop a job of precache submit. Its complete shards are kept; submit it again to continue."""
+    status = precache.cancel(options.job, address=options.address)
+    show(options.json, dataclasses.asdict(status), lambda: print_status(status))
     return 0

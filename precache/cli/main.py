@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 
 import precache
 from precache.cli.build_options import (
-    add_build_options,
-    add_run_functions,
-    add_storage_option,
-    build_keywords,
+    add_build_arguments,
+    add_option,
     import_from_here,
+    read_keywords,
     read_recipe,
 )
 from precache.cli.doctor import add_doctor
@@ -26,6 +25,7 @@ from precache.cli.output import (
     bench_progress,
     build_json,
     byte_progress,
+    info_json,
     print_bench,
     print_build,
     print_info,
@@ -35,9 +35,10 @@ from precache.cli.output import (
 )
 from precache.cli.plan import add_plan, show_plan
 from precache.cli.refresh import add_refresh
+from precache.cli.run_job import add_job
 from precache.cli.simulate import add_simulate
 from precache.cli.versions import add_version_commands
-from precache.errors import PrecacheError, UsageError
+from precache.errors import PrecacheError
 from precache.messages import printable, without_secrets
 from precache.runtime.terminal import guard_output, say_error
 
@@ -64,7 +65,7 @@ exit status: 0 done; 1 failed or incomplete (run it again to continue); 2 bad us
 
 
 class _Parser(argparse.ArgumentParser):
-    """Quotes no value of an option that it does not know: it may be a secret."""
+    """A parser whose errors show no value of an unknown option, which may be a secret."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -78,10 +79,10 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        names = [found[0] for each in unknown if (found := re.match(r"--[\w-]+|-\w", each))]
-        secret = any(each.startswith("--storage") for each in arguments)
-        values = "more than are taken" if secret else " ".join(unknown)
-        parser.error(f"unrecognized arguments: {' '.join(names) or values}")
+        flags = [match[0] for text in unknown if (match := re.match(r"--[\w-]+|-\w", text))]
+        secret = any(text.startswith("--storage") for text in arguments)
+        values = "too many" if secret else " ".join(unknown)
+        parser.error(f"unrecognized arguments: {' '.join(flags) or values}")
     return options
 
 
@@ -98,46 +99,55 @@ def _parser() -> _Parser:
     add_plan(commands)
     add_refresh(commands)
     add_job_commands(commands)
-    info = commands.add_parser("info", help="what a store holds", description=_info.__doc__)
+    add_job(commands)
+    info = commands.add_parser("info", help="summary of a version", description=_info.__doc__)
     verify = commands.add_parser(
         "verify", help="check every checksum of a store", description=_verify.__doc__
     )
     bench = commands.add_parser(
-        "bench", help="what reading a store costs here", description=_bench.__doc__
+        "bench", help="measure the cost of reading a store", description=_bench.__doc__
     )
     for command, run in ((info, _info), (verify, _verify), (bench, _bench)):
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
         command.set_defaults(run=run)
     for command in (info, verify, bench):
-        add_storage_option(command)
+        add_option(command, "storage_options")
     _add_transfer(commands)
     add_version_commands(commands)
     add_doctor(commands)
     add_simulate(commands)
     _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
-    bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
+    bench.add_argument(
+        "--epochs", type=int, default=3, metavar="N", help="epochs after the first; default 3"
+    )
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
     bench.add_argument(
-        "--cache-dir", metavar="DIR", help="local folder where shards of a remote store go"
+        "--cache-dir", metavar="DIR", help="local folder for shards of a remote store"
     )
-    bench.add_argument("--cache-limit", metavar="SIZE", help="of that folder, such as 200GB")
-    bench.add_argument("--cache-shared", action="store_true", help="with the members of its group")
+    bench.add_argument(
+        "--cache-limit", metavar="SIZE", help="size limit of that folder, such as 200GB"
+    )
+    bench.add_argument(
+        "--cache-shared",
+        action="store_true",
+        help="share that folder with the members of its group",
+    )
     return parser
 
 
 def _add_transfer(commands: Any) -> None:
-    for name, there in (("pull", "a folder here"), ("push", "another store, path or URL")):
+    for name, target in (("pull", "a local folder"), ("push", "another store, path or URL")):
         command = commands.add_parser(
-            name, help=f"copy a version to {there}", description=_transfer.__doc__
+            name, help=f"copy a version to {target}", description=_transfer.__doc__
         )
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
         command.add_argument(
-            "--to", required=True, metavar="STORE", help=f"{there}; made if missing"
+            "--to", required=True, metavar="STORE", help=f"{target}; created if missing"
         )
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        add_storage_option(command)
+        add_option(command, "storage_options")
         command.set_defaults(run=_transfer)
 
 
@@ -153,20 +163,26 @@ def _add_view(commands: Any) -> None:
     what.add_argument(
         "--source",
         metavar="SOURCE",
-        help="what the store was built from: raw files, and what each op makes of them, stand "
-        "beside the stored rows",
+        help="the source of the store: raw files, and the result of each op, are shown beside the "
+        "stored rows",
     )
-    add_run_functions(what)
-    what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
-    what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
+    add_option(what, "run_functions")
     what.add_argument(
-        "--class", dest="label", default="", metavar="NAME", help="rows of one class, or its number"
+        "--rows", type=int, default=24, metavar="N", help="rows of a page; default 24"
     )
-    add_storage_option(what)
+    what.add_argument("--find", default="", metavar="TEXT", help="rows whose keys begin with TEXT")
+    what.add_argument(
+        "--class",
+        dest="label",
+        default="",
+        metavar="NAME",
+        help="rows of a class, by name or number",
+    )
+    add_option(what, "storage_options")
     where = view.add_argument_group("where")
-    where.add_argument("--out", metavar="FILE", help="write one page that needs no server, and end")
-    where.add_argument("--port", type=int, default=0, metavar="N", help="default any that is free")
-    where.add_argument("--open", action="store_true", help="open it in a browser")
+    where.add_argument("--out", metavar="FILE", help="write one page that needs no server")
+    where.add_argument("--port", type=int, default=0, metavar="N", help="default any free port")
+    where.add_argument("--open", action="store_true", help="open the address in a browser")
     view.set_defaults(run=_view)
 
 
@@ -178,89 +194,73 @@ def _add_build(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.set_defaults(run=_build)
-    where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
-    run = add_build_options(build, "local", where)
-    run.add_argument(
-        "--dry-run", action="store_true", help="only say what would be done, as precache plan does"
+    add_build_arguments(build).add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only report what would be done, as precache plan",
     )
 
 
 def _build(options: argparse.Namespace) -> int:
-    """Decode and resize every sample of SOURCE once, into tensors that training maps.
+    """Decode and resize every sample of SOURCE once, into tensors that training memory-maps.
 
-    Killed or failed, the same command continues it; with nothing changed it does nothing.
-    What is not given about the recipe stays as it is: no resize, no crop.
+    If it is killed or fails, run the same command again to continue; if nothing has changed, it
+    does nothing. Without flags of the recipe, images are not resized or cropped.
     """
     if options.dry_run:
         show_plan(options, timing=True)
         return 0
     recipe = read_recipe(options)
     import_from_here(options.source, bool(recipe.functions))
-    result = precache.build(options.source, options.store, recipe, **build_keywords(options))
+    result = precache.build(options.source, options.store, recipe, **read_keywords(options))
     show(options.json, build_json(result), lambda: print_build(result))
     return 0
 
 
 def _info(options: argparse.Namespace) -> int:
-    """What a store holds: fields, rows, holes, classes, statistics, and its recipe."""
-    version = precache.open(options.store, None, dict(options.storage_options))
-    info = {
-        "version": version.id,
-        "path": version.path,
-        "rows": version.rows,
-        "holes": len(version.hole_rows),
-        "fields": {name: dataclasses.asdict(field) for name, field in version.fields.items()},
-        "classes": version.classes,
-        "mean": version.mean,
-        "std": version.std,
-        "pipeline": version.recipe.to_dict(),
-        "libraries": version.attributes.libraries if version.attributes else {},
-        "created": version.attributes.created if version.attributes else "",
-    }
-    show(options.json, info, lambda: print_info(version, info))
+    """Summarise a version: fields, rows, holes, classes, statistics and recipe."""
+    info = precache.info(options.store, dict(options.storage_options))
+    show(options.json, info_json(info), lambda: print_info(info))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Read every byte, check every checksum, and hold what the version tells of its rows against
-    the row table; damage is named by object and key.
+    """Read every byte, check every checksum, and compare the version's small arrays with its row
+    table; damage is named by object and key.
 
-    Exit status 1 where there is any.
+    The exit status is 1 if there is any.
     """
     from precache.maintenance.verify import verify_version
     from precache.store.open import open_unchecked
 
     version = open_unchecked(options.store, dict(options.storage_options))
     with byte_progress("Verifying", version, shown=not options.json) as tick:
-        found = verify_version(version, tick)
-    report = {**dataclasses.asdict(found), "ok": found.ok}
-    show(options.json, report, lambda: print_verified(found))
-    return 0 if found.ok else 1
+        result = verify_version(version, tick)
+    data = {**dataclasses.asdict(result), "ok": result.ok}
+    show(options.json, data, lambda: print_verified(result))
+    return 0 if result.ok else 1
 
 
 def _transfer(options: argparse.Namespace) -> int:
     """Copy a whole version to another store and make it current there.
 
-    Everything is checked on its way. A version that is there whole is only made current, and a
-    damaged one stays as it is until a right one takes its place, or in a bucket is mended. Stopped,
-    the same command continues.
+    Every object is checked while it is copied. A version that is complete there is only made
+    current. A damaged one stays until an intact one replaces it, or in a bucket is repaired. If it
+    is stopped, run the same command again to continue.
     """
-    from precache.maintenance.transfer import pull
-
-    given = dict(options.storage_options)
-    version = precache.open(options.store, None, given)
+    storage_options = dict(options.storage_options)
+    copy = precache.pull if options.command == "pull" else precache.push
+    version = precache.open(options.store, None, storage_options)
     with byte_progress("Copying", version, shown=not options.json) as tick:
-        done = pull(options.store, options.to, tick, given)
-    show(options.json, dataclasses.asdict(done), lambda: print_transferred(done))
+        result = copy(options.store, options.to, tick, storage_options)
+    show(options.json, dataclasses.asdict(result), lambda: print_transferred(result))
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Epochs over a store on the CPU, shuffled, beside the machine's own copy limit."""
-    from precache.diagnosis.bench import bench
-
+    """Read shuffled epochs of a store on the CPU, and compare them with copying plain memory."""
     with bench_progress(shown=not options.json) as tick:
-        result = bench(
+        result = precache.bench(
             options.store,
             options.batch_size,
             options.epochs,
@@ -276,31 +276,26 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
-    """Show in a browser what a store holds: samples, classes, statistics, holes, the build.
+    """Show the samples, classes, statistics, holes and build of a store in a browser.
 
-    Serves pages at an address of this machine that it prints, until Ctrl-C. Rows are found by key
-    and class; the page of a row compares it with what the ops make of its raw file, where --source
-    names the source. For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
+    Prints an address of this machine and serves pages there until Ctrl-C. Search rows by key and
+    class. With --source, the page of a row compares it with its raw file and the result of each op.
+    For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
     """
-    try:
-        from precache.viewer.contents import open_pages
-        from precache.viewer.search import Query
-        from precache.viewer.server import serve, write_page
-    except ModuleNotFoundError as error:
-        raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
     import_from_here(options.source, options.run_functions)
-    pages = open_pages(
+    view = precache.view(
         options.store,
         options.source,
-        options.rows,
-        dict(options.storage_options),
-        options.run_functions,
+        rows=options.rows,
+        find=options.find,
+        label=options.label,
+        run_functions=options.run_functions,
+        storage_options=dict(options.storage_options),
     )
-    query = Query(options.find, label=options.label)
     if options.out is None:
-        serve(pages, query, options.port, browser=options.open)
+        view.serve(options.port, browser=options.open)
     else:
-        write_page(pages, query, options.out)
+        view.write(options.out)
     return 0
 
 

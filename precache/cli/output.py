@@ -1,4 +1,4 @@
-"""Results as text, for people."""
+"""Results of commands, printed as text or as JSON."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from precache.messages import printable
 from precache.recipe.recipe import op_texts
 from precache.recipe.variants import variants_text
 from precache.runtime.terminal import Rows, Terminal, say, say_rows
+from precache.store.build_status import StoreStatus
 from precache.store.commit_log import ROOT
 from precache.store.version import FieldInfo, Version
 from precache.units import size
 
 if TYPE_CHECKING:
     from precache.diagnosis.bench import BenchResult, ReadCost
+    from precache.maintenance.info import VersionInfo
     from precache.maintenance.transfer import Transferred
     from precache.maintenance.verify import Verified
-    from precache.store.build_status import StoreStatus
     from precache_workers.jobs.submission import JobStatus
     from precache_workers.planning.request import BuildResult
 
 SHOWN = 10
-"""Holes, keys and classes listed before the rest is only counted."""
+"""Number of holes, keys and classes that are listed; the rest is only counted."""
 
 
 def _shortened(items: Sequence[str], separator: str = ", ") -> str:
@@ -46,7 +47,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def show(as_json: bool, data: Mapping[str, Any], print_text: Callable[[], None]) -> None:
-    """A result as one line of JSON where that was asked for, else as text."""
+    """Print a result as one line of JSON or as text."""
     if as_json:
         sys.stdout.write(json.dumps(data) + "\n")
     else:
@@ -54,14 +55,14 @@ def show(as_json: bool, data: Mapping[str, Any], print_text: Callable[[], None])
 
 
 def build_json(result: BuildResult) -> dict[str, Any]:
-    """What ``precache build --json`` prints."""
-    fields = dataclasses.asdict(result)
-    return {**fields, "ratio": result.ratio}
+    """Return the object that ``precache build --json`` prints."""
+    return {**dataclasses.asdict(result), "ratio": result.ratio}
 
 
 def print_build(result: BuildResult) -> None:
-    """The summary at the end of a build."""
-    made = result.shards - result.shards_skipped - result.shards_reused
+    """Print the summary of a build."""
+    skipped = result.shards_skipped
+    computed = result.shards - skipped - result.shards_reused
     mended = f", {result.mended} mended" if result.mended else ""
     reused = f"{result.shards_reused} reused, " if result.shards_reused else ""
     bytes_ = f"{size(result.raw_bytes)} raw, {size(result.stored_bytes)} stored"
@@ -70,7 +71,10 @@ def print_build(result: BuildResult) -> None:
         ("version", result.version),
         ("path", result.path),
         ("samples", f"{result.samples:,}, {result.failed} failed{mended}"),
-        ("shards", f"{result.shards}: {made} made, {reused}{result.shards_skipped} there before"),
+        (
+            "shards",
+            f"{result.shards}: {computed} made, {reused}{skipped} there before",
+        ),
         ("size", f"{bytes_}: ratio {result.ratio:.2f}"),
         ("time", f"{result.seconds:.1f} s, {result.cpu_seconds:.1f} CPU-s in tasks"),
         ("by stage, s", stages),
@@ -82,37 +86,43 @@ def print_build(result: BuildResult) -> None:
     if len(result.holes) > SHOWN:
         say(f"… and {len(result.holes) - SHOWN} more holes")
     if result.holes:
-        say("what failed is tried again with --retry-failed, as after a limit was raised")
+        say("to try failed samples again, as after a limit was raised, give --retry-failed")
 
 
-def print_job(found: JobStatus) -> None:
-    """What a cluster says of a build, and what to do next."""
-    ended = found.ended or time.time()
-    rows = [("job", found.job), ("store", found.store), ("state", found.state.lower())]
-    if found.started is not None:
-        rows.append(("since", _time(found.started)))
-        rows.append(("took" if found.ended else "for", _duration(ended - found.started)))
-    if found.state in ("PENDING", "RUNNING"):
-        rows.append(("last said", found.progress))
-    if found.state == "FAILED":
-        rows.append(("why", found.reason))
-    if found.state in ("FAILED", "STOPPED"):
+def print_status(status: JobStatus | StoreStatus) -> None:
+    """Print how far a job of a cluster is, or the builds of a store."""
+    if isinstance(status, StoreStatus):
+        _print_store(status)
+    else:
+        _print_job(status)
+
+
+def _print_job(status: JobStatus) -> None:
+    ended = status.ended or time.time()
+    rows = [("job", status.job), ("store", status.store), ("state", status.state.lower())]
+    if status.started is not None:
+        rows.append(("since", _time(status.started)))
+        rows.append(("took" if status.ended else "for", _duration(ended - status.started)))
+    if status.state in ("PENDING", "RUNNING"):
+        rows.append(("progress", status.progress))
+    if status.state == "FAILED":
+        rows.append(("reason", status.reason))
+    if status.state in ("FAILED", "STOPPED"):
         rows.append(("next", "what is done is kept; submit the same build again to continue it"))
     say_rows(rows)
 
 
-def print_store_status(found: StoreStatus) -> None:
-    """The current version of a store, and the builds that have begun."""
+def _print_store(status: StoreStatus) -> None:
     current = "none yet"
-    if found.version is not None and found.committed is not None:
-        current = f"{found.version}, committed {_time(found.committed)}"
-    rows = [("store", found.store), ("current version", current)]
-    for each in found.building:
-        shards = "?" if each.shards is None else f"{each.shards:,}"
-        of_rows = "" if each.rows is None else f", {each.rows:,} rows in all"
-        idle = "" if each.idle_seconds is None else f"; idle for {_duration(each.idle_seconds)}"
+    if status.version is not None and status.committed is not None:
+        current = f"{status.version}, committed {_time(status.committed)}"
+    rows = [("store", status.store), ("current version", current)]
+    for build in status.building:
+        shards = "?" if build.shards is None else f"{build.shards:,}"
+        of_rows = "" if build.rows is None else f", {build.rows:,} rows in all"
+        idle = "" if build.idle_seconds is None else f"; idle for {_duration(build.idle_seconds)}"
         rows.append(
-            (f"building {each.version[:8]}", f"{each.done:,} of {shards} shards{of_rows}{idle}")
+            (f"building {build.version[:8]}", f"{build.done:,} of {shards} shards{of_rows}{idle}")
         )
     say_rows(rows)
 
@@ -130,29 +140,37 @@ def _statistics(mean: Mapping[str, list[float]], std: Mapping[str, list[float]])
 
 
 def print_refreshed(result: BuildResult, fields: Mapping[str, FieldInfo]) -> None:
-    """A child version, and the variants of its fields that have some."""
+    """Print a child version, and the variants of its fields that have several."""
     for name, field in fields.items():
         new = field.first_variant + field.variants - 1
         say(f"variant {new} of {name} is new; there are variants {variants_text(field)}")
     print_build(result)
 
 
-def print_info(version: Version, info: Mapping[str, Any]) -> None:
-    """What a store holds."""
+def info_json(info: VersionInfo) -> dict[str, Any]:
+    """Return the object that ``precache info --json`` prints."""
+    data = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+    fields = {name: dataclasses.asdict(field) for name, field in info.fields.items()}
+    recipe = data.pop("recipe").to_dict()
+    return {**data, "holes": len(info.holes), "fields": fields, "pipeline": recipe}
+
+
+def print_info(info: VersionInfo) -> None:
+    """Print the summary of a version."""
     rows = [
-        ("version", version.id),
-        ("path", version.path),
-        ("created", info["created"]),
-        ("rows", f"{version.rows:,}, {info['holes']} of them holes"),
-        *((name, _field(field)) for name, field in version.fields.items()),
-        *_statistics(version.mean, version.std),
+        ("version", info.version),
+        ("path", info.path),
+        ("created", info.created),
+        ("rows", f"{info.rows:,}, {len(info.holes)} of them holes"),
+        *((name, _field(field)) for name, field in info.fields.items()),
+        *_statistics(info.mean, info.std),
     ]
-    if version.classes:
-        rows.append((f"{len(version.classes)} classes", _shortened(version.classes)))
-    for name, recipe in version.recipe.fields.items():
+    if info.classes:
+        rows.append((f"{len(info.classes)} classes", _shortened(info.classes)))
+    for name, recipe in info.recipe.fields.items():
         rows.append((f"{name} recipe", " → ".join(op_texts(recipe))))
     say_rows(rows)
-    for key, reason in list(version.holes.values())[:SHOWN]:
+    for key, reason in info.holes[:SHOWN]:
         say(f"hole: {key}: {reason}")
 
 
@@ -167,7 +185,7 @@ def _field(field: FieldInfo) -> str:
 
 @contextlib.contextmanager
 def byte_progress(doing: str, version: Version, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of a version's bytes on standard error, advanced by what is yielded."""
+    """Show a bar of a version's bytes on standard error; the yielded function advances it."""
     columns = TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     total = sum(field.stored_nbytes for field in version.fields.values())
     console = Terminal(stderr=True)
@@ -178,39 +196,39 @@ def byte_progress(doing: str, version: Version, shown: bool) -> Iterator[Callabl
 
 @contextlib.contextmanager
 def bench_progress(shown: bool) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that tells what is being measured."""
+    """Show on standard error what is measured; the yielded function sets it."""
     with Terminal(stderr=True, quiet=not shown).status("Measuring") as status:
-        yield lambda what: status.update(Text(printable(f"Measuring: {what}")))
+        yield lambda name: status.update(Text(printable(f"Measuring: {name}")))
 
 
-def print_verified(found: Verified) -> None:
-    """Damage by shard and key, or that there is none."""
-    for damage in found.damage:
+def print_verified(result: Verified) -> None:
+    """Print the damage by shard and key."""
+    for damage in result.damage:
         keys = f"; keys {_shortened(damage.keys)}" if damage.keys else ""
         say(f"damaged: {damage.shard}: {damage.reason}{keys}")
-    for each in found.unchecked:
-        say(f"not checked: {each}")
-    checked = f"{found.objects} shards, {found.rows:,} rows, {size(found.nbytes)} read"
-    if found.ok:
-        say(f"version {found.version[:8]} is whole: {checked}")
+    for part in result.unchecked:
+        say(f"not checked: {part}")
+    checked = f"{result.objects} shards, {result.rows:,} rows, {size(result.nbytes)} read"
+    if result.ok:
+        say(f"version {result.version[:8]} is whole: {checked}")
         return
-    say(f"version {found.version[:8]} is damaged in {len(found.damage)} objects ({checked})")
-    say("delete the damaged files and run the same precache build command again: it makes these")
-    if any(damage.shard == ROOT for damage in found.damage):
-        say(f"without its {ROOT} all of the version is made again")
+    say(f"version {result.version[:8]} is damaged in {len(result.damage)} objects ({checked})")
+    say("delete the damaged files and run the same precache build command again to rebuild them")
+    if any(damage.shard == ROOT for damage in result.damage):
+        say(f"without its {ROOT} the whole version is built again")
 
 
-def print_transferred(done: Transferred) -> None:
-    """What was copied where."""
-    there = f"; {done.skipped} were there" if done.skipped else ""
+def print_transferred(result: Transferred) -> None:
+    """Print where a version was copied to, and how much of it."""
+    skipped = f"; {result.skipped} existed" if result.skipped else ""
     say(
-        f"version {done.version[:8]} is at {done.path}: {done.objects} objects, "
-        f"{size(done.nbytes)} copied{there}"
+        f"version {result.version[:8]} is at {result.path}: {result.objects} objects, "
+        f"{size(result.nbytes)} copied{skipped}"
     )
 
 
 def print_bench(result: BenchResult) -> None:
-    """Cost of reading beside the copy limit."""
+    """Print the cost of reading beside the copy limit."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for header, justify in (("", "left"), ("samples/s", "right"), ("CPU-ms per 1,000", "right")):
         table.add_column(header, justify=justify)  # type: ignore[arg-type]  # a literal's type

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import precache
 from precache.cli.build_options import (
-    add_build_options,
-    build_keywords,
+    add_build_arguments,
     import_from_here,
+    read_keywords,
     read_recipe,
 )
 from precache.cli.output import show
@@ -33,30 +33,28 @@ if TYPE_CHECKING:
     from precache_workers.profiling.op_costs import Choice, FieldCosts
 
 _HEAD = 12
-"""Width of the names at the left."""
+"""Width of the column of names."""
 
 
 def add_plan(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``."""
     command = commands.add_parser(
         "plan",
-        help="what a build would do, and why, and what it would take",
+        help="report what a build would do, why, and how long it would take",
         description=inspect.cleandoc(_plan.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    where = "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port"
-    run = add_build_options(command, "local", where)
-    run.add_argument(
-        "--no-timing", action="store_true", help="make no rows to tell what it would take"
+    add_build_arguments(command).add_argument(
+        "--no-timing", action="store_true", help="compute no rows to estimate time and size"
     )
     command.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """Say what precache build, with the same arguments, would do; nothing is written.
+    """Report what precache build, with the same arguments, would do; nothing is written.
 
-    What differs from the current version, what is taken over from which version, what is to be
-    computed, and, by making a few dozen rows in memory, the time and the bytes that it takes.
+    Lists the differences from the current version, the rows that are reused and of which version,
+    and the rows to compute. Computes a few dozen rows in memory to estimate time and size.
     """
     show_plan(options, not options.no_timing)
     return 0
@@ -64,11 +62,11 @@ def _plan(options: argparse.Namespace) -> int:
 
 def show_plan(options: argparse.Namespace, timing: bool) -> None:
     """Plan the build of these options, and print the plan."""
-    recipe, keywords = read_recipe(options), build_keywords(options)
+    recipe, keywords = read_recipe(options), read_keywords(options)
     import_from_here(options.source, bool(recipe.functions))
-    found = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
-    data = {**dataclasses.asdict(found), "shards_to_make": found.shards_to_make}
-    show(options.json, data, lambda: _print(found))
+    plan = precache.plan(options.source, options.store, recipe, timing=timing, **keywords)
+    data = {**dataclasses.asdict(plan), "shards_to_make": plan.shards_to_make}
+    show(options.json, data, lambda: _print(plan))
 
 
 def _print(plan: BuildPlan) -> None:
@@ -82,17 +80,17 @@ def _headline(plan: BuildPlan) -> str:
         case "nothing" if plan.version == plan.current:
             return f"Nothing to do: {version} is complete"
         case "nothing":
-            return f"Nothing to do but to make it current again: {version} is complete"
+            return f"Nothing to compute: {version} is complete, and would be made current again"
         case "repair":
-            return f"Objects of {version} are lost, and would be made again"
+            return f"Objects of {version} are lost, and would be rebuilt"
         case "continue":
-            return f"A build of {version} began, and would go on"
+            return f"A build of {version} began, and would be continued"
         case "build":
-            return f"A new {version} would be made"
+            return f"A new {version} would be built"
 
 
 def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
-    """Names and values; those without a name go on with the one before."""
+    """Yield names and values; a value without a name belongs to the name before it."""
     yield "version", plan.version
     yield "current", plan.current or "none yet"
     if plan.differences is not None:
@@ -104,7 +102,7 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     if plan.shards == plan.shards_skipped:
         return
     base = "nothing" if plan.base is None else f"version {plan.base[:8]}"
-    yield "taken over", f"{base}: {plan.base_reason}"
+    yield "reused", f"{base}: {plan.base_reason}"
     for name, rows in _by_rows(plan.fields):
         yield "", f"{name}: {_field_rows(rows)}"
     counts = plan.shards_to_make, plan.shards_reused, plan.shards_skipped
@@ -119,35 +117,38 @@ def _lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
     yield "bytes", ", ".join(_bytes(plan))
     if plan.estimate is not None:
         yield from _estimate(plan.estimate)
-    yield from _under("ops", [line for each in plan.ops for line in _ops(each)])
+    yield from _under("ops", [line for costs in plan.ops for line in _ops(costs)])
 
 
-def _differences(found: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
-    lines = [f"{each.where}: {_value(each.before)} → {_value(each.after)}" for each in found.recipe]
-    lines += [f"the code of {each} was edited" for each in found.functions]
+def _differences(differences: Differences, keeps_rows: bool) -> Iterator[tuple[str, str]]:
+    lines = [
+        f"{change.where}: {_value(change.before)} → {_value(change.after)}"
+        for change in differences.recipe
+    ]
+    lines += [f"the code of {function} was edited" for function in differences.functions]
     lines += [
-        f"{each.op}: {' and '.join(each.libraries)} makes other pixels of it, first of the probe "
-        f"{each.probe}: {each.far}"
-        for each in found.ops
+        f"{op.op}: {' and '.join(op.libraries)} computes other pixels, first of the probe "
+        f"{op.probe}: {op.far}"
+        for op in differences.ops
     ]
     if not lines:
         lines = ["the same"]
     yield from _under("recipe", lines)
-    yield from _under("source", list(_source(found)))
+    yield from _under("source", list(_source(differences)))
     if not keeps_rows:
-        yield "rows", "laid down anew, not in their places"
+        yield "rows", "placed anew, not at their positions"
     yield from _under(
         "libraries",
         [
-            f"{each.name} {each.before} → {each.after}: "
+            f"{library.name} {library.before} → {library.after}: "
             + (
-                "the same pixels, so that nothing is computed again for it"
-                if not each.decides
+                "the same pixels, so that nothing is computed again"
+                if not library.decides
                 else "other pixels, so that they are computed again"
-                if any(each.name in op.libraries for op in found.ops)
-                else "what it made was not recorded, so that all is computed again"
+                if any(library.name in op.libraries for op in differences.ops)
+                else "its pixels were not recorded, so that all rows are computed again"
             )
-            for each in found.libraries
+            for library in differences.libraries
         ],
     )
 
@@ -157,8 +158,8 @@ def _under(name: str, lines: list[str]) -> Iterator[tuple[str, str]]:
         yield ("" if number else name), line
 
 
-def _source(found: Differences) -> Iterator[str]:
-    source = found.source
+def _source(differences: Differences) -> Iterator[str]:
+    source = differences.source
     if source is None or not source.any:
         yield "the same"
         return
@@ -170,7 +171,7 @@ def _source(found: Differences) -> Iterator[str]:
             more = rest if change.count > len(change.examples) else ""
             yield f"{change.count:,} {name}: {', '.join(change.examples)}{more}"
     if source.classes_changed:
-        yield "classes have other names or numbers"
+        yield "names or numbers of classes changed"
 
 
 def _value(value: Any) -> str:
@@ -180,7 +181,7 @@ def _value(value: Any) -> str:
 
 
 def _by_rows(fields: Mapping[str, FieldRows]) -> Iterator[tuple[str, FieldRows]]:
-    """Fields, variants that come about alike together."""
+    """Yield fields, with variants grouped whose rows are computed alike."""
     for name, arrays in variants_of(fields).items():
         for rows, alike in itertools.groupby(arrays, fields.__getitem__):
             numbers = [array.removeprefix(f"{name}.") for array in alike]
@@ -192,8 +193,8 @@ def _field_rows(rows: FieldRows) -> str:
     words = {
         "linked": "in whole shards",
         "copied": "copied as they are stored",
-        "resumed": "made of its rows",
-        "computed": "computed of samples",
+        "resumed": "resumed from its rows",
+        "computed": "computed from samples",
     }
     parts = [f"{getattr(rows, n):,} {word}" for n, word in words.items() if getattr(rows, n)]
     return ", ".join(parts) or "no row"
@@ -213,41 +214,41 @@ def _bytes(plan: BuildPlan) -> Iterator[str]:
             yield f"{size(nbytes)} {name}"
 
 
-def _estimate(found: Estimate) -> Iterator[tuple[str, str]]:
-    cores = f"{found.cpus} core{'s' * (found.cpus > 1)}"
-    cpu, hours = f"{found.cpu_seconds:.2g} CPU-s", found.cpu_seconds / 3600
+def _estimate(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    cores = f"{estimate.cpus} core{'s' * (estimate.cpus > 1)}"
+    cpu, hours = f"{estimate.cpu_seconds:.2g} CPU-s", estimate.cpu_seconds / 3600
     cpu = cpu if hours < 0.01 else f"{hours:.2g} CPU-hours"
-    took = f"about {_duration(found.seconds)} on {cores}, {cpu}"
-    by = f"{found.samples} samples" if found.samples else "rows that are there"
-    yield "time", f"{took}; by {by}, without the start of Ray"
-    for key, why in found.failed:
-        yield "would fail", f"{key}: {why}"
+    time = f"about {_duration(estimate.seconds)} on {cores}, {cpu}"
+    basis = f"{estimate.samples} samples" if estimate.samples else "existing rows"
+    yield "time", f"{time}; measured on {basis}, without the start of Ray"
+    for key, reason in estimate.failed:
+        yield "would fail", f"{key}: {reason}"
 
 
-def _ops(found: FieldCosts) -> Iterator[str]:
-    """Where the ops of a field are better done, and what its random ones cost in both ways."""
+def _ops(costs: FieldCosts) -> Iterator[str]:
+    """Yield which ops of a field to cache, and the costs of its random ops in both ways."""
     places = {"cache": "cached", "variants": "cached, as variants", "device": "on the device"}
     for place, words in places.items():
-        ops = [f"{op.op} {op.cpu_ms:.2g}" for op in found.ops if op.better == place]
+        ops = [f"{op.op} {op.cpu_ms:.2g}" for op in costs.ops if op.better == place]
         if ops:
-            yield f"{found.name}, better {words}: {', '.join(ops)} CPU-ms a sample"
-    if not found.random and all(op.better == "cache" for op in found.ops):
+            yield f"{costs.name}, better {words}: {', '.join(ops)} CPU-ms a sample"
+    if not costs.random and all(op.better == "cache" for op in costs.ops):
         return
-    several = f"{found.variants} variants" if found.variants > 1 else "one draw for all epochs"
-    yield f"{found.name}, {several if found.random else 'all cached'}: {_choice(found.declared)}"
-    if found.left is not None:
-        yield f"{found.name}, its last ops by precache.transforms: {_choice(found.left)}"
-    if found.shapes_differ:
+    several = f"{costs.variants} variants" if costs.variants > 1 else "one draw for all epochs"
+    yield f"{costs.name}, {several if costs.random else 'all cached'}: {_choice(costs.declared)}"
+    if costs.left is not None:
+        yield f"{costs.name}, its last ops by precache.transforms: {_choice(costs.left)}"
+    if costs.shapes_differ:
         yield (
-            f"{found.name}: rows differ in shape before its last ops; an exact resize or a crop "
+            f"{costs.name}: rows differ in shape before its last ops; an exact resize or a crop "
             "would leave these to the device"
         )
 
 
-def _choice(found: Choice) -> str:
+def _choice(choice: Choice) -> str:
     return (
-        f"{size(found.nbytes)} a sample stored, {found.build_cpu_ms:.2g} CPU-ms once and "
-        f"{found.epoch_cpu_ms:.2g} in every epoch"
+        f"{size(choice.nbytes)} a sample stored, {choice.build_cpu_ms:.2g} CPU-ms once and "
+        f"{choice.epoch_cpu_ms:.2g} in every epoch"
     )
 
 

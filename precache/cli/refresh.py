@@ -1,4 +1,4 @@
-"""The command ``precache refresh``: fresh variants, one child version after another."""
+"""The command ``precache refresh``: fresh variants of the samples of a store."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import precache
 from precache.building.refresh import refreshes
 from precache.cli.build_options import (
     add_code,
-    add_run_functions,
-    add_running_options,
+    add_option,
+    add_options,
     import_from_here,
-    running_keywords,
+    read_keywords,
 )
-from precache.cli.jobs import WHERE, show_job
+from precache.cli.jobs import SERVER, show_job
 from precache.cli.output import build_json, print_refreshed, show
 from precache.errors import UsageError
+from precache.storage.environment import with_environment
+from precache_workers.planning.options import RunOptions
 
 
 def add_refresh(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``."""
     command = commands.add_parser(
         "refresh",
-        help="make fresh variants of a store's samples",
+        help="compute fresh variants of a store's samples",
         description=inspect.cleandoc(_refresh.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -36,58 +38,69 @@ def add_refresh(commands: Any) -> None:
         "--source",
         metavar="SOURCE",
         default="",
-        help="where the samples are; default what the current version was built from, as the "
-        "store's log of commits says",
+        help="where the samples are; default the source of the current version, as the store's log "
+        "of commits names it",
     )
     command.add_argument(
-        "--times", type=int, metavar="N", help="child versions; default 1, with --every no end"
+        "--times",
+        type=int,
+        metavar="N",
+        help="child versions; default 1, with --every no end",
     )
     command.add_argument(
-        "--every", metavar="TIME", help="between the beginnings of two, such as 30m; default 0"
+        "--every", metavar="TIME", help="time from one start to the next, such as 30m; default 0"
     )
-    where = (
-        "local (a Ray of our own, default), serial (no Ray), auto or ray://host:port; with "
-        f"--submit, that {WHERE}"
+    add_options(
+        command,
+        RunOptions,
+        address=f"{RunOptions.model_fields['address'].description}; with --submit, {SERVER}",
+        max_failures="holes allowed; default 1% of the samples, at least 5, and as many as there "
+        "were",
     )
-    failures = "default 1%%, at least 5, and as many as there were"
-    add_running_options(command, None, where, failures)
-    add_run_functions(command)
+    add_option(command, "run_functions")
     job = command.add_argument_group("as a job of a cluster")
     job.add_argument(
-        "--submit", action="store_true", help="have a cluster do it, as precache submit does"
+        "--submit", action="store_true", help="submit it to a cluster, as precache submit does"
     )
     add_code(job)
     command.set_defaults(run=_refresh)
 
 
 def _refresh(options: argparse.Namespace) -> int:
-    """Make a child of STORE's current version, and make it current: of every field with variants
+    """Build a child of STORE's current version, and make it current: in every field with variants
     the oldest is dropped and a fresh one computed, all others are linked.
 
-    The rows are those of the current version; build first where the source changed. Killed, the
-    same command continues. A Loader with refresh="epoch" reads what is current; versions that
-    were replaced stay until precache gc removes them.
+    The rows are those of the current version; build first if the source changed. If it is killed,
+    run the same command again to continue. A Loader with refresh="epoch" reads the current version;
+    versions that were replaced stay until precache gc removes them.
 
-    What comes out of a store is data: where its recipe names functions, or its log a python:
-    source, they run only with --run-functions.
+    A store is data: functions that its recipe names, and a python: source that its log names, run
+    only with --run-functions.
     """
-    what = {
-        "source": options.source or None,
-        "times": options.times,
-        "every": options.every,
-        "run_functions": options.run_functions,
-        **running_keywords(options),
-    }
+    address = getattr(options, "address", None)
     if options.submit:
-        job = precache.submit_refresh(options.store, code=options.code, **what)
+        keywords = read_keywords(options, RunOptions, address="auto")
+        keywords |= {"address": address, "times": options.times, "every": options.every}
+        job = precache.submit_refresh(
+            options.store, options.source or None, code=options.code, **keywords
+        )
         return show_job(job, options.no_wait, options.json)
     if options.code or options.no_wait:
         raise UsageError("--code and --no-wait are for a job of a cluster; give --submit with them")
-    import_from_here(options.source, options.run_functions)
-    for result in refreshes(options.store, **{**what, "address": options.address or "local"}):
-        fields = precache.open(result.path, None, what["storage_options"]).fields
-        several = {name: field for name, field in fields.items() if field.variants > 1}
-        data = {**build_json(result), "fields": {n: asdict(each) for n, each in several.items()}}
-        show(options.json, data, functools.partial(print_refreshed, result, several))
-        sys.stdout.flush()
+    keywords = read_keywords(options, RunOptions)
+    keywords |= {"times": options.times, "every": options.every}
+    print_refreshes(options.json, options.store, options.source or None, **keywords)
     return 0
+
+
+def print_refreshes(as_json: bool, store: str, source: str | None, **keywords: Any) -> None:
+    """Refresh, and print each child version when it is complete."""
+    import_from_here(source, keywords.get("run_functions", False))
+    variables = keywords.get("storage_options_env")
+    storage_options = with_environment(dict(keywords.get("storage_options", ())), variables)
+    for result in refreshes(store, source, **keywords):
+        version = precache.open(result.path, None, storage_options)
+        fields = {n: field for n, field in version.fields.items() if field.variants > 1}
+        data = {**build_json(result), "fields": {n: asdict(field) for n, field in fields.items()}}
+        show(as_json, data, functools.partial(print_refreshed, result, fields))
+        sys.stdout.flush()

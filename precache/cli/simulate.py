@@ -13,18 +13,18 @@ from precache.simulation.distributions import ORDERS, SPREADS, read_times
 from precache.simulation.model import Simulation, simulate
 
 _DESCRIPTION = """\
-Simulate loaders that feed a training loop: what it waits, and what would help.
+Simulate loaders that feed a training loop: how long it waits, and what would help.
 
-N loader processes make one batch at a time each and begin together. A finished batch goes into
-a queue; while that is full, its loader is blocked. One consumer takes batches and works a step on
-each; a batch is done when its step has ended. At best the rate is the lower of loaders / load time
+N loader processes load one batch at a time each and start together. A loaded batch goes into a
+queue; while the queue is full, its loader is blocked. One consumer takes batches and runs a step on
+each; a batch is done when its step has ended. The rate is at most the lower of loaders / load time
 and 1 / step time.
 
   stall            share of the consumer's time spent waiting: from the first batch's arrival on,
                    and with the start-up before it
-  wait before ...  one bar a batch. Loaders that begin together deliver together, so that the
+  wait before ...  one bar per batch. Loaders that start together deliver together, so that the
                    consumer waits at every N-th batch. With variance (--load-cv) they drift apart
-                   and the spikes go; the share of time spent waiting stays.
+                   and the spikes vanish; the share of time spent waiting stays.
 """
 
 _EPILOG = """\
@@ -33,20 +33,20 @@ examples:
   precache simulate --load-ms 2000 --loaders 7 --step-ms 100 --load-cv 0.3
   precache simulate --trace load_times.txt --loaders 8 --step-ms 100 --html loading.html
 
-7 loaders and a step of 100 ms make, in 30 s (the mean of 100 seeds):
+7 loaders and a step of 100 ms deliver, in 30 s (mean of 100 seeds):
 
   load time                              2,000 ms   700 ms   350 ms
   steady                                       98      293      296 batches
   --load-cv 0.1 --resolution-ms 100            98      275      296
 
 The middle one differs because it is the balance point, 7 / 700 ms = 1 / 100 ms: neither side has
-slack, so that whatever delays a batch costs batches. Rounding up to a grid adds half of its step
-on average, 750 ms in place of 700, and 7 / 750 ms is 9.3/s. At 350 ms the loaders have time to
-spare. Variance alone costs there what the queue cannot even out: nearly nothing at --load-cv 0.1,
-4 batches at 0.5, but 22 at 0.1 with --queue 0.
+slack, so that any delay costs batches. Rounding up to a grid adds half of its step on average,
+750 ms instead of 700, and 7 / 750 ms is 9.3/s. At 350 ms the loaders have slack, and variance costs
+only what the queue cannot even out: nearly nothing at --load-cv 0.1, 4 batches at 0.5, but 22 at
+0.1 with --queue 0.
 
-A DataLoader also hands out batches in the order in which they were asked for, where this model
-takes the first that is ready: with much variance it may wait longer than is said here.
+A DataLoader delivers batches in the order of its requests, while this model takes the first that is
+ready: with much variance a DataLoader may wait longer than this model.
 """
 
 
@@ -54,38 +54,42 @@ def add_simulate(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``."""
     command = commands.add_parser(
         "simulate",
-        help="what a training loop waits for its loaders, by a model",
+        help="model how long a training loop waits for its loaders",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(run=_simulate)
     load = command.add_mutually_exclusive_group(required=True)
-    load.add_argument("--load-ms", type=float, metavar="MS", help="one loader's time for one batch")
-    load.add_argument("--trace", metavar="FILE", help="measured load times in ms, one on each line")
-    command.add_argument("--step-ms", type=float, required=True, metavar="MS", help="of one step")
+    load.add_argument(
+        "--load-ms", type=float, metavar="MS", help="time of one loader for one batch"
+    )
+    load.add_argument("--trace", metavar="FILE", help="measured load times in ms, one per line")
+    command.add_argument(
+        "--step-ms", type=float, required=True, metavar="MS", help="time of one step"
+    )
     command.add_argument("--loaders", type=int, required=True, metavar="N", help="processes")
     command.add_argument(
         "--queue",
         type=int,
         metavar="N",
-        help="finished batches that wait, besides one in each loader's hands; default as many as "
-        "loaders: 2 batches a loader under way, as with a DataLoader's prefetch_factor=2",
+        help="batches that the queue holds, besides one in each loader; default the number of "
+        "loaders, which is a DataLoader's prefetch_factor=2",
     )
     for name in ("load", "step"):
         command.add_argument(
             f"--{name}-cv",
             type=float,
             metavar="C",
-            help="standard deviation over mean; default 0: all alike",
+            help="standard deviation over mean; default 0: constant",
         )
     command.add_argument(
         "--load-dist",
         choices=(*SPREADS, *ORDERS),
-        help="default gamma where there is a --load-cv; of a --trace: cycle (as they came, over "
-        "and over; default) or resample (at random)",
+        help="distribution with --load-cv, default gamma; with --trace: cycle (in order, repeated; "
+        "default) or resample (at random)",
     )
-    command.add_argument("--step-dist", choices=SPREADS, help="the same for the step")
+    command.add_argument("--step-dist", choices=SPREADS, help="distribution of the step time")
     command.add_argument(
         "--resolution-ms",
         type=float,
@@ -93,9 +97,13 @@ def add_simulate(commands: Any) -> None:
         metavar="R",
         help="round load times up to a multiple; default 0: continuous",
     )
-    command.add_argument("--seconds", type=float, default=30.0, metavar="S", help="default 30")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
-    command.add_argument("--html", metavar="FILE", help="write a page that plays it")
+    command.add_argument(
+        "--seconds", type=float, default=30.0, metavar="S", help="simulated time; default 30"
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of random times; default 0"
+    )
+    command.add_argument("--html", metavar="FILE", help="write a page with an animation")
     command.add_argument(
         "--png", metavar="FILE", help='write a picture; needs pip install "precache[report]"'
     )
@@ -105,7 +113,7 @@ def add_simulate(commands: Any) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    found = simulate(
+    result = simulate(
         options.load_ms if options.trace is None else read_times(options.trace),
         options.step_ms,
         options.loaders,
@@ -119,24 +127,24 @@ def _simulate(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.html is not None:
-        found.html(options.html)
+        result.html(options.html)
     if options.png is not None:
-        found.png(options.png)
+        result.png(options.png)
     if options.json:
-        sys.stdout.write(json.dumps(found.to_dict()) + "\n")
+        sys.stdout.write(json.dumps(result.to_dict()) + "\n")
     else:
-        _print(found)
+        _print(result)
     return 0
 
 
-def _print(found: Simulation) -> None:
-    say(simulation_text.title(found), style="bold")
-    rows = simulation_text.summary(found)
+def _print(result: Simulation) -> None:
+    say(simulation_text.title(result), style="bold")
+    rows = simulation_text.summary(result)
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         say(f"{name.ljust(width)}{value}")
-    for name, value in simulation_text.pattern(found):
+    for name, value in simulation_text.pattern(result):
         for line in ("", name, f"  {value}"):
             say(line)
     say("")
-    say(simulation_text.verdict(found))
+    say(simulation_text.verdict(result))

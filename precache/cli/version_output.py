@@ -1,4 +1,4 @@
-"""Versions, their differences and their removal as text, for people."""
+"""Versions of a store, their differences and their removal, printed as text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from precache.units import size
 
 _HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)
-"""Columns that are flush right."""
+"""Columns that are aligned to the right."""
 
 _KINDS = {
     "added": "added",
     "removed": "removed",
     "changed": "with other bytes",
-    "touched": "with the same bytes at another time",
+    "touched": "with the same bytes and another time",
     "relabelled": "of another class",
-    "failed": "that are holes since",
-    "mended": "that are holes no more",
+    "failed": "that became holes",
+    "mended": "that are no longer holes",
     "moved": "in another row",
 }
 
@@ -33,26 +33,26 @@ def _say(lines: Iterable[str]) -> None:
         say(line.rstrip())
 
 
-def print_inventory(found: Inventory) -> None:
-    """A line for each version, the current one marked, and one for each that is unfinished."""
+def print_inventory(inventory: Inventory) -> None:
+    """Print a line for each version, the current one marked, and for each unfinished one."""
     now = time.time()
     rows = [
         (
-            "*" if each.current else "",
-            each.version[:12],
-            ago(now - each.committed),
-            "" if each.rows is None else f"{each.rows:,}",
-            "" if each.holes is None else f"{each.holes:,}",
-            size(each.nbytes),
-            size(each.shared_nbytes) if each.shared_nbytes else "",
-            each.recipe or each.problem,
+            "*" if summary.current else "",
+            summary.version[:12],
+            ago(now - summary.committed),
+            "" if summary.rows is None else f"{summary.rows:,}",
+            "" if summary.holes is None else f"{summary.holes:,}",
+            size(summary.nbytes),
+            size(summary.shared_nbytes) if summary.shared_nbytes else "",
+            summary.recipe or summary.problem,
         )
-        for each in found.versions
+        for summary in inventory.versions
     ]
-    _say([f"{found.store}: {size(found.nbytes)}; * is current"])
+    _say([f"{inventory.store}: {size(inventory.nbytes)}; * is current"])
     if rows:
         _say(_columns([_HEAD, *rows]))
-    _say(map(_unfinished, found.unfinished))
+    _say(map(_unfinished, inventory.unfinished))
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
@@ -65,19 +65,19 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
         )
 
 
-def _unfinished(each: Unfinished) -> str:
+def _unfinished(version: Unfinished) -> str:
     done = "a copy, or left over"
-    if each.build is not None:
-        shards = "?" if each.build.shards is None else f"{each.build.shards:,}"
-        done = f"{each.build.done:,} of {shards} shards"
+    if version.build is not None:
+        shards = "?" if version.build.shards is None else f"{version.build.shards:,}"
+        done = f"{version.build.done:,} of {shards} shards"
     return (
-        f"unfinished: {each.version[:12]}: {done}, {size(each.nbytes)}; last sign of life "
-        f"{ago(each.idle_seconds)}"
+        f"unfinished: {version.version[:12]}: {done}, {size(version.nbytes)}; last heartbeat "
+        f"{ago(version.idle_seconds)}"
     )
 
 
 def print_used(used: Used) -> None:
-    """Which version is current."""
+    """Print which version is current."""
     if used.previous == used.version:
         _say([f"version {used.version[:12]} is current already"])
     else:
@@ -85,43 +85,44 @@ def print_used(used: Used) -> None:
         _say([f"version {used.version[:12]} is current{before}"])
 
 
-def print_collected(done: Collected) -> None:
-    """What went or would go, what stays, and the bytes that this frees."""
-    verb = "would remove" if done.dry_run else "removed"
-    for gone in done.removed:
-        bytes_ = size(gone.nbytes)
-        if gone.freed_nbytes != gone.nbytes:
-            bytes_ += f", {size(gone.nbytes - gone.freed_nbytes)} of it held by others too"
-        _say([f"{verb} {gone.version[:12]}: {gone.why}; {bytes_}"])
-    _say(f"kept {each.version[:12]}: {each.why}" for each in done.kept)
-    _say(f"{verb} what a build or a copy left in {version[:12]}" for version in done.swept)
-    would = "would free" if done.dry_run else "freed"
-    _say([f"{would} {size(done.freed_nbytes)}" if done.removed else "nothing to remove"])
+def print_collected(result: Collected) -> None:
+    """Print the versions that were or would be removed, those that stay, and the bytes freed."""
+    verb = "would remove" if result.dry_run else "removed"
+    for removed in result.removed:
+        bytes_ = size(removed.nbytes)
+        if removed.freed_nbytes != removed.nbytes:
+            shared = size(removed.nbytes - removed.freed_nbytes)
+            bytes_ += f", {shared} of it shared with other versions"
+        _say([f"{verb} {removed.version[:12]}: {removed.why}; {bytes_}"])
+    _say(f"kept {kept.version[:12]}: {kept.why}" for kept in result.kept)
+    _say(f"{verb} remains of a build or a copy in {version[:12]}" for version in result.swept)
+    freed = "would free" if result.dry_run else "freed"
+    _say([f"{freed} {size(result.freed_nbytes)}" if result.removed else "nothing to remove"])
 
 
-def print_difference(found: Difference) -> None:
-    """Each kind of difference below its heading; nothing of what is the same."""
-    _say([f"from {found.before[:12]} to {found.after[:12]}"])
+def print_difference(difference: Difference) -> None:
+    """Print each kind of difference below its heading."""
+    _say([f"from {difference.before[:12]} to {difference.after[:12]}"])
     samples = [
         line
         for kind, words in _KINDS.items()
-        for line in _samples(words, getattr(found.samples, kind))
+        for line in _samples(words, getattr(difference.samples, kind))
     ]
     classes = [
         f"{words}: {', '.join(names)}"
         for words, names in (
-            ("added", found.classes_added),
-            ("removed", found.classes_removed),
-            ("with other numbers", found.classes_renumbered),
+            ("added", difference.classes_added),
+            ("removed", difference.classes_removed),
+            ("with other numbers", difference.classes_renumbered),
         )
         if names
     ]
     parts = {
-        "recipe": list(map(_change, found.recipe)),
-        "stored": list(map(_change, found.layout)),
+        "recipe": list(map(_change, difference.recipe)),
+        "stored": list(map(_change, difference.layout)),
         "samples": samples,
         "classes": classes,
-        "libraries": list(map(_change, found.libraries)),
+        "libraries": list(map(_change, difference.libraries)),
     }
     for heading, lines in parts.items():
         if lines:
@@ -130,12 +131,12 @@ def print_difference(found: Difference) -> None:
         _say(["nothing differs"])
 
 
-def _change(each: Change) -> str:
-    if each.before is None:
-        return f"{each.what}: {_value(each.after)}, which was not there"
-    if each.after is None:
-        return f"{each.what}: {_value(each.before)} is gone"
-    return f"{each.what}: {_value(each.before)} → {_value(each.after)}"
+def _change(change: Change) -> str:
+    if change.before is None:
+        return f"{change.what}: {_value(change.after)}, added"
+    if change.after is None:
+        return f"{change.what}: {_value(change.before)}, removed"
+    return f"{change.what}: {_value(change.before)} → {_value(change.after)}"
 
 
 def _value(value: Any) -> str:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from precache.cli.build_options import add_storage_option
+from precache.cli.build_options import add_option
 from precache.cli.output import show
 from precache.cli.version_output import (
     print_collected,
@@ -20,12 +20,10 @@ from precache.maintenance.versions import use, versions
 
 
 def add_version_commands(commands: Any) -> None:
-    """The parsers of this module's commands."""
-    ls = commands.add_parser("ls", help="the versions of a store", description=_ls.__doc__)
+    """Add the commands to the subparsers of ``precache``."""
+    ls = commands.add_parser("ls", help="list the versions of a store", description=_ls.__doc__)
     ls.add_argument("store", metavar="STORE")
-    differ = commands.add_parser(
-        "diff", help="what differs between two versions", description=_diff.__doc__
-    )
+    differ = commands.add_parser("diff", help="compare two versions", description=_diff.__doc__)
     for name in ("before", "after"):
         differ.add_argument(
             name, metavar=name.upper(), help="STORE@3f2a, or a store for its current version"
@@ -39,44 +37,46 @@ def add_version_commands(commands: Any) -> None:
         type=int,
         default=2,
         metavar="N",
-        help="versions that stay whatever their age, the current one among them; default 2",
+        help="newest versions to keep whatever their age, the current one included; default 2",
     )
     clean.add_argument(
         "--older-than",
         default="7d",
         metavar="AGE",
-        help="since another took their place, such as 12h or 4w; default 7d",
+        help="time since another version replaced them, such as 12h or 4w; default 7d",
     )
     clean.add_argument(
         "--dry-run",
         action="store_true",
-        help="tell what would go by this machine's clock, write and remove nothing",
+        help="report what would be removed by this machine's clock, and remove nothing",
     )
     for command, run in ((ls, _ls), (differ, _diff), (make, _use), (clean, _gc)):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
-        add_storage_option(command)
+        add_option(command, "storage_options")
         command.set_defaults(run=run)
 
 
 def _ls(options: argparse.Namespace) -> int:
-    """Versions with their age, rows, bytes and recipe, and builds that are under way or were
-    left. Bytes that versions share by hard links are counted once in the sum.
+    """List versions with their age, rows, bytes and recipe, and unfinished builds. Bytes that
+    versions share by hard links are counted once in the sum.
     """
-    found = versions(options.store, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(found), lambda: print_inventory(found))
+    inventory = versions(options.store, dict(options.storage_options))
+    show(options.json, dataclasses.asdict(inventory), lambda: print_inventory(inventory))
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """Recipe op by op, samples by key, classes, libraries; the versions may be of two stores."""
-    found = diff(options.before, options.after, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(found), lambda: print_difference(found))
+    """Compare recipes op by op, samples by key, classes and libraries of two versions, which may
+    be of two stores.
+    """
+    difference = diff(options.before, options.after, dict(options.storage_options))
+    show(options.json, dataclasses.asdict(difference), lambda: print_difference(difference))
     return 0
 
 
 def _use(options: argparse.Namespace) -> int:
-    """Make a version current that was committed before, if all of it is there. What has a version
-    open keeps it.
+    """Make a committed version current, if it is complete. Processes that have another version
+    open keep reading it.
     """
     used = use(options.version, dict(options.storage_options))
     show(options.json, dataclasses.asdict(used), lambda: print_used(used))
@@ -84,18 +84,18 @@ def _use(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    """Remove versions that are neither current nor among the newest, and that another replaced
-    long ago; and what builds and copies left that have shown no sign of life for as long. The
-    store's own times count, and only what says that it is a version goes. Readers leave no mark:
-    let --older-than be longer than a training takes.
+    """Remove versions that are neither current nor among the newest and were replaced long ago,
+    and remains of builds and copies without a heartbeat for as long. Ages follow the clock of the
+    store, and only folders that are versions are removed. Readers are not known to the store:
+    choose --older-than longer than a training takes.
     """
-    done = gc(
+    removed = gc(
         options.store,
         options.keep,
         options.older_than,
         options.dry_run,
         dict(options.storage_options),
     )
-    data = {**dataclasses.asdict(done), "freed_nbytes": done.freed_nbytes}
-    show(options.json, data, lambda: print_collected(done))
+    data = {**dataclasses.asdict(removed), "freed_nbytes": removed.freed_nbytes}
+    show(options.json, data, lambda: print_collected(removed))
     return 0

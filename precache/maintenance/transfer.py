@@ -195,6 +195,19 @@ def pull(
         # Opened again, the store gives what is current now, or says that the version is gone.
 
 
+def push(
+    uri: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    tick: Tick = lambda nbytes: None,
+    storage_options: StorageOptions = None,
+) -> Transferred:
+    """Copy a version to another store, such as one in a bucket; `pull` under the other name.
+
+    Parameters and errors are those of `pull`.
+    """
+    return pull(uri, to, tick, storage_options)
+
+
 def _log(uri: str | os.PathLike[str], storage_options: StorageOptions) -> list[Commit]:
     """Of a store; none of a version's folder."""
     return read_commits(open_folder(split_uri(uri, storage_options)[0], storage_options))

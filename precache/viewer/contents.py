@@ -236,7 +236,7 @@ def open_pages(
         `count` is no number of samples.
     """
     if not 1 <= count <= MOST:
-        raise UsageError(f"--rows is {count}; give 1 to {MOST} samples a page")
+        raise UsageError(f"rows is {count}; give 1 to {MOST} samples a page")
     catalogue = Catalogue(store, storage_options)
     originals = None
     if source is not None:

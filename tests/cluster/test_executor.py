@@ -22,7 +22,7 @@ import pytest
 import precache
 from precache.errors import BuildError, FetchError, UsageError
 from precache.runtime.process_id import process_of
-from precache_workers.cluster.executor import check_address, executor, run_serial
+from precache_workers.cluster.executor import executor, run_serial
 from precache_workers.cluster.nodes import node_cpus
 from precache_workers.cluster.ray_session import own_folder
 from tests.support.building import (
@@ -88,14 +88,6 @@ def test_the_serial_executor_imports_no_ray(tmp_path: Path) -> None:
         [sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True
     )
     assert ran.stdout == "False\n"
-
-
-@pytest.mark.parametrize("address", ["", "Local", "localhost:6379", "http://head", "ray:/head"])
-def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(UsageError, match=f"address is '{address}'; choose local, serial, auto"):
-        check_address(address)
-    with pytest.raises(UsageError), executor(address):
-        pass
 
 
 # --- an embedded Ray ----------------------------------------------------------------------------

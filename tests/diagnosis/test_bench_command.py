@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import precache
-from precache.diagnosis.bench import BenchResult, ReadCost, bench
+from precache.diagnosis.bench import BenchResult, ReadCost
 from precache.errors import StoreError, UsageError
 from tests.conftest import BuiltStore
 from tests.support.building import build_here, write, write_jpegs
@@ -26,7 +26,7 @@ def assert_sane(result: BenchResult) -> None:
 
 
 def test_every_codec_is_measured(store: BuiltStore) -> None:
-    result = bench(store.path, batch_size=8, epochs=2)
+    result = precache.bench(store.path, batch_size=8, epochs=2)
     assert_sane(result)
     assert result.version == store.result.version
     assert result.samples == 21, "holes are not read"
@@ -36,7 +36,7 @@ def test_every_codec_is_measured(store: BuiltStore) -> None:
 
 
 def test_a_batch_is_no_larger_than_the_store(store: BuiltStore) -> None:
-    assert bench(store.path, epochs=1).batch_size == 21
+    assert precache.bench(store.path, epochs=1).batch_size == 21
 
 
 def test_rows_count_all_their_fields(tmp_path: Path) -> None:
@@ -53,19 +53,19 @@ def test_rows_count_all_their_fields(tmp_path: Path) -> None:
     }
     recipe = precache.Recipe.from_dict({"fields": fields})
     build_here(tmp_path / "in", tmp_path / "store", recipe)
-    result = bench(tmp_path / "store", epochs=1)
+    result = precache.bench(tmp_path / "store", epochs=1)
     assert result.row_nbytes == 3 * 20 * 24 + 3 * 8 * 8 * 4
     assert result.codec == "raw+zstd"
 
 
 def test_progress_names_each_epoch(store: BuiltStore) -> None:
     heard: list[str] = []
-    bench(store.path, epochs=2, tick=heard.append)
+    precache.bench(store.path, epochs=2, tick=heard.append)
     assert heard == ["first epoch", "epoch 1 of 2", "epoch 2 of 2"]
 
 
 def test_the_result_is_plain_data(store: BuiltStore) -> None:
-    plain = dataclasses.asdict(bench(store.path, epochs=1))
+    plain = dataclasses.asdict(precache.bench(store.path, epochs=1))
     assert set(plain) == {
         "version",
         "samples",
@@ -86,7 +86,7 @@ def test_reading_costs_more_with_a_filter_to_undo(tmp_path: Path) -> None:
     results = {}
     for codec in ("raw", "image"):
         build_here(tmp_path / "in", tmp_path / codec, precache.Recipe.image(codec=codec))
-        results[codec] = bench(tmp_path / codec, batch_size=16, epochs=3)
+        results[codec] = precache.bench(tmp_path / codec, batch_size=16, epochs=3)
         assert_sane(results[codec])
     assert results["image"].warm.cpu_ms_per_1000 > results["raw"].warm.cpu_ms_per_1000
 
@@ -95,12 +95,12 @@ def test_reading_costs_more_with_a_filter_to_undo(tmp_path: Path) -> None:
 def test_numbers_that_make_no_sense_are_named(store: BuiltStore, options: dict[str, int]) -> None:
     [name] = options
     with pytest.raises(UsageError, match=name):
-        bench(store.path, **options)
+        precache.bench(store.path, **options)
 
 
 def test_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store"):
-        bench(tmp_path / "nowhere")
+        precache.bench(tmp_path / "nowhere")
 
 
 def test_a_store_of_holes_alone(tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ def test_a_store_of_holes_alone(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"in/x{number}.jpg", b"none")
     build_here(tmp_path / "in", tmp_path / "store", precache.Recipe.image())
-    assert bench(tmp_path / "store", epochs=1).samples == 1
+    assert precache.bench(tmp_path / "store", epochs=1).samples == 1

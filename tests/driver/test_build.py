@@ -690,7 +690,7 @@ def test_recipes_that_do_not_hold(recipe: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"on_error": "stop"}, "on_error is 'stop'; choose skip or raise"),
+        ({"on_error": "stop"}, "on_error is 'stop'; choose 'skip' or 'raise'"),
         ({"shard_samples": 0}, "shard_samples is 0; give a whole number from 1 up"),
         ({"cpus": -1}, "cpus is -1"),
         ({"max_failures": -1}, "max_failures is -1; give a whole number from 0 up"),

@@ -227,10 +227,10 @@ def rows(count: int, *missing: str) -> Rows:
 
 
 def build(source: Rows, retry_failed: bool = False) -> str:
-    request = Request(
-        source,  # type: ignore[arg-type]  # what would be opened by its name
-        "store",
-        RECIPE,
+    request = Request.model_construct(  # without checks: a source is opened by its name
+        source=source,
+        store="store",
+        recipe=RECIPE,
         address="serial",
         shard_samples=4,
         accept_missing=True,
@@ -420,7 +420,7 @@ def minimal(source: Rows) -> str:
     """A build's calls from its lease on, of a version that is listed and measured."""
     table = source.list(lambda count: None).table
     goal = TargetVersion.of(ACTORS.store, VersionSpec(RECIPE, "f", table, table.digest), 4, SHAPES)
-    request = Request(source, "store", RECIPE, address="serial")  # type: ignore[arg-type]
+    request = Request.model_construct(source=source, store="store", recipe=RECIPE, address="serial")
     with BuildProgress(False) as progress:
         monitor = RunMonitor(request, progress)
         build = _Build(request, progress, monitor)

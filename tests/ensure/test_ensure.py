@@ -226,7 +226,7 @@ def test_the_version_goes_into_a_loader_as_it_is(tmp_path: Path) -> None:
         ({"wait": -1}, "wait is -1"),
         ({"wait": "10m"}, "wait is '10m'; give True, False, or seconds"),
         ({"wait": float("nan")}, "wait is nan"),
-        ({"code": ["x.py"]}, "code travels to a cluster"),
+        ({"code": ["x.py"]}, "code is sent to a cluster"),
         ({"address": "mars"}, "address is 'mars'"),
     ],
 )

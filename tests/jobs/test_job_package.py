@@ -1,28 +1,19 @@
-"""Packages of builds for a cluster, and builds that are refused before anything is sent."""
+"""Packages of jobs: what travels with a build, and what is refused before anything is sent."""
 
 from __future__ import annotations
 
-import argparse
-import inspect
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import precache
-from precache.building.api import build
-from precache.cli.build_options import (
-    add_build_options,
-    build_keywords,
-    read_recipe,
-    running_keywords,
-)
-from precache.cli.refresh import add_refresh
 from precache.errors import UsageError
-from precache.maintenance.gc import seconds_of
 from precache.storage.environment import FromEnvironment
 from precache_workers.jobs import job_package
 from precache_workers.jobs.job_package import JobPackage, pack, pack_refresh
+from precache_workers.planning.options import BuildOptions, RunOptions
 from tests.support.building import write
 
 RECIPE = precache.Recipe.image(resize=(20, 24), crop=16)
@@ -38,43 +29,55 @@ OTHERWISE: dict[str, Any] = {
     "max_failures": 0,
     "accept_missing": True,
     "compact": True,
-    "recompute": True,
     "retry_failed": True,
     "check_space": False,
     "cpus": 3,
     "cpus_per_task": 0.5,
-    "memory_per_task": "2GB",
+    "memory_per_task": 2_000_000_000,
     "node_resources": {"spare": 1.5, "quick": 2},
     "node_labels": {"tier": "spot", "zone": "a=b"},
+    "address": "auto",
     "nice": 3,
-    "progress": False,
+    "progress": True,
     "report": ["/elsewhere/report.html", "/elsewhere/report.json"],
-    "max_sample_bytes": "2GB",
+    "max_sample_bytes": 2_000_000_000,
     "sample_timeout": 99.5,
 }
 """Every option of `precache.build`, each with another value than its default."""
 
 
-def parsed(arguments: tuple[str, ...]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_build_options(parser, "local", "")
-    return parser.parse_args(list(arguments[1:]))
+def packed(
+    source: str = "/in",
+    store: str = "/out",
+    recipe: precache.Recipe = RECIPE,
+    code: Any = (),
+    **options: Any,
+) -> JobPackage:
+    return pack(source, store, recipe, BuildOptions(**{"address": "auto", **options}), code)
+
+
+def options_of(package: JobPackage) -> dict[str, Any]:
+    return json.loads(package.document)["options"]
+
+
+def recipe_of(package: JobPackage) -> precache.Recipe:
+    return precache.Recipe.from_dict(json.loads(package.document)["recipe"])
 
 
 def pack_code(*code: Path | str) -> JobPackage:
-    return pack("/in", "/out", RECIPE, {}, code)
+    return packed(code=code)
 
 
 def test_every_option_of_a_build_travels() -> None:
-    known = inspect.signature(build).parameters.keys()
-    apart = {"source", "store", "recipe", "address", "storage_options", "storage_options_env"}
-    apart.add("run_functions")  # asked for here: the recipe travels as the user's own
-    assert known - apart == set(OTHERWISE)
-    options = parsed(pack("/in", "/out", RECIPE, OTHERWISE).arguments)
-    assert (options.source, options.store, options.address) == ("/in", "/out", "auto")
-    keywords = build_keywords(options)
-    assert {name: keywords[name] for name in OTHERWISE} == OTHERWISE
-    assert keywords["storage_options"] == {}
+    # A build's recipe is the user's own, and recompute contradicts retry_failed.
+    apart = {"run_functions", "recompute", "storage_options", "storage_options_env"}
+    assert BuildOptions.model_fields.keys() - apart == set(OTHERWISE)
+    package = pack("/in", "/out", RECIPE, BuildOptions(**OTHERWISE))
+    document = json.loads(package.document)
+    assert (document["command"], document["source"], document["store"]) == ("build", "/in", "/out")
+    assert document["options"] == OTHERWISE
+    assert BuildOptions(**document["options"]) == BuildOptions(**OTHERWISE)
+    assert options_of(packed(recompute=True)) == {"address": "auto", "recompute": True}
 
 
 def test_storage_options_travel_without_their_secrets() -> None:
@@ -85,15 +88,15 @@ def test_storage_options_travel_without_their_secrets() -> None:
         "client_kwargs": {"region_name": "us-east-1"},
         "token": "anon",
     }
-    options = {"storage_options": plain, "storage_options_env": {"secret": "PHOTOS_SECRET"}}
+    variables = {"secret": "PHOTOS_SECRET"}
+    given = {"address": "auto", "storage_options": plain, "storage_options_env": variables}
     for package in (
-        pack("/in", "/out", RECIPE, options),
-        pack_refresh(None, "/out", None, options),
+        pack("/in", "/out", RECIPE, BuildOptions(**given)),
+        pack_refresh(None, "/out", None, RunOptions(**given)),
     ):
-        flags = [text for text in package.arguments if text.startswith("--storage-option")]
-        keywords = build_keywords(parsed(("build", "/in", "/out", *flags)))
-        secret = FromEnvironment("PHOTOS_SECRET")
-        assert keywords["storage_options"] == {**plain, "secret": secret}
+        assert options_of(package) == given
+        read = BuildOptions(**options_of(package)).storage_options
+        assert read == {**plain, "secret": FromEnvironment("PHOTOS_SECRET")}
 
 
 @pytest.mark.parametrize(
@@ -125,20 +128,15 @@ def test_a_secret_in_the_clear_is_refused_with_the_way_out(options: dict[str, An
 
 
 def test_every_option_of_a_refresh_travels() -> None:
-    rows = {"labels", "classes", "accept_unmatched", "keep_order", "shard_samples", "compact"}
-    rows |= {"recompute", "retry_failed"}
-    given = {n: each for n, each in OTHERWISE.items() if n not in rows}
-    more = {"times": 3, "every": "60.000000s", "run_functions": True}
-    sent = pack_refresh("/in", "/out", None, {**given, **more})
-    parser = argparse.ArgumentParser()
-    add_refresh(parser.add_subparsers())
-    options = parser.parse_args(sent.arguments)
-    assert (options.store, options.source, options.address) == ("/out", "/in", "auto")
-    assert (options.times, seconds_of(options.every), options.run_functions) == (3, 60, True)
-    keywords = running_keywords(options)
-    assert {name: keywords[name] for name in given} == given
-    alone = pack_refresh(None, "/out", None, {}).arguments
-    assert alone == ("refresh", "/out", "--address=auto", "--json")
+    given = {name: value for name, value in OTHERWISE.items() if name in RunOptions.model_fields}
+    options = RunOptions(**given, run_functions=True)
+    sent = json.loads(pack_refresh("/in", "/out", None, options, times=3, every=60.0).document)
+    assert sent.pop("options") == {**given, "run_functions": True}
+    assert sent == {
+        "command": "refresh", "store": "/out", "source": "/in", "times": 3, "every": 60.0
+    }  # fmt: skip
+    alone = json.loads(pack_refresh(None, "/out", None, RunOptions(address="auto")).document)
+    assert (alone["source"], alone["options"]) == (None, {"address": "auto"})
 
 
 @pytest.mark.parametrize(
@@ -162,36 +160,35 @@ def test_every_option_of_a_refresh_travels() -> None:
         ),
     ],
 )
-def test_the_recipe_travels_as_text(recipe: precache.Recipe) -> None:
-    options = parsed(pack("/in", "/out", recipe, {}).arguments)
-    assert read_recipe(options) == recipe
+def test_the_recipe_travels(recipe: precache.Recipe) -> None:
+    assert recipe_of(packed(recipe=recipe)) == recipe
 
 
 def test_fields_keep_their_order() -> None:
     image = {"ops": [{"op": "decode"}]}
     recipe = precache.Recipe.from_dict({"fields": {"image": image, "depth": image}})
-    options = parsed(pack("/in", "/out", recipe, {}).arguments)
-    assert list(read_recipe(options).fields) == ["image", "depth"]
+    assert list(recipe_of(packed(recipe=recipe)).fields) == ["image", "depth"]
 
 
 def test_a_recipe_too_large_for_a_command_line_is_refused() -> None:
     op = {"op": "function", "function": "a:b", "params": {"text": "x" * 100_000}}
     recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": [{"op": "decode"}, op]}}})
     with pytest.raises(UsageError, match=r"the recipe takes 100 KB as text, too much"):
-        pack("/in", "/out", recipe, {})
+        packed(recipe=recipe)
 
 
 def test_paths_are_made_absolute_and_urls_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = pack("in", "out.store", RECIPE, {"classes": "train.store", "report": "a.html"})
-    assert f"--report={tmp_path}/a.html" in made.arguments
-    assert made.arguments[1:3] == (f"{tmp_path}/in", f"{tmp_path}/out.store")
-    assert made.store == f"{tmp_path}/out.store"
-    assert f"--classes={tmp_path}/train.store" in made.arguments
-    made = pack("python:data:make", "gs://bucket/x", RECIPE, {})
-    assert made.arguments[1:3] == ("python:data:make", "gs://bucket/x")
+    package = packed("in", "out.store", classes="train.store", report="a.html")
+    document = json.loads(package.document)
+    assert document["options"]["report"] == [f"{tmp_path}/a.html"]
+    assert document["options"]["classes"] == f"{tmp_path}/train.store"
+    assert document["source"] == f"{tmp_path}/in"
+    assert document["store"] == package.store == f"{tmp_path}/out.store"
+    document = json.loads(packed("python:data:make", "gs://bucket/x").document)
+    assert (document["source"], document["store"]) == ("python:data:make", "gs://bucket/x")
 
 
 @pytest.mark.parametrize(
@@ -205,18 +202,18 @@ def test_paths_are_made_absolute_and_urls_stay(
 def test_a_url_with_credentials_is_refused_without_them(url: str) -> None:
     for source, store in ((url, "/out"), ("/in", url)):
         with pytest.raises(UsageError, match="https://host/photos carries credentials") as caught:
-            pack(source, store, RECIPE, {})
+            packed(source, store)
         assert "pass-word" not in str(caught.value)
 
 
 def test_files_that_options_name_travel(tmp_path: Path) -> None:
     labels = write(tmp_path / "a/list.csv", b"x,1\n")
     classes = write(tmp_path / "b/list.csv", b"cat\n")
-    made = pack("/in", "/out", RECIPE, {"labels": labels, "classes": str(classes)})
-    options = parsed(made.arguments)
-    made.unpack(tmp_path / "there")
-    assert (tmp_path / "there" / options.labels).read_bytes() == b"x,1\n"
-    assert (tmp_path / "there" / options.classes).read_bytes() == b"cat\n"
+    package = packed(labels=labels, classes=str(classes))
+    options = options_of(package)
+    package.unpack(tmp_path / "there")
+    assert (tmp_path / "there" / options["labels"]).read_bytes() == b"x,1\n"
+    assert (tmp_path / "there" / options["classes"]).read_bytes() == b"cat\n"
 
 
 # --- code ---------------------------------------------------------------------------------------
@@ -319,11 +316,11 @@ def test_code_of_this_folder_that_does_not_travel_is_refused(
     ops = [{"op": "decode"}, {"op": "function", "function": "mine:f"}]
     recipe = precache.Recipe.from_dict({"fields": {"image": {"ops": ops}}})
     with pytest.raises(UsageError, match=r"mine:f is here and not on the cluster; send it: --code"):
-        pack("/in", "/out", recipe, {})
+        packed(recipe=recipe)
     with pytest.raises(UsageError, match=r"mine:data is here"):
-        pack("python:mine:data", "/out", RECIPE, {})
-    pack("python:mine:data", "/out", recipe, {}, ["mine.py"])
-    pack("python:installed.there:data", "/out", RECIPE, {})
+        packed("python:mine:data")
+    packed("python:mine:data", recipe=recipe, code=["mine.py"])
+    packed("python:installed.there:data")
 
 
 def test_the_digest_tells_builds_apart(tmp_path: Path) -> None:
@@ -331,7 +328,7 @@ def test_the_digest_tells_builds_apart(tmp_path: Path) -> None:
     first = pack_code(path).digest()
     assert first == pack_code(path).digest()
     assert first != pack_code().digest()
-    assert first != pack("/in", "/out", RECIPE, {"seed": 2}, [path]).digest()
+    assert first != packed(code=[path], shard_samples=2).digest()
     write(path, b"2")
     assert first != pack_code(path).digest()
     assert len(first) == 12

@@ -21,7 +21,14 @@ from precache.errors import BuildError, UsageError
 from precache.store.build_status import StoreStatus, read_status
 from precache_workers.jobs import job_server
 from precache_workers.jobs.job_server import connect
-from precache_workers.jobs.submission import ClusterJob, _own_lines, _progress, _reason, _result
+from precache_workers.jobs.submission import (
+    ClusterJob,
+    JobStatus,
+    _own_lines,
+    _progress,
+    _reason,
+    _result,
+)
 from precache_workers.planning.request import BuildResult
 from tests.support.building import (
     build_here,
@@ -199,6 +206,20 @@ def test_the_status_of_a_job_that_runs(followed: Followed) -> None:
     assert followed.status["progress"]
 
 
+def test_python_asks_for_jobs_and_stores_and_cancels_jobs(
+    followed: Followed, head: JobHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    job = precache.status(followed.job, address=head.address)
+    assert isinstance(job, JobStatus)
+    assert (job.job, job.state, job.exit_status) == (followed.job, "SUCCEEDED", 0)
+    assert precache.cancel(followed.job, address=head.address) == job  # it has ended
+    store = precache.status(followed.work.store)
+    assert store == read_status(followed.work.store)
+    with pytest.raises(UsageError, match="knows no job precache-0123456789ab-1"):
+        precache.cancel("precache-0123456789ab-1", address=head.address)
+
+
 def test_the_status_of_its_store(followed: Followed) -> None:
     assert followed.store_status.version is None
     [build] = followed.store_status.building
@@ -207,7 +228,7 @@ def test_the_status_of_its_store(followed: Followed) -> None:
 
 def test_a_secret_of_the_nodes_is_nowhere_to_be_seen(followed: Followed, head: JobHead) -> None:
     assert followed.job in followed.listed
-    assert "--storage-option-env=secret=PHOTOS_SECRET" in followed.listed
+    assert r"\"storage_options_env\":{\"secret\":\"PHOTOS_SECRET\"}" in followed.listed
     assert SECRET not in followed.listed
     log = (head.get(f"/api/jobs/{followed.job}/logs") or b"").decode()
     assert "is complete" in log

@@ -511,3 +511,10 @@ def test_each_version_keeps_what_stands_for_its_code(tmp_path: Path) -> None:
     assert len(commit.code) == 3
     again = precache.build(photos, tmp_path / "there", recipe, address="serial")
     assert (again.version, again.cpu_seconds) == (second.version, 0)
+
+
+def test_push_copies_as_pull_does(built: BuiltStore, tmp_path: Path) -> None:
+    pushed = precache.push(built.path, tmp_path / "there")
+    assert (pushed.version, pushed.skipped) == (built.result.version, 0)
+    assert precache.verify(tmp_path / "there").ok
+    assert precache.push(built.path, tmp_path / "there").skipped == built.result.shards

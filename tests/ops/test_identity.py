@@ -179,7 +179,7 @@ def test_a_library_that_changes_a_pixel_of_one_kind_of_picture_makes_another_ver
         *("plan", photos, store, "--resize", "40", "--crop", "32"),
         env=environment(PYTHONPATH=f"{other}{os.pathsep}{PYTHONPATH}"),
     )
-    assert "decode: simplejpeg makes other pixels of it, first of the probe jpeg-" in shown.stdout
+    assert "decode: simplejpeg computes other pixels, first of the probe jpeg-" in shown.stdout
     second = run("build", photos, store, *SERIAL, libraries=other)
     assert (second["version"] != first["version"], second["rows_reused"]) == (True, 0)
 

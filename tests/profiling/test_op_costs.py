@@ -123,7 +123,7 @@ def test_it_is_said_in_words(source: Path, capsys: pytest.CaptureFixture[str]) -
     random = ["--random-resized-crop", "32", "--variants", "3"]
     assert main([*plan, *random]) == 0
     said = capsys.readouterr().out
-    assert "image, variants 0 to 2: 24 computed of samples" in said
+    assert "image, variants 0 to 2: 24 computed from samples" in said
     assert "image, better cached: decode " in said
     assert "image, better cached, as variants: random_resized_crop " in said
     assert "image, 3 variants: " in said

@@ -461,8 +461,8 @@ def test_a_file_of_unknown_size_is_looked_at_before_it_is_read(tmp_path: Path) -
     [
         ({"max_sample_bytes": "much"}, "max_sample_bytes is 'much'; give bytes, or a size such as"),
         ({"max_sample_bytes": 0}, "max_sample_bytes is 0; give a whole number from 1 up"),
-        ({"sample_timeout": 0}, "sample_timeout is 0; give more than 0 seconds"),
-        ({"sample_timeout": float("inf")}, "sample_timeout is inf; give more than 0 seconds"),
+        ({"sample_timeout": 0}, "sample_timeout is 0; give a number above 0"),
+        ({"sample_timeout": float("inf")}, "sample_timeout is inf; give a finite number"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from html import escape, unescape
 from html.parser import HTMLParser
@@ -519,7 +520,7 @@ def test_what_cannot_be_is_said(built: BuiltStore, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is no folder; give the one that the store was built"):
         open_pages(store, str(tmp_path / "nowhere"))
     for count in (0, -1, 1001):
-        with pytest.raises(UsageError, match=f"--rows is {count}; give 1 to 1000"):
+        with pytest.raises(UsageError, match=f"rows is {count}; give 1 to 1000"):
             open_pages(store, count=count)
     pages = open_pages(store)
     with pytest.raises(StorageError, match="cannot write"):
@@ -646,3 +647,25 @@ def test_a_page_is_legible_on_phones_and_in_the_dark(
         min(contrast(ink, seen[back]) for ink in seen["inks"] for back in ("paper", "card")) > 4.5
     )
     assert seen.get("axe") == ([] if axe else None)
+
+
+def test_a_view_is_written_into_a_file(built: BuiltStore, tmp_path: Path) -> None:
+    precache.view(built.path, built.source, find="dog/00").write(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "dog/00.png" in text
+    assert "dog/05.png" not in text
+    assert 'src="data:image/png' in text
+    with pytest.raises(UsageError, match="rows is 0; give 1 to 1000"):
+        precache.view(built.path, rows=0)
+
+
+def test_a_view_is_served_until_it_is_interrupted(built: BuiltStore) -> None:
+    code = f"import precache; precache.view({str(built.path)!r}).serve()"
+    with running([sys.executable, "-c", code], environment()) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            assert b"dog/00.png" in reply.read()
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 0

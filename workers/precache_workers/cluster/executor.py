@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from precache.errors import PrecacheError, UsageError
+from precache.errors import PrecacheError
 from precache_workers.cluster.dispatch import Item, Outcome, Patience, dispatch
 from precache_workers.cluster.placement import Placement
 from precache_workers.cluster.ray_engine import RayEngine
@@ -58,7 +58,6 @@ def executor(
     notice
         Called with a message when tasks wait for nodes.
     """
-    check_address(address)
     if address == "serial":
         with lookout_kept():
             yield run_serial
@@ -78,16 +77,6 @@ def executor(
 
     with own_ray(cpus) if local else joined_ray(address):
         yield run_on_ray
-
-
-def check_address(address: str) -> None:
-    """Raise `UsageError` for an address that names no kind of executor."""
-    if not is_joined(address) and address not in ("serial", "local"):
-        web = address.startswith(("http://", "https://"))
-        job = "; a job server takes precache submit, or refresh --submit" if web else ""
-        raise UsageError(
-            f"address is {address!r}; choose local, serial, auto, or ray://host:10001{job}"
-        )
 
 
 def is_joined(address: str) -> bool:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from precache.errors import UsageError
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -30,18 +28,6 @@ class Placement:
     resources: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     nice: int = 10
-
-    def check(self) -> None:
-        """Raise `UsageError` for values that no node can satisfy."""
-        amounts = {"cpus_per_task": self.cpus, "memory_per_task": self.memory, **self.resources}
-        for name, amount in amounts.items():
-            if amount is not None and not amount > 0:
-                raise UsageError(f"{name} is {amount}; give a number above 0")
-        for name, value in self.labels.items():
-            if not name or not value or set(value) & set("!(),"):
-                raise UsageError(f"label {name}={value} is not KEY=VALUE, such as tier=spot")
-        if not 0 <= self.nice <= 19:
-            raise UsageError(f"nice is {self.nice}; give 0 to 19")
 
     def slots(self, nodes: Iterable[Mapping[str, Any]], memory: int) -> int:
         """Return how many tasks fit at a time on the live nodes that may run them.

@@ -58,7 +58,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         It is incomplete, or a sample is not what it was.
     """
     version = open_version(request.store, None, request.storage_options)
-    request = replace(request, recipe=version.recipe)
+    request = request.model_copy(update={"recipe": version.recipe})
     check_request(request)
     try:
         fresh = version.recipe.with_fresh_variants()
@@ -66,11 +66,12 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
         raise StoreError(f"{version.path}: {error}") from None
     cut_off = _was_cut_off(version)
     recipe = version.recipe if cut_off else fresh
-    request = replace(request, recipe=recipe, source=request.source or _source(version, request))
+    source = request.source or _source(version, request)
+    request = request.model_copy(update={"recipe": recipe, "source": source})
     failed = {key: why for key, why in version.holes.values() if why != REMOVED}
     if request.max_failures is None:  # what failed before may fail again
         most = max(default_max_failures(version.rows), len(failed))
-        request = replace(request, max_failures=most)
+        request = request.model_copy(update={"max_failures": most})
     listed = rows_of(version, request, failed)
     current = read_commits(open_folder(request.store, request.storage_options), newest=True)[-1]
     line = f"Refreshing version {version.id[:8]}, made current {ago(time.time() - current.time)}"

@@ -53,10 +53,10 @@ def write_reports(
     StorageError
         One could not be written.
     """
-    if not monitor.request.reports:
+    if not monitor.request.report:
         return
     figures = summary(monitor, result, error)
-    for path in map(Path, monitor.request.reports):
+    for path in map(Path, monitor.request.report):
         if path.suffix == ".html":
             from precache_workers.driver.report_page import page
 

@@ -1,4 +1,4 @@
-"""What travels with a build to a cluster: its command line, the user's code, small files."""
+"""Job packages: options of a build, the user's code and small files, to be sent to a cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,21 +19,21 @@ from typing import Any
 from precache.errors import UsageError
 from precache.messages import shown
 from precache.recipe.recipe import Recipe
-from precache.storage.environment import with_environment
 from precache.units import size
 from precache_workers.jobs.storage_options import split_options
+from precache_workers.planning.options import BuildOptions, RunOptions
 
 SENT = "precache_sent"
 """Folder of the files that options name, in the job's working directory."""
 
 FILE_OPTIONS = ("labels", "classes")
-"""Options that name a file, which travels where this machine has it."""
+"""Options that name a file, which is sent if it is on this machine."""
 
 MOST_COMMAND_NBYTES = 100_000
-"""Of a command line: the job's shell takes it as one argument, of which Linux allows 131,072."""
+"""Limit of a command line, which the job's shell takes as one argument; Linux allows 131,072."""
 
 MOST_NBYTES = 99 << 20
-"""Of all files; Ray's job server takes requests of up to 100 MiB, and does not compress."""
+"""Limit of all files; Ray's job server takes requests of up to 100 MiB, uncompressed."""
 
 _JUNK = re.compile(r"\..*|__pycache__|node_modules|.*\.py[co]|.*\.egg-info")
 
@@ -45,26 +46,26 @@ class JobPackage:
     ----------
     store
         As the cluster sees it.
-    arguments
-        Of `precache` there.
+    document
+        JSON that ``precache job`` runs there: the command, its arguments and options.
     files
         Path below the job's working directory -> file here.
     """
 
     store: str
-    arguments: tuple[str, ...]
+    document: str
     files: Mapping[str, Path]
 
     def digest(self) -> str:
         """12 hex digits that are the same for the same build of the same code."""
-        found = hashlib.sha256(json.dumps(self.arguments).encode())
+        digest = hashlib.sha256(self.document.encode())
         for name, path in sorted(self.files.items()):
-            found.update(json.dumps(name).encode())
-            found.update(hashlib.sha256(path.read_bytes()).digest())
-        return found.hexdigest()[:12]
+            digest.update(json.dumps(name).encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()[:12]
 
     def unpack(self, folder: Path) -> None:
-        """Lay the files down as the job will see them."""
+        """Write the files into a folder, as the job will find them."""
         for name, path in self.files.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,68 +76,69 @@ def pack(
     source: str,
     store: str,
     recipe: Recipe,
-    options: Mapping[str, Any],
+    options: BuildOptions,
     code: Sequence[str | os.PathLike[str]] = (),
 ) -> JobPackage:
-    """All that a build on a cluster takes from this machine.
+    """Collect all that a build on a cluster takes from this machine.
 
     Parameters
     ----------
-    options
-        Keyword arguments of `precache.build` that differ from its defaults.
     code
         Modules and packages, or folders of them, that the job can import.
 
     Raises
     ------
     UsageError
-        Something cannot be sent, or would stand in the way of what the cluster has.
+        Something cannot be sent, or would take the place of what the cluster has.
     """
-    # In its own order, which is that of a batch's fields.
     data = recipe.to_dict()
-    for name, each in recipe.fields.items():
-        if "first_variant" in each.model_fields_set:  # written, it counts, though it be the default
-            data["fields"][name]["first_variant"] = each.first_variant
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    line = ["build", _as_there(source), there := _as_there(store), f"--recipe={text}"]
-    parcel = _pack(there, line, _imports(source, recipe), options, code)
-    if len(os.fsencode(" ".join(parcel.arguments))) > MOST_COMMAND_NBYTES:
+    for name, field in recipe.fields.items():
+        if "first_variant" in field.model_fields_set:  # it counts even if it is the default
+            data["fields"][name]["first_variant"] = field.first_variant
+    arguments = {"source": _as_there(source), "recipe": data}
+    # The recipe travels as the user's own, whose functions need no permission.
+    options = options.model_copy(update={"run_functions": False})
+    package = _pack("build", store, arguments, _imports(source, recipe), options, code)
+    if len(shlex.quote(package.document)) > MOST_COMMAND_NBYTES:
         raise UsageError(
-            f"the recipe takes {size(len(text))} as text, too much for a command line; put what "
-            "is large into a file that the cluster can read, and name it in the params"
+            f"the recipe takes {size(len(json.dumps(data)))} as text, too much for a command line; "
+            "put what is large into a file that the cluster can read, and name it in the params"
         )
-    return parcel
+    return package
 
 
 def pack_refresh(
     source: str | None,
     store: str,
     recipe: Recipe | None,
-    options: Mapping[str, Any],
+    options: RunOptions,
     code: Sequence[str | os.PathLike[str]] = (),
+    *,
+    times: int | None = None,
+    every: float | None = None,
 ) -> JobPackage:
-    """The same for a refresh.
+    """Collect the same for a refresh.
 
     Parameters
     ----------
     recipe
         The store's; None where the store cannot be opened here.
-    options
-        Keyword arguments of `precache.refresh` that differ from its defaults.
+    times, every
+        As `precache.refresh` takes them; `every` in seconds.
     """
-    line = ["refresh", there := _as_there(store)]
-    line += [f"--source={_as_there(source)}"] if source else []
-    return _pack(there, line, _imports(source or "", recipe), options, code)
+    arguments = {"source": _as_there(source) if source else None, "times": times, "every": every}
+    return _pack("refresh", store, arguments, _imports(source or "", recipe), options, code)
 
 
 def _pack(
+    command: str,
     store: str,
-    line: Sequence[str],
+    arguments: Mapping[str, Any],
     imports: Sequence[str],
-    options: Mapping[str, Any],
+    options: RunOptions,
     code: Sequence[str | os.PathLike[str]],
 ) -> JobPackage:
-    """A command with its options and what travels along.
+    """Write the document of a command, and collect the files that it names.
 
     Parameters
     ----------
@@ -146,33 +148,29 @@ def _pack(
     files = _code_files(code)
     _check_names(files)
     _check_imports(imports, files)
-    given = dict(options)
-    plain, variables = split_options(
-        with_environment(given.pop("storage_options", None), given.pop("storage_options_env", None))
-    )
-    given["storage_option"] = [f"{key}={json.dumps(value)}" for key, value in plain.items()]
-    given["storage_option_env"] = [f"{key}={variable}" for key, variable in variables.items()]
+    there: dict[str, Any] = {"report": tuple(map(_as_there, options.report))}
     for name in FILE_OPTIONS:
-        if given.get(name) is not None:
-            path = Path(given[name])
-            sent = f"{SENT}/{name}/{path.name}"
+        value = getattr(options, name, None)
+        if value is not None:
+            path = Path(value)
+            there[name] = f"{SENT}/{name}/{path.name}" if path.is_file() else _as_there(value)
             if path.is_file():
-                files[sent] = path
-            given[name] = sent if path.is_file() else _as_there(os.fspath(given[name]))
-    reports = given.get("report") or ()
-    listed = [reports] if isinstance(reports, str | os.PathLike) else reports
-    given["report"] = [_as_there(os.fspath(path)) for path in listed]
+                files[there[name]] = path
     _check_size(files)
-    return JobPackage(store, (*line, "--address=auto", "--json", *_flags(given)), files)
+    there["storage_options"], there["storage_options_env"] = split_options(options.storage_options)
+    changed = options.model_copy(update=there).model_dump(mode="json", exclude_defaults=True)
+    store = _as_there(store)
+    document = {"command": command, "store": store, **arguments, "options": changed}
+    return JobPackage(store, json.dumps(document, separators=(",", ":")), files)
 
 
 def _as_there(name: str) -> str:
-    """A path of this machine made absolute; the cluster sees it at the same place, or not at all.
+    """Return a URL, or a path as absolute, which the cluster may see at the same place.
 
     Raises
     ------
     UsageError
-        For a URL with credentials, which Ray would list.
+        The URL holds credentials, which Ray would list.
     """
     if "://" not in name:
         return name if name.startswith("python:") else str(Path(name).expanduser().absolute())
@@ -184,52 +182,28 @@ def _as_there(name: str) -> str:
     return name
 
 
-def _flags(options: Mapping[str, Any]) -> Iterator[str]:
-    """Keyword arguments of `precache.build` as `precache build` takes them."""
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        match value:
-            case None:
-                continue
-            case True:
-                yield flag
-            case False:
-                yield _OFF[name]
-            case Mapping():
-                one = "--" + name.removeprefix("node_").removesuffix("s").replace("_", "-")
-                yield from (f"{one}={key}={each}" for key, each in value.items())
-            case list() | tuple():
-                yield from (f"{flag}={each}" for each in value)
-            case _:
-                yield f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}"
-
-
-_OFF = {"check_space": "--no-space-check", "progress": "--quiet"}
-"""Flags that turn off what is on by default."""
-
-
 # --- code ---------------------------------------------------------------------------------------
 
 
 def _code_files(code: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
-    """Path in the working directory -> file; a package comes whole, of a plain folder its contents.
+    """Map paths in the job's working directory to files of packages and of folders' contents.
 
-    Left out are hidden files, caches, virtual environments and stores.
+    Hidden files, caches, virtual environments and stores are left out.
     """
     files: dict[str, Path] = {}
-    for each in code:
-        path = Path(each).absolute()
+    for entry in code:
+        path = Path(entry).absolute()
         if path.is_dir():
             root = path.parent if (path / "__init__.py").is_file() else path
-            found = {file.relative_to(root).as_posix(): file for file in _walk(path)}
+            inside = {file.relative_to(root).as_posix(): file for file in _walk(path)}
         elif path.is_file() and inspect.getmodulename(path.name):
-            found = {path.name: path}
+            inside = {path.name: path}
         else:
-            raise UsageError(f"--code {each} is no Python module, package or folder of them")
-        for name in found.keys() & files.keys():
-            if found[name] != files[name]:
-                raise UsageError(f"--code gives {name} twice: {files[name]} and {found[name]}")
-        files |= found
+            raise UsageError(f"--code {entry} is no Python module, package or folder of them")
+        for name in inside.keys() & files.keys():
+            if inside[name] != files[name]:
+                raise UsageError(f"--code gives {name} twice: {files[name]} and {inside[name]}")
+        files |= inside
     return files
 
 
@@ -244,23 +218,23 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _is_data(folder: Path) -> bool:
-    """Whether a folder is a virtual environment, a store, or a Zarr group or array."""
+    """Return True for a virtual environment, a store, and a Zarr group or array."""
     return any((folder / name).exists() for name in ("pyvenv.cfg", "commits", "zarr.json"))
 
 
 def _top_modules(files: Iterable[str]) -> dict[str, str]:
-    """Name -> what is imported by it; folders without `__init__.py` stand in nobody's way."""
-    found = {}
+    """Map names of modules to files; folders without `__init__.py` hide no other module."""
+    modules = {}
     for name in files:
         first, *rest = PurePosixPath(name).parts
         module = inspect.getmodulename(first) if not rest else first
         if module and (not rest or rest == ["__init__.py"]):
-            found[module] = name
-    return found
+            modules[module] = name
+    return modules
 
 
 def _check_names(files: Mapping[str, Path]) -> None:
-    """Raise where a module would be imported in place of one that the build needs."""
+    """Refuse modules that would be imported in place of modules that the build needs."""
     taken = _needed_modules()
     for module, name in _top_modules(files).items():
         if module in taken or module in sys.stdlib_module_names:
@@ -271,27 +245,27 @@ def _check_names(files: Mapping[str, Path]) -> None:
 
 
 def _needed_modules() -> set[str]:
-    """Modules of precache and of what it is declared to require."""
+    """Return the modules of precache and of the packages that it requires."""
     try:
         declared = importlib.metadata.requires("precache") or []
     except importlib.metadata.PackageNotFoundError:  # run from its source
         declared = []
-    names = (each for each in declared if "extra == 'test'" not in each.replace('"', "'"))
-    required = {re.split(r"[\s<>=~!;\[]", name)[0].lower() for name in names}
+    lines = (line for line in declared if "extra == 'test'" not in line.replace('"', "'"))
+    required = {re.split(r"[\s<>=~!;\[]", line)[0].lower() for line in lines}
     modules = importlib.metadata.packages_distributions().items()
-    found = {name for name, homes in modules if required & {home.lower() for home in homes}}
-    return {"precache", "precache_workers", *found}
+    needed = {name for name, homes in modules if required & {home.lower() for home in homes}}
+    return {"precache", "precache_workers", *needed}
 
 
 def _imports(source: str, recipe: Recipe | None) -> list[str]:
-    """What a job imports by name."""
+    """Return the functions and factories that a job imports by name."""
     factories = [source.removeprefix("python:")] if source.startswith("python:") else []
     functions = [] if recipe is None else [op.function for op in recipe.functions]
     return [*functions, *factories]
 
 
 def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
-    """Raise where code in the current folder is named, and would be missing there."""
+    """Refuse names of code that is in the current folder and would not be sent."""
     tops = {name.split("/")[0].removesuffix(".py") for name in files}
     for name in imports:
         top = name.partition(":")[0].partition(".")[0]
@@ -301,7 +275,7 @@ def _check_imports(imports: Iterable[str], files: Mapping[str, Path]) -> None:
 
 
 def _check_size(files: Mapping[str, Path]) -> None:
-    """Raise where files take more than the cluster takes, naming the largest parts."""
+    """Refuse files that are together larger than the limit, and name the largest parts."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total = sum(sizes.values())
     if total <= MOST_NBYTES:

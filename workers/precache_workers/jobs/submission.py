@@ -268,7 +268,7 @@ def submit_package(package: JobPackage, address: str | None) -> ClusterJob:
             job_id = f"precache-{digest}-{before + 1}"
             attached = not _submit(
                 client,
-                entrypoint=shlex.join(["python", "-m", "precache", *package.arguments]),
+                entrypoint=shlex.join(["python", "-m", "precache", "job", package.document]),
                 submission_id=job_id,
                 runtime_env={"working_dir": folder} if package.files else {},
                 metadata={"precache_store": package.store, "precache_build": digest},

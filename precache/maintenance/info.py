@@ -1,0 +1,79 @@
+"""`info`: a summary of a version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from precache.recipe.recipe import Recipe
+from precache.storage.open import StorageOptions
+from precache.store.open import open_version
+from precache.store.version import FieldInfo
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """Summary of a version.
+
+    Attributes
+    ----------
+    version, path
+        The version's id and folder.
+    created
+        ISO 8601 time of its build; empty where unknown.
+    rows
+        Number of rows, holes included.
+    holes
+        (key, reason) of every hole.
+    fields
+        Row shape, dtype, codec and bytes by field.
+    mean, std
+        By image field, statistics of each channel in stored units.
+    libraries
+        Versions of the libraries that decide the pixels.
+    """
+
+    version: str
+    path: str
+    created: str
+    rows: int
+    holes: tuple[tuple[str, str], ...]
+    fields: Mapping[str, FieldInfo]
+    classes: tuple[str, ...]
+    mean: Mapping[str, list[float]]
+    std: Mapping[str, list[float]]
+    recipe: Recipe
+    libraries: Mapping[str, str]
+
+
+def info(store: str | os.PathLike[str], storage_options: StorageOptions = None) -> VersionInfo:
+    """Summarise a version: fields, rows, holes, classes, statistics and recipe.
+
+    Parameters
+    ----------
+    store
+        A store, or ``STORE@prefix`` for a version; path or URL.
+    storage_options
+        As `build` takes them.
+
+    Raises
+    ------
+    StoreError
+        There is no such version.
+    """
+    version = open_version(store, None, storage_options)
+    attributes = version.attributes
+    return VersionInfo(
+        version=version.id,
+        path=version.path,
+        created=attributes.created if attributes else "",
+        rows=version.rows,
+        holes=tuple(version.holes.values()),
+        fields=version.fields,
+        classes=tuple(version.classes),
+        mean=version.mean,
+        std=version.std,
+        recipe=version.recipe,
+        libraries=attributes.libraries if attributes else {},
+    )

@@ -1,0 +1,105 @@
+"""`view`: pages about a version, in a browser or in a file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from precache.errors import UsageError
+from precache.storage.open import StorageOptions
+
+if TYPE_CHECKING:
+    from precache.viewer.contents import Pages
+    from precache.viewer.search import Query
+
+
+@dataclass(frozen=True)
+class View:
+    """Pages about a version, and the rows that the first of them shows."""
+
+    pages: Pages
+    query: Query
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the first page as one HTML file that needs no other and no server.
+
+        Raises
+        ------
+        StorageError
+            The file cannot be written.
+        """
+        from precache.viewer.server import write_page
+
+        write_page(self.pages, self.query, os.fspath(path))
+
+    def serve(self, port: int = 0, *, browser: bool = False) -> None:
+        """Print an address of this machine, and serve the pages there until Ctrl-C.
+
+        Parameters
+        ----------
+        port
+            0 for any that is free.
+        browser
+            Open the address in a browser.
+
+        Raises
+        ------
+        UsageError
+            The port is not free.
+        """
+        from precache.viewer.server import serve
+
+        serve(self.pages, self.query, port, browser=browser)
+
+
+def view(
+    store: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
+    *,
+    rows: int = 24,
+    find: str = "",
+    label: str = "",
+    run_functions: bool = False,
+    storage_options: StorageOptions = None,
+) -> View:
+    """Show the samples, classes, statistics, holes and build of a version.
+
+    Parameters
+    ----------
+    store
+        A store, or ``STORE@prefix`` for a version; path or URL.
+    source
+        What the version was built from: raw files, and the result of each op, are shown beside
+        the stored rows.
+    rows
+        Rows of a page, 1 to 1000.
+    find, label
+        The first page shows rows whose keys begin with `find`, of the class `label` (its name or
+        number).
+    run_functions
+        Run functions that the store's recipe names, to show their results: for a store that you
+        trust.
+    storage_options
+        Of store and source, as `build` takes them.
+
+    Returns
+    -------
+    View
+        With ``serve()`` for a browser and ``write(path)`` for a file.
+
+    Raises
+    ------
+    StoreError, SourceError
+        There is no such store, or no such source.
+    UsageError
+        `rows` is out of range, or a library of the ``report`` extra is missing.
+    """
+    try:
+        from precache.viewer.contents import open_pages
+        from precache.viewer.search import Query
+    except ModuleNotFoundError as error:
+        raise UsageError(f"viewing needs {error.name}: pip install 'precache[report]'") from None
+    place = None if source is None else os.fspath(source)
+    pages = open_pages(os.fspath(store), place, rows, storage_options, run_functions)
+    return View(pages, Query(find, label=label))

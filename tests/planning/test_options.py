@@ -1,0 +1,123 @@
+"""Options of a build: what is accepted, and how a refusal names the option."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import precache
+from precache.errors import UsageError
+from precache_workers.planning.options import BuildOptions, flag_of, read_options
+
+JOINED = {"address": "auto"}
+REUSES = "reuses all samples but those that failed"
+AUTO = "give auto or ray://host:10001"
+
+
+def test_the_signature_of_build_has_the_options_and_their_defaults() -> None:
+    parameters = inspect.signature(precache.build).parameters
+    defaults = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert defaults.keys() == BuildOptions.model_fields.keys()
+    assert BuildOptions(**defaults) == BuildOptions()
+
+
+def test_every_option_has_a_description() -> None:
+    assert all(field.description for field in BuildOptions.model_fields.values())
+
+
+def test_values_become_plain() -> None:
+    options = read_options(
+        BuildOptions,
+        {
+            "shard_samples": np.int64(3),
+            "labels": Path("labels.csv"),
+            "report": Path("report.html"),
+            "max_sample_bytes": "2GB",
+            "node_resources": [("spare", "1.5")],
+            "node_labels": None,
+            "address": "auto",
+        },
+    )
+    assert type(options.shard_samples) is int
+    assert (options.labels, options.report) == ("labels.csv", ("report.html",))
+    assert options.max_sample_bytes == 2_000_000_000
+    assert (options.node_resources, options.node_labels) == ({"spare": 1.5}, {})
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("values", "keyword", "flag"),
+    [
+        (
+            {"shard_samples": 0},
+            "shard_samples is 0; give a whole number from 1 up",
+            "--shard-samples is 0; give a whole number from 1 up",
+        ),
+        ({"shard_samples": 1 << 30}, "shard_samples is 1073741824; the most is 16777216", ""),
+        ({"cpus": True}, "cpus is True; give a whole number", ""),
+        ({"max_failures": 1.5}, "max_failures is 1.5; give a whole number", ""),
+        ({"accept_missing": "perhaps"}, "accept_missing is 'perhaps'; give True or False", ""),
+        (
+            {"check_space": "perhaps"},
+            "check_space is 'perhaps'; give True or False",
+            "--no-space-check is 'perhaps'; give True or False",
+        ),
+        ({"labels": 5}, "labels is 5; give text", ""),
+        ({"report": 5}, "report is 5; give paths", ""),
+        (
+            {"cpus_per_task": 0, **JOINED},
+            "cpus_per_task is 0; give a number above 0",
+            "--cpus-per-task is 0; give a number above 0",
+        ),
+        (
+            {"memory_per_task": "-1GB", **JOINED},
+            "memory_per_task is '-1GB'; give bytes, or a size such as '2GB'",
+            "--memory-per-task is '-1GB'; give bytes, or a size such as '2GB'",
+        ),
+        (
+            {"node_resources": {"spare": 0}, **JOINED},
+            "node_resources spare is 0; give a number above 0",
+            "--resource spare is 0; give a number above 0",
+        ),
+        (
+            {"node_labels": {"tier": "!a"}, **JOINED},
+            "node_labels is {'tier': '!a'}; label tier=!a is not KEY=VALUE, such as tier=spot",
+            "--label is {'tier': '!a'}; label tier=!a is not KEY=VALUE, such as tier=spot",
+        ),
+        ({"nice": 20, **JOINED}, "nice is 20; the most is 19", "--nice is 20; the most is 19"),
+        (
+            {"nice": 5},
+            f"nice is for a cluster that is joined, and address is 'local'; {AUTO}",
+            f"--nice is for a cluster that is joined, and --address is 'local'; {AUTO}",
+        ),
+        (
+            {"retry_failed": True, "recompute": True},
+            f"retry_failed {REUSES}, and recompute reuses none; drop one",
+            f"--retry-failed {REUSES}, and --recompute reuses none; drop one",
+        ),
+        ({"colour": 1}, "there is no option 'colour'", ""),
+        (
+            {"storage_options": "a secret"},
+            "storage_options is of another type; give values by name",
+            "--storage-option is of another type; give values by name",
+        ),
+    ],
+)
+def test_a_refusal_names_the_option_as_the_user_wrote_it(
+    values: dict[str, Any], keyword: str, flag: str
+) -> None:
+    for spell, text in ((str, keyword), (flag_of, flag)):
+        with pytest.raises(UsageError) as caught:
+            read_options(BuildOptions, values, spell)
+        assert str(caught.value) == text or not text
+
+
+@pytest.mark.parametrize("address", ["", "Local", "localhost:6379", "http://head", "ray:/head"])
+def test_an_address_of_no_executor_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=f"address is '{address}'; choose local, serial, auto"):
+        read_options(BuildOptions, {"address": address})

@@ -1,0 +1,351 @@
+"""Options of a build, each declared once: name, type, default, limits, description and flag.
+
+The flags of the command line, the checks of Python's keyword arguments, the driver's `Request` and
+the document that a submitted job carries all come from these models.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from precache.errors import UsageError
+from precache.storage.environment import with_environment
+from precache_workers.cluster.executor import is_joined
+from precache_workers.cluster.placement import Placement
+from precache_workers.runtime.time_limit import SAMPLE_SECONDS
+from precache_workers.sources.base import MOST_SAMPLE_BYTES
+
+MOST_SHARD_SAMPLES = 1 << 24
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The flag of an option on the command line.
+
+    Attributes
+    ----------
+    metavar
+        Placeholder of the value in the help.
+    name
+        By default ``--`` and the option's name with dashes.
+    turns_off
+        The flag turns the option off; on the command line it is on by default.
+    """
+
+    metavar: str | None = None
+    name: str = ""
+    turns_off: bool = False
+
+
+def _plain_int(value: Any) -> Any:
+    """Convert integers of NumPy and torch; leave other values to the check that follows."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def _plain_path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _plain_paths(value: Any) -> Any:
+    return (value,) if isinstance(value, str | os.PathLike) else value
+
+
+def _plain_dict(value: Any) -> Any:
+    """Convert any mapping, or (name, value) pairs as the command line reads them."""
+    try:
+        return dict(value or ())
+    except (TypeError, ValueError):
+        raise ValueError("give values by name") from None
+
+
+_INT = BeforeValidator(_plain_int)
+_DICT = BeforeValidator(_plain_dict)
+Count = Annotated[int, Field(strict=True, ge=1), _INT]
+NotNegative = Annotated[int, Field(strict=True, ge=0), _INT]
+Niceness = Annotated[int, Field(strict=True, ge=0, le=19), _INT]
+ShardRows = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARD_SAMPLES), _INT]
+PathText = Annotated[str, BeforeValidator(_plain_path)]
+Size = Annotated[ByteSize, Field(ge=1)]
+
+
+class PlacementOptions(BaseModel):
+    """Resources that each task takes of a cluster that is joined, and the nodes for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    group: ClassVar[str] = "on a cluster that is joined"
+
+    cpus_per_task: Annotated[float, Flag("N")] = Field(
+        default=1, gt=0, description="CPUs of each task"
+    )
+    memory_per_task: Annotated[Size | None, Flag("SIZE")] = Field(
+        default=None,
+        description="memory of each task, such as 2GB; default 1 GiB and the size of a raw shard",
+    )
+    node_resources: Annotated[
+        dict[str, Annotated[float, Field(gt=0)]], _DICT, Flag("NAME=AMOUNT", "--resource")
+    ] = Field(
+        default={}, description="custom resource that each task takes, such as spare=1; repeatable"
+    )
+    node_labels: Annotated[dict[str, str], _DICT, Flag("KEY=VALUE", "--label")] = Field(
+        default={}, description="label that a node must have, such as tier=spot; repeatable"
+    )
+    nice: Annotated[Niceness, Flag("N")] = Field(
+        default=10,
+        description="niceness of the workers, 0 to 19: other work on their nodes goes first",
+    )
+
+    @field_validator("node_labels")
+    @classmethod
+    def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        for key, value in labels.items():
+            if not key or not value or set(value) & set("!(),"):
+                raise ValueError(f"label {key}={value} is not KEY=VALUE, such as tier=spot")
+        return labels
+
+    @property
+    def placement(self) -> Placement:
+        """These options as the executor takes them."""
+        return Placement(
+            self.cpus_per_task,
+            self.memory_per_task,
+            self.node_resources,
+            self.node_labels,
+            self.nice,
+        )
+
+
+class RunOptions(PlacementOptions):
+    """Options that say where and how a build or a refresh runs."""
+
+    group: ClassVar[str] = "running"
+
+    address: Annotated[str, Flag()] = Field(
+        default="local",
+        description="local (a Ray of its own, default), serial (no Ray), auto or ray://host:port",
+    )
+    cpus: Annotated[Count | None, Flag("N")] = Field(
+        default=None, description="CPUs of a local Ray; default all that this process may use"
+    )
+    on_error: Annotated[Literal["skip", "raise"], Flag()] = Field(
+        default="skip",
+        description="what happens at a sample that cannot be decoded: it becomes a hole (default), "
+        "or the build ends",
+    )
+    max_failures: Annotated[NotNegative | None, Flag("N")] = Field(
+        default=None, description="holes allowed; default 1% of the samples, at least 5"
+    )
+    accept_missing: Annotated[bool, Flag()] = Field(
+        default=False, description="make holes of samples that cannot be fetched"
+    )
+    max_sample_bytes: Annotated[Size, Flag("SIZE")] = Field(
+        default=ByteSize(MOST_SAMPLE_BYTES),
+        description="a larger file becomes a hole without being fetched; default "
+        f"{MOST_SAMPLE_BYTES >> 20}MiB",
+    )
+    sample_timeout: Annotated[float, Flag("SECONDS")] = Field(
+        default=SAMPLE_SECONDS,
+        gt=0,
+        description="a sample that takes longer to fetch or to decode becomes a hole",
+    )
+    check_space: Annotated[bool, Flag(name="--no-space-check", turns_off=True)] = Field(
+        default=True, description="begin even if the disk seems too small"
+    )
+    report: Annotated[tuple[PathText, ...], BeforeValidator(_plain_paths), Flag("PATH")] = Field(
+        default=(),
+        description="write a report of the build, also if it fails: a page (.html) or figures "
+        "(.json); repeatable",
+    )
+    follow_links: Annotated[bool, Flag()] = Field(
+        default=False,
+        description="follow links on a local disk, and redirects of a web server, that lead out of "
+        "the source; default leave them out",
+    )
+    progress: Annotated[bool, Flag(name="--quiet", turns_off=True)] = Field(
+        default=False, description="no progress on stderr"
+    )
+    run_functions: bool = Field(
+        default=False,
+        description="run the code that the store names: functions of its recipe, and a python: "
+        "source in its log of commits. It runs with your rights, so only for a store that you "
+        "trust: see what precache info prints of the recipe, and read these functions. A recipe "
+        "file that you name yourself needs no such permission",
+    )
+    storage_options: Annotated[dict[str, Any], _DICT, Flag("KEY=VALUE", "--storage-option")] = (
+        Field(
+            default={},
+            repr=False,
+            description="option of the file system of a URL, such as "
+            "endpoint_url=http://host:9000; repeatable",
+        )
+    )
+
+    storage_options_env: Annotated[
+        dict[str, str], _DICT, Flag("KEY=VARIABLE", "--storage-option-env")
+    ] = Field(
+        default={},
+        description="the same, read from a variable of the environment, on a cluster of each node; "
+        "for secrets, such as secret=PHOTOS_SECRET; repeatable",
+    )
+
+    @model_validator(mode="after")
+    def _name_variables(self) -> Self:
+        if self.storage_options_env:
+            options = with_environment(self.storage_options, self.storage_options_env)
+            object.__setattr__(self, "storage_options", options)
+        return self
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        if not is_joined(address) and address not in ("serial", "local"):
+            web = address.startswith(("http://", "https://"))
+            job = "; a job server takes precache submit, or refresh --submit" if web else ""
+            raise ValueError(f"choose local, serial, auto, or ray://host:10001{job}")
+        return address
+
+    @model_validator(mode="after")
+    def _check_joined(self) -> Self:
+        if not is_joined(self.address) and self.placement != Placement():
+            default = PlacementOptions()
+            names = [
+                n for n in type(default).model_fields if getattr(self, n) != getattr(default, n)
+            ]
+            raise ValueError(
+                f"`{names[0]}` is for a cluster that is joined, and `address` is {self.address!r}; "
+                "give auto or ray://host:10001"
+            )
+        return self
+
+
+class BuildOptions(RunOptions):
+    """All options of a build."""
+
+    group: ClassVar[str] = "rows"
+
+    labels: Annotated[PathText | None, Flag("CSV")] = Field(
+        default=None, description="key,label lines that override the folders"
+    )
+    classes: Annotated[PathText | None, Flag("FROM")] = Field(
+        default=None, description="store or file whose class map is used as it is"
+    )
+    accept_unmatched: Annotated[bool, Flag()] = Field(
+        default=False,
+        description="continue although many lines of --labels match no sample, or many samples get "
+        "no label",
+    )
+    keep_order: Annotated[bool, Flag()] = Field(
+        default=False, description="store rows in the order of the listing, not shuffled"
+    )
+    shard_samples: Annotated[ShardRows | None, Flag("N")] = Field(
+        default=None,
+        description="rows of a shard; default 128 MiB of raw data, but at least 16 shards",
+    )
+    compact: Annotated[bool, Flag()] = Field(
+        default=False,
+        description="place all rows anew, without holes for samples that were removed",
+    )
+    recompute: Annotated[bool, Flag()] = Field(
+        default=False, description="compute all rows again, as a new version; reuse nothing"
+    )
+    retry_failed: Annotated[bool, Flag()] = Field(
+        default=False,
+        description="try failed samples again, also those that could not be fetched, and reuse all "
+        "others; if some succeed, this is a new version, else the current one stays",
+    )
+
+    @model_validator(mode="after")
+    def _check_reuse(self) -> Self:
+        if self.retry_failed and self.recompute:
+            raise ValueError(
+                "`retry_failed` reuses all samples but those that failed, and `recompute` reuses "
+                "none; drop one"
+            )
+        return self
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an option of `BuildOptions`."""
+    field = BuildOptions.model_fields.get(name)
+    flags = (entry.name for entry in (field.metadata if field else ()) if isinstance(entry, Flag))
+    return next(flags, "") or "--" + name.replace("_", "-")
+
+
+def read_options(
+    model: type[Options], values: Mapping[str, Any], spell: Callable[[str], str] = str
+) -> Options:
+    """Check values of options.
+
+    Parameters
+    ----------
+    spell
+        Converts an option's name to what the user wrote, such as `flag_of`; by default it is a
+        keyword argument.
+
+    Raises
+    ------
+    UsageError
+        Names the option, its value and what is allowed.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    raise UsageError("; ".join(_describe(problem, spell) for problem in problems))
+
+
+_ADVICE = {
+    "bool_parsing": "give True or False",
+    "bool_type": "give True or False",
+    "byte_size": "give bytes, or a size such as '2GB'",
+    "byte_size_unit": "give bytes, or a size such as '2GB'",
+    "finite_number": "give a finite number",
+    "float_parsing": "give a number",
+    "float_type": "give a number",
+    "greater_than": "give a number above {gt:g}",
+    "greater_than_equal": "give a whole number from {ge} up",
+    "int_type": "give a whole number",
+    "less_than_equal": "the most is {le}",
+    "literal_error": "choose {expected}",
+    "string_type": "give text",
+    "tuple_type": "give paths",
+}
+"""Advice by type of pydantic's error."""
+
+
+def _describe(problem: ErrorDetails, spell: Callable[[str], str]) -> str:
+    if problem["type"] == "extra_forbidden":
+        return f"there is no option {problem['loc'][0]!r}"
+    context = problem.get("ctx", {})
+    if problem["type"] == "value_error":
+        text = re.sub(r"`(\w+)`", lambda match: spell(match[1]), str(context["error"]))
+    else:
+        advice = _ADVICE.get(problem["type"])
+        text = problem["msg"] if advice is None else advice.format_map(context)
+    if not problem["loc"]:
+        return text
+    name, *inner = map(str, problem["loc"])
+    secret = name.startswith("storage_options")
+    value = "of another type" if secret else repr(problem["input"])
+    return f"{' '.join((spell(name), *inner))} is {value}; {text}"
