@@ -299,7 +299,7 @@ def add_storage_option(to: Any) -> None:
         default=[],
         type=_storage_option,
         metavar="KEY=VALUE",
-        help="of a URL's fsspec file system, such as endpoint_url=http://host:9000; repeatable",
+        help="of a URL's service, such as endpoint_url=http://host:9000; repeatable",
     )
 
 

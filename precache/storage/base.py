@@ -38,7 +38,8 @@ _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
     LINK_TWICE: "links, below another link, to folders that a link led to before",
     NO_FILE: "FIFOs, sockets, devices or files of the kernel",
-    NO_NAME: "with an empty part, '.' or '..' in their names (rename them)",
+    NO_NAME: "with an empty part, '.', '..' or, in S3 or Azure, control characters in their names "
+    "(rename them)",
 }
 
 
