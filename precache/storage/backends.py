@@ -1,4 +1,4 @@
-"""fsspec's file systems: which one a protocol means, and what is said where there is none."""
+"""Open the file system of a protocol: obstore's for S3 and Azure, fsspec's for all others."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
 
 
 def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
-    """Options with which a library waits for a server as long as is right, and no longer."""
+    """Add the time limits of a request to the options of a library."""
     if protocol in WEB:
         own = options.get("client_kwargs", {})
         traces = [*own.get("trace_configs", []), *([_redirects_within(within)] if within else [])]
@@ -118,7 +118,7 @@ def _obedience() -> Any:
 
 @functools.cache
 def _redirects_within(root: str) -> Any:
-    """Has a redirect fail that leads out of a URL; from http to https is no way out."""
+    """Trace requests so that a redirect out of a URL fails; from http to https is no way out."""
     import aiohttp
     from yarl import URL
 
@@ -148,7 +148,7 @@ def _redirects_within(root: str) -> Any:
 
 @functools.cache
 def _bounded_page() -> type:
-    """aiohttp's response, whose text is the links of a page alone, in UTF-8 and URL-quoted.
+    """Return a response class whose text is the links of a page alone, in UTF-8 and URL-quoted.
 
     fsspec would look for them in cubic time, and with the interpreter's lock held. A page may have
     no end, and name an encoding that takes quadratic time, or that nobody knows.
@@ -171,7 +171,7 @@ def _bounded_page() -> type:
 
 
 def create_copy_on_google(fs: Any, source: str, target: str) -> None:
-    """Have Google copy an object to a path where nothing may exist, which gcsfs cannot.
+    """Copy an object within Google's service to a path where nothing may exist; gcsfs cannot.
 
     Raises
     ------
@@ -189,13 +189,13 @@ def create_copy_on_google(fs: Any, source: str, target: str) -> None:
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:
-    """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
+    """Return True if Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
     server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     return not server or server == "default" or "googleapis.com" in server
 
 
 def reason_of(error: Exception, options: Mapping[str, Any], url: str = "") -> str:
-    """What an error says, without what the options and the URL hold."""
+    """Return an error's text without the values of the options and the secrets of the URL."""
     reason = str(error) or type(error).__name__
     plain = {*_secrets(options), *_secrets_of(url)}
     secrets = plain | {form(each) for each in plain for form in (quote, _quoted, quote_plus)}
@@ -209,7 +209,7 @@ def _quoted(text: str) -> str:
 
 
 def _secrets_of(url: str) -> Iterator[str]:
-    """User, password and what follows the path of a URL, as they stand there and unquoted."""
+    """Yield user, password and what follows the path of a URL, as they stand and unquoted."""
     user, query = credentials_of(url), "".join(re.split(r"([?#])", url, maxsplit=1)[1:])
     values = re.split(r"[?#&;]|(?<!=)=(?!=)", query)
     for part in (user, *user.split(":", 1), query[1:], *values):

@@ -1,4 +1,4 @@
-"""What lies directly below a prefix, page by page: a million names are never held at once."""
+"""Pages of a listing, and ranges of names that can be listed at the same time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Page(NamedTuple):
 
 
 class KeyRange(NamedTuple):
-    """What is still to be listed directly below a prefix: names from one to another.
+    """A range of names below a prefix that is still to be listed.
 
     Attributes
     ----------
@@ -46,11 +46,11 @@ class KeyRange(NamedTuple):
     seen: str = ""
 
     def holds(self, name: str) -> bool:
-        """Whether a name lies between its ends."""
+        """Return True if a name lies in the range."""
         return self.after < name and (self.end is None or name <= self.end)
 
     def split(self) -> list[KeyRange]:
-        """The same in two, to be listed at a time, if it is more than a page."""
+        """Split the range in two that can be listed at the same time, if it has a page listed."""
         middle = between(self.seen, self.end) if self.token else None
         if middle is None:
             return [self]
@@ -62,7 +62,7 @@ _LOWEST, _BASE, _DIGITS = 32, 95, 4
 
 
 def between(low: str, high: str | None) -> str | None:
-    """A name about half-way between two, without a ``/`` behind what they share; or None.
+    """Return a name about half-way between two, without a ``/`` behind what they share; or None.
 
     So all below one folder is on one side of it. Services order names by their bytes in UTF-8, as
     Python does strings.
@@ -76,7 +76,7 @@ def between(low: str, high: str | None) -> str | None:
 
 
 def _fraction(name: str) -> int:
-    """Of the first digits, those that are missing zeros; beyond ASCII, all is the last digit."""
+    """Return a name's first characters as a number; beyond ASCII, all count as the last digit."""
     value = 0
     for letter in name[:_DIGITS].ljust(_DIGITS, chr(_LOWEST)):
         value = value * _BASE + min(max(ord(letter) - _LOWEST, 0), _BASE - 1)
@@ -84,7 +84,7 @@ def _fraction(name: str) -> int:
 
 
 def page_of_google(fs: Any, root: str, span: KeyRange) -> Page:
-    """A page of what lies directly below a prefix, and of the prefix itself where it is an object.
+    """List a page of what is directly below a prefix, with the prefix itself if it is a key.
 
     Keys may have empty parts: no slash is added to them or taken away.
 

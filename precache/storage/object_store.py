@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from fsspec import asyn
 
@@ -38,10 +38,23 @@ SMALL = 1 << 20
 """Bytes that are sent within the time that a silent server gets."""
 
 UPLOAD_PART, UPLOADED_AT_ONCE = 50 << 20, 4
+"""Bytes of a part of a larger object, and parts that are sent at a time."""
 
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][\w-]*)*)")
 _CODE = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
 _MESSAGE = re.compile(r"<Message>\s*([^<\n]+)")
+_REMOVAL = re.compile(r"Bulk delete request failed .*\(code: (\w+)\)")
+_PROVIDER = re.compile(r"credential provider: (\w+)")
+
+_STATUS_OF_CODE = {
+    "AccessDenied": 403,
+    "BlobAlreadyExists": 412,
+    "ExpiredToken": 403,
+    "InvalidToken": 403,
+    "RequestTimeout": 408,
+}
+"""Error codes that say more than the status that comes with them. Source: "Error responses",
+Amazon S3 API Reference; "Blob service error codes", Azure Storage REST API Reference."""
 
 
 class ServiceError(Exception):
@@ -57,41 +70,43 @@ class ServiceError(Exception):
         super().__init__(reason)
         self.status = status
 
+    def __reduce__(self) -> Any:
+        return ServiceError, (str(self), self.status)
 
-def _raise(error: Exception) -> NoReturn:
-    """Raise what an error of obstore means, without what its text repeats of the request."""
+
+def _error_of(status: int, reason: str) -> Exception:
+    """The exception for a status of HTTP."""
+    if status == 404:
+        return FileNotFoundError(reason)
+    if status == 412:
+        return FileExistsError(reason)
+    return PermissionError(reason) if status in (401, 403) else ServiceError(reason, status)
+
+
+def _translate(error: Exception) -> Exception:
+    """Translate an error of obstore, without what its text repeats of the request."""
     from obstore import exceptions
 
     text = str(error).partition("\n\nDebug source:")[0]
     answer, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
-    status = int(answer[1][:3]) if answer else None
-    reason = f"the service answered {answer[1]}" if answer else "the connection failed"
-    if code:
-        reason += f" ({code[1]}{f': {message[1]}' if message else ''})"
-    conflict = status == 409 and code is not None and code[1] == "ConditionalRequestConflict"
-    if isinstance(error, FileNotFoundError) or status == 404:
-        raise FileNotFoundError(reason) from None
-    exists = isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError)
-    if exists and not conflict:
-        raise FileExistsError(reason) from None
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        # Without an answer, it was the provider that failed: its text may repeat a key.
-        raise PermissionError(reason if answer else "the credentials are of no use") from None
-    if status in (401, 403):
-        raise PermissionError(reason) from None
-    if "CONTENT_RANGE" in text and '/0"' in text:  # Azurite's answer of an empty blob
-        raise ServiceError(reason, 416) from None
-    if status is not None:
-        raise ServiceError(reason, status) from None
+    if answer:
+        status, reason = int(answer[1][:3]), f"the service answered {answer[1]}"
+        if code:
+            reason += f" ({code[1]}{f': {message[1]}' if message else ''})"
+            status = _STATUS_OF_CODE.get(code[1], status)
+        return _error_of(status, reason)
+    if removal := _REMOVAL.search(text):
+        status = int(removal[1]) if removal[1].isdigit() else _STATUS_OF_CODE.get(removal[1], 503)
+        return _error_of(status, f"the service answered {removal[1]}")
+    if isinstance(error, exceptions.UnauthenticatedError):
+        kind = _PROVIDER.search(text)  # and not its text, which may repeat a key
+        return PermissionError(f"no credentials can be had ({kind[1] if kind else 'no reason'})")
+    reason = re.sub(r"^Generic \w+ error: ", "", text.partition("\n")[0].rpartition(" - ")[2])
+    if "CONTENT_RANGE" in reason and reason.endswith('/0"'):  # Azurite's answer of an empty blob
+        return ServiceError(reason, 416)
     if isinstance(error, exceptions.GenericError):
-        timeout = "TimedOut" in str(error) or "timed out" in str(error)
-        raise ConnectionError("the server is silent" if timeout else _plain(text)) from None
-    raise ValueError(_plain(text)) from None
-
-
-def _plain(text: str) -> str:
-    """The end of obstore's text, behind the URL of the request."""
-    return re.sub(r"^Generic \w+ error: ", "", text.partition("\n")[0].rpartition(" - ")[2])
+        return ConnectionError("the server is silent" if "TimedOut" in str(error) else reason)
+    return ValueError(reason)
 
 
 @contextlib.contextmanager
@@ -101,7 +116,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (BaseError, FileNotFoundError, ValueError) as error:
-        _raise(error)
+        raise _translate(error) from None
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ class _Stream:
 
 
 class _ByLibrary(NamedTuple):
-    """Where a listing by the service's own library goes on."""
+    """The position of a listing by the service's own library."""
 
     token: str | None
     after: str
@@ -147,7 +162,7 @@ class ObjectStore:
     # --- reading --------------------------------------------------------------------------------
 
     def info(self, path: str) -> dict[str, Any]:
-        """Type and size of an object; a folder has none of its own."""
+        """Return type and size of an object."""
         import obstore
 
         bucket, key = self._at(path)
@@ -161,25 +176,20 @@ class ObjectStore:
         ends: Sequence[int | None],
         on_error: str,
     ) -> list[Any]:
-        """The bytes of each range, or the exception that says why there are none."""
+        """Read ranges at the same time; an exception stands in place of what failed."""
         places = zip(paths, starts, ends, strict=True)
         parts = [(*self._at(path), start, end) for path, start, end in places]
-        if len(parts) == 1:
-            try:
-                return [_read(*parts[0])]
-            except Exception as error:
-                return [error]
         found: list[Any] = asyn.sync(asyn.get_loop(), _read_all, parts)
         return found
 
     # --- listing --------------------------------------------------------------------------------
 
     def splits(self, path: str) -> bool:
-        """Whether a listing can begin at any name, and comes in order."""
+        """Return True if a listing can begin at any name, and comes in order."""
         return self._at(path)[0].ordered
 
     def page(self, root: str, span: KeyRange, *, again: bool) -> Page:
-        """A page of all that lies below a prefix, at any depth.
+        """List a page of all that lies below a prefix, at any depth.
 
         Parameters
         ----------
@@ -219,18 +229,18 @@ class ObjectStore:
         return Page(entries, more)
 
     def _page_by_library(self, bucket: Bucket, key: str, token: _ByLibrary) -> Page:
-        """A page as the service's own library lists, whatever the keys are."""
+        """List a page through the service's own library, which takes any key."""
         prefix = f"{key}/" if key else ""
         try:
             entries, more = bucket.list_any_keys(prefix, token.after, token.token)
         except Exception as error:
-            _raise_of_library(error)
+            raise _translate_from_library(error) from None
         for each in entries:
             each["name"] = each["name"].removeprefix(prefix)
         return Page(entries, _ByLibrary(more, "") if more else None)
 
     def names(self, path: str) -> list[str]:
-        """Names directly below a prefix."""
+        """List the names directly below a prefix."""
         import obstore
 
         bucket, key = self._at(path)
@@ -261,23 +271,26 @@ class ObjectStore:
         bucket, key = self._at(path)
         store = bucket.reads if len(data) <= SMALL else bucket.writes
         with _translated():
-            if mode == "create":
-                obstore.put(store, key, data, mode="create")
-            else:
-                parts = {"chunk_size": UPLOAD_PART, "max_concurrency": UPLOADED_AT_ONCE}
-                obstore.put(store, key, data, **parts)  # type: ignore[arg-type]
+            obstore.put(
+                store,
+                key,
+                data,
+                mode="create" if mode == "create" else "overwrite",
+                chunk_size=UPLOAD_PART,
+                max_concurrency=UPLOADED_AT_ONCE,
+            )
 
     def cp_file(self, source: str, target: str, *, create: bool = False) -> None:
-        """Have the service copy an object; with `create`, to a path where nothing may exist."""
+        """Copy an object within the service; with `create`, to a path where nothing may exist."""
         import obstore
 
         (origin, source_key), (bucket, key) = self._at(source), self._at(target)
-        if origin is not bucket:
-            data = obstore.get(origin.reads, source_key).bytes().to_bytes()
-            self.pipe_file(target, data, "create" if create else "overwrite")
-        else:
-            with _translated():
+        with _translated():
+            if origin is bucket:
                 obstore.copy(bucket.writes, source_key, key, overwrite=not create)
+            else:  # which obstore cannot
+                data = obstore.get(origin.reads, source_key).bytes()
+                obstore.put(bucket.writes, key, data, mode="create" if create else "overwrite")
 
     def rm(self, path: str, recursive: bool) -> None:
         """Remove an object and all below it."""
@@ -291,17 +304,6 @@ class ObjectStore:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     obstore.delete(bucket.reads, doomed)
                 doomed = [each["path"] for each in next(listed, [])]
-
-
-def _read(bucket: Bucket, key: str, start: int | None, end: int | None) -> bytes:
-    import obstore
-
-    if start is not None and start == end:
-        return b""
-    with _translated():
-        if start is None or end is None:
-            return obstore.get(bucket.reads, key).bytes().to_bytes()
-        return obstore.get_range(bucket.reads, key, start=start, end=end).to_bytes()
 
 
 async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]]) -> list[Any]:
@@ -323,20 +325,15 @@ async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]])
     return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
 
-def _raise_of_library(error: Exception) -> NoReturn:
-    """Raise what an error of boto3 or of Azure's library means."""
+def _translate_from_library(error: Exception) -> Exception:
+    """Translate an error of boto3 or of Azure's library."""
     response = getattr(error, "response", None)
-    status = getattr(error, "status_code", None)
-    if isinstance(response, Mapping):  # botocore
+    status = getattr(error, "status_code", None)  # Azure's
+    if isinstance(response, Mapping):  # boto3's
         status = response["ResponseMetadata"]["HTTPStatusCode"]
     if status is None:
-        raise ConnectionError(f"the connection failed ({type(error).__name__})") from None
-    reason = f"the service answered {status}"
-    if status == 404:
-        raise FileNotFoundError(reason) from None
-    if status in (401, 403):
-        raise PermissionError(reason) from None
-    raise ServiceError(reason, status) from None
+        return ConnectionError(f"the connection failed ({type(error).__name__})")
+    return _error_of(status, f"the service answered {status}")
 
 
 # --- forked processes ---------------------------------------------------------------------------
@@ -370,9 +367,13 @@ class _Relay:
             calls, results = self._process.stdin, self._process.stdout
             assert calls is not None
             assert results is not None
-            pickle.dump((self._of, name, arguments, options), calls)
-            calls.flush()
-            succeeded, result = pickle.load(results)
+            try:
+                pickle.dump((self._of, name, arguments, options), calls)
+                calls.flush()
+                succeeded, result = pickle.load(results)
+            except (EOFError, OSError):
+                self._process = None
+                raise ConnectionError("the process that makes the requests ended") from None
         if not succeeded:
             raise result
         return result
@@ -402,7 +403,7 @@ has open."""
 
 
 def object_store(kind: str, options: Mapping[str, Any]) -> Any:
-    """This process's `ObjectStore` for these options."""
+    """Return this process's `ObjectStore` for these options."""
     process = os.getpid()
     name = process, repr((kind, sorted(options.items())))
     if name not in _stores:

@@ -1,4 +1,4 @@
-"""Folders in blob storage, through fsspec: ``gs://``, ``s3://``, ``az://``, ``https://``, ``memory://``.
+"""Remote folders: ``gs://``, ``s3://``, ``az://``, ``https://``, ``memory://``.
 
 Every request that fails for a passing reason is made again, with exponential backoff and jitter.
 """
@@ -72,8 +72,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass
 class _Below:
-    """Of a page: what is to be listed after it, its objects, names that are none, and whether it
-    began where it was to."""
+    """A page of a listing: ranges to be listed next, files, names that are left out, and whether it
+    began at the start of its range."""
 
     more: list[KeyRange]
     files: list[FileInfo]
@@ -90,7 +90,7 @@ class RemoteFolder:
     protocol, root
         Such as ``gs`` and ``bucket/photos``.
     options
-        Of the file system, as its fsspec class takes them; never shown.
+        Storage options; never shown.
     within
         URL out of which a web server's redirects must not lead.
     """
@@ -177,7 +177,7 @@ class RemoteFolder:
     def _parts(
         self, parts: Sequence[Part], least: Sequence[int], *, stream: bool = False
     ) -> list[bytes | StorageError]:
-        """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again.
+        """Read parts of objects; what comes with fewer bytes than `least` is fetched again.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class RemoteFolder:
         return [found[number] for number in range(len(parts))]
 
     def _cat(self, parts: Sequence[Part]) -> list[Any]:
-        """The bytes of each, or the exception that says why they cannot be had."""
+        """Read parts once; an exception stands in place of what failed."""
         paths = [self._at(name) for name, _, _ in parts]
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
@@ -232,7 +232,7 @@ class RemoteFolder:
         return [self._part(*each) for each in zip(got, parts, strict=True)]
 
     async def _stream(self, parts: Sequence[Part], *, ranges: bool) -> list[Any]:
-        """The bytes of each, or the exception that says why not.
+        """Read parts from a web server once; an exception stands in place of what failed.
 
         No more is held than was asked for, whatever the server sends.
         """
@@ -263,7 +263,7 @@ class RemoteFolder:
         return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
     def _part(self, got: Any, part: Part) -> Any:
-        """What was asked for, also where a server knows no ranges and sends all."""
+        """Cut the requested range out of the answer of a server that ignores ranges."""
         _, start, end = part
         if end is None or isinstance(got, Exception) or len(got) <= end - start:
             return got
@@ -293,9 +293,9 @@ class RemoteFolder:
                 return
 
     def _page(self, fs: Any, span: KeyRange) -> Page:
-        """What lies below a prefix, and the prefix itself where it is an object.
+        """List a page below a prefix, with the prefix itself if it is an object.
 
-        Of S3 and Azure at any depth, of others directly below.
+        S3 and Azure list at any depth, others directly below.
         """
         name = span.prefix.rstrip("/")
         again = False
@@ -482,7 +482,7 @@ class RemoteFolder:
             )
 
     def _write(self, name: str, action: Callable[[str], object]) -> bool:
-        """Whether it is written; it is not where it exists and must stay."""
+        """Write an object; return False if it exists and must stay."""
         if self.protocol in WEB:
             raise StorageError(
                 f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
@@ -499,17 +499,17 @@ class RemoteFolder:
             ) from None
 
     def _at(self, name: str) -> str:
-        """The path of what lies at `name`, as the file system takes it."""
+        """Return the path of `name` as the file system takes it."""
         quoted = quote(name, errors="surrogateescape") if self.protocol in WEB else name
         return _join(self.root, quoted)
 
     def _name(self, info: Mapping[str, Any]) -> str:
-        """The last part of a path that the file system gave."""
+        """Return the last part of a path of the file system."""
         name: str = info["name"].rstrip("/").rsplit("/", 1)[-1]
         return unquote(name, errors="surrogateescape") if self.protocol in WEB else name
 
     def _url(self, name: str) -> str:
-        """With no query and no user: both may hold a secret."""
+        """Return the URL without query and user: both may hold a secret."""
         url = self._root_url
         return shown(_join(url, name) if self.root else f"{url}{name}")
 
@@ -538,7 +538,7 @@ class RemoteFolder:
         raise AssertionError("unreachable")
 
     def _refusal(self, name: str, doing: str) -> StorageError | None:
-        """Why a name is not to be asked for."""
+        """Return the error for a name that no request may have, or None."""
         if name and not is_name(name):
             return refused(name, self)
         if self._by_obstore and _CONTROL.search(name):
@@ -548,7 +548,7 @@ class RemoteFolder:
         return None
 
     def _behind(self, error: Exception) -> Exception:
-        """What went wrong: what a library raises may hide it."""
+        """Return the cause that a library's exception may hide."""
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         # gcsfs gives an upload up after a 412, which may fail.
         if retries.status_of(cause) == 412 or isinstance(error.__context__, FileExistsError):
@@ -596,7 +596,7 @@ _warning = threading.Lock()
 
 
 def _warn_of_whole_objects(server: str) -> None:
-    """Once for each server."""
+    """Log the warning once for each server."""
     with _warning:
         if server in _warned:
             return
@@ -609,7 +609,7 @@ def _warn_of_whole_objects(server: str) -> None:
 
 
 def _is_empty(got: Any) -> bool:
-    """Whether a range from the first byte on is refused, as of an object without a byte."""
+    """Return True if a range from the first byte on was refused: the object is empty."""
     errors = retries.causes(got) if isinstance(got, Exception) else ()
     return any(retries.status_of(each) == 416 for each in errors)
 

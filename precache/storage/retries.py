@@ -1,4 +1,4 @@
-"""Which requests may succeed when they are made again, and when to make them."""
+"""Retries of requests: which errors are transient, how often and after what pauses to try again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Attempt:
 
 
 def attempts() -> Iterator[Attempt]:
-    """As many as are worth while, to be left as soon as one succeeds."""
+    """Yield attempts within the limits of number and time; stop iterating after a success."""
     began = time.monotonic()
     for number in range(ATTEMPTS):
         late = time.monotonic() - began > RETRY_SECONDS
@@ -61,7 +61,7 @@ def attempts() -> Iterator[Attempt]:
 
 
 def patience() -> Any:
-    """Time-outs for aiohttp, which else gives up in the middle of whatever takes five minutes."""
+    """Return time-outs for aiohttp, whose default ends every request after five minutes."""
     import aiohttp
 
     seconds = {"sock_connect": CONNECT_SECONDS, "sock_read": SILENT_SECONDS}
@@ -69,7 +69,7 @@ def patience() -> Any:
 
 
 def status_of(error: BaseException) -> int | None:
-    """HTTP status of an error of any of the libraries, where it tells one."""
+    """Return the HTTP status of an error of any of the libraries, or None."""
     if type(error).__module__ == "aiohttp.http_exceptions":
         return None  # 400 by default: what the client thinks of an answer that breaks off
     for name in ("status", "status_code", "code"):
@@ -80,13 +80,13 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_forbidden(error: Exception) -> bool:
-    """Whether other credentials would help."""
+    """Return True if other credentials would help."""
     gcs = str(error).startswith("Forbidden: ")  # of gcsfs, a plain OSError
     return gcs or isinstance(error, PermissionError) or status_of(error) in (401, 403)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may well succeed later; a status says most, wherever it stands."""
+    """Return True if the same request may succeed later; a status decides, wherever it stands."""
     behind = list(causes(error))
     if any(isinstance(each, (*FINAL, ssl.SSLCertVerificationError)) for each in behind):
         return False
@@ -110,7 +110,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def pause(attempt: int, error: Exception | None) -> float:
-    """Seconds to wait before the next attempt."""
+    """Return the seconds to wait before the next attempt."""
     wished = _wish(_headers(error)) if error is not None else None
     if wished is not None:
         return min(wished, LONGEST_PAUSE)
@@ -119,13 +119,13 @@ def pause(attempt: int, error: Exception | None) -> float:
 
 
 async def wait_as_wished(status: int, headers: Mapping[str, str]) -> None:
-    """Wait as long as an answer wishes: for libraries that try again by themselves, sooner."""
+    """Wait as Retry-After says, for libraries that retry by themselves and ignore it."""
     if status in TRANSIENT_STATUS:
         await asyncio.sleep(min(_wish(headers) or 0.0, LONGEST_PAUSE))
 
 
 def _headers(error: BaseException) -> Mapping[str, str]:
-    """Of the answer that says when to come back, if any does."""
+    """Return the headers of the answer that has Retry-After, or none."""
     for each in causes(error):
         response = getattr(each, "response", None)
         headers = getattr(each, "headers", None) or getattr(response, "headers", None)

@@ -6,7 +6,7 @@ Credentials that no option gives are those that boto3 and azure-identity find.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -73,9 +73,16 @@ def open_bucket(kind: str, name: str, options: Mapping[str, Any]) -> Bucket:
     """
     try:
         return _open_s3(name, options) if kind == "s3" else _open_azure(name, options)
+    except UsageError:
+        raise
     except ImportError:
         raise UsageError(
             f"the library of this service is not installed: pip install 'precache[{kind}]'"
+        ) from None
+    except Exception as error:  # of credentials and certificates, the libraries raise anything
+        raise UsageError(
+            f"cannot connect to {name} ({type(error).__name__}); check the storage options, the "
+            "variables of the environment that the service's tools read, and SSL_CERT_FILE"
         ) from None
 
 
@@ -87,29 +94,22 @@ def _require_known(options: Mapping[str, Any], known: frozenset[str], where: str
         )
 
 
-def _stores(make: Callable[..., Any], bucket: str, client: Mapping[str, Any], **config: Any) -> Any:
-    """The pair of stores for reads and for large writes."""
+def _stores(
+    make: Callable[..., Any], bucket: str, client: Mapping[str, Any], **config: Any
+) -> Iterator[Any]:
+    """Yield a store for reads and another for large writes."""
     certificate = os.environ.get("SSL_CERT_FILE")
-    trusted = {"root_certificate": Path(certificate).read_bytes()} if certificate else {}
-    seconds = {"connect_timeout": timedelta(seconds=retries.CONNECT_SECONDS), "timeout": _DAY}
-    return (
-        make(
-            bucket,
-            client_options={
-                "allow_http": True,
-                "read_timeout": timedelta(seconds=silent),
-                **seconds,
-                **trusted,
-                **client,
-            },
-            retry_config={"max_retries": 0, "retry_timeout": _DAY},
-            **config,
-        )
-        for silent in (retries.SILENT_SECONDS, UPLOAD_SECONDS)
-    )
+    client = {
+        "allow_http": True,
+        "connect_timeout": timedelta(seconds=retries.CONNECT_SECONDS),
+        "timeout": timedelta(days=1),
+        **({"root_certificate": Path(certificate).read_bytes()} if certificate else {}),
+        **client,
+    }
+    for silent in (retries.SILENT_SECONDS, UPLOAD_SECONDS):
+        waiting = {**client, "read_timeout": timedelta(seconds=silent)}
+        yield make(bucket, client_options=waiting, retry_config={"max_retries": 0}, **config)
 
-
-_DAY = timedelta(days=1)
 
 # --- S3 -----------------------------------------------------------------------------------------
 
@@ -118,7 +118,6 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
     import boto3
     from botocore import UNSIGNED
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
@@ -126,27 +125,24 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
     _require_known(options, S3_OPTIONS, "storage option of s3://")
     _require_known(own, S3_CLIENT_OPTIONS, "key of client_kwargs")
     anonymous, verify = bool(options.get("anon")), own.get("verify")
-    try:
-        session = boto3.Session(
-            aws_access_key_id=options.get("key"),
-            aws_secret_access_key=options.get("secret"),
-            aws_session_token=options.get("token"),
-            profile_name=options.get("profile"),
-            region_name=own.get("region_name"),
-        )
-        client = session.client(
-            "s3",
-            endpoint_url=options.get("endpoint_url") or own.get("endpoint_url"),
-            verify=verify,
-            config=Config(
-                signature_version=UNSIGNED if anonymous else None,
-                connect_timeout=retries.CONNECT_SECONDS,
-                read_timeout=retries.SILENT_SECONDS,
-                retries={"total_max_attempts": 1},
-            ),
-        )
-    except (BotoCoreError, ValueError) as error:
-        raise UsageError(f"cannot use s3://: {type(error).__name__}; check the options") from error
+    session = boto3.Session(
+        aws_access_key_id=options.get("key"),
+        aws_secret_access_key=options.get("secret"),
+        aws_session_token=options.get("token"),
+        profile_name=options.get("profile"),
+        region_name=own.get("region_name"),
+    )
+    client = session.client(
+        "s3",
+        endpoint_url=options.get("endpoint_url") or own.get("endpoint_url"),
+        verify=verify,
+        config=Config(
+            signature_version=UNSIGNED if anonymous else None,
+            connect_timeout=retries.CONNECT_SECONDS,
+            read_timeout=retries.SILENT_SECONDS,
+            retries={"total_max_attempts": 1},
+        ),
+    )
     config: dict[str, Any] = {
         "region": client.meta.region_name or "us-east-1",
         "skip_signature": anonymous,
@@ -187,7 +183,7 @@ def _open_s3(bucket: str, options: Mapping[str, Any]) -> Bucket:
 
 
 def _region(client: Any, bucket: str) -> str | None:
-    """The region of a bucket of Amazon's, also for whoever may only read its objects."""
+    """Return the region of a bucket of Amazon's, also to users who may only read its objects."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -262,7 +258,7 @@ def _open_azure(bucket: str, options: Mapping[str, Any]) -> Bucket:
 
 
 def _with_environment(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options, those that are missing from the variables that Azure's tools read."""
+    """Add options from the variables of the environment that Azure's tools read."""
     names = "account_name", "account_key", "sas_token", "connection_string"
     found = {name: os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in names}
     if {"account_key", "sas_token", "connection_string", "credential"} & set(options):
@@ -271,7 +267,7 @@ def _with_environment(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _azure_credential(options: Mapping[str, Any], parts: Mapping[str, str]) -> Any:
-    """A key or signature as obstore takes them, a credential of azure-identity, or None."""
+    """Return a key or signature as obstore takes them, a credential of azure-identity, or None."""
     credential = options.get("credential")
     key = options.get("account_key") or parts.get("AccountKey")
     signature = options.get("sas_token") or parts.get("SharedAccessSignature")

@@ -194,6 +194,7 @@ def test_nobody_needs_credentials_for_what_is_public(s3: S3Server) -> None:
     [
         ("s3://bucket", {"secert": "hidden"}, "unknown storage option of s3:// 'secert'; known ar"),
         ("s3://bucket", {"client_kwargs": {"region": 1}}, "unknown key of client_kwargs 'region';"),
+        ("s3://bucket", {"profile": "hidden"}, r"cannot connect to bucket \(ProfileNotFound\); ch"),
         ("az://bucket", {"acount_key": "hidden"}, "unknown storage option of az:// 'acount_key'; "),
         ("az://bucket", {"account_key": "hidden"}, "az:// needs the name of an account; give acc"),
     ],
