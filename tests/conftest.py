@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import hypothesis
 import numpy as np
 import pytest
@@ -208,7 +207,8 @@ def copy_store(tmp_path: Path) -> Callable[[BuiltStore], BuiltStore]:
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     """The emulator of Azure, with a container named ``bucket``."""
-    pytest.importorskip("adlfs", reason="az:// needs adlfs")
+    pytest.importorskip("obstore", reason="az:// needs obstore")
+    pytest.importorskip("azure.storage.blob", reason="what makes the container")
     program = Azurite.find()
     if program is None:
         pytest.skip("no Azurite: npm install --no-save azurite, or name it in AZURITE")
@@ -245,7 +245,7 @@ def gcs() -> Iterator[GCSServer]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     """An S3 server with an empty bucket named ``bucket``."""
-    pytest.importorskip("s3fs", reason="s3:// needs s3fs")
+    pytest.importorskip("obstore", reason="s3:// needs obstore")
     server = S3Server()
     server.make_bucket("bucket")
     yield server
@@ -259,7 +259,6 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]
     proxy = FaultProxy(s3.port)
     yield proxy
     proxy.stop()
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.fixture

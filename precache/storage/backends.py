@@ -1,4 +1,4 @@
-"""fsspec's file systems: which one a protocol means, and what is said where there is none."""
+"""Open the file system of a protocol: obstore's for S3 and Azure, fsspec's for all others."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from urllib.parse import quote, quote_plus, unquote
 from precache.errors import PrecacheError, UsageError
 from precache.messages import credentials_of, shown
 from precache.storage import retries
+from precache.storage.object_store import object_store
 
 EXTRAS = {
     "gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure",
@@ -42,9 +43,6 @@ _OF_URLS = "%/:?#[]@!$&()*+,;="
 _SECRET_PARTS = re.compile(r"(?:AccountKey|sig)=([^;&]{4,})", re.IGNORECASE)
 """Of a connection string or a shared access signature of Azure's: what may also stand alone."""
 
-_ENVELOPE = re.compile(r"\n(?:RequestId|Time|ErrorCode|Content):.*", re.DOTALL)
-"""What Azure's libraries put behind a reason: the answer once more, in XML."""
-
 
 def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> Any:
     """fsspec's own instance for these options, which it keeps, one for each process.
@@ -55,15 +53,12 @@ def file_system(protocol: str, options: Mapping[str, Any], within: str = "") -> 
         URL: a web server's redirects are followed below it only; everywhere where it is empty.
     """
     try:
+        if EXTRAS.get(protocol) in ("s3", "azure"):
+            import obstore  # noqa: F401 - its absence is said here
+
+            return object_store(EXTRAS[protocol], options)
         made = _class_of(protocol, options)
-        fs = made(**{"use_listings_cache": False, **_patient(protocol, options, within)})
-        if EXTRAS.get(protocol) == "azure":
-            # adlfs lets nobody choose it, and Azure's own first pause is one of 15 seconds.
-            fs.service_client._config.retry_policy.get_backoff_time = _pause_of_azure
-        if EXTRAS.get(protocol) == "s3" and fs._s3 is None:
-            # botocore tries again by itself, and does not look at when the server wishes it.
-            fs.connect().meta.events.register_first("needs-retry.s3", _pause_of_s3, "precache")
-        return fs
+        return made(**{"use_listings_cache": False, **_patient(protocol, options, within)})
     except PrecacheError:
         raise
     except ImportError:
@@ -94,7 +89,7 @@ def _class_of(protocol: str, options: Mapping[str, Any]) -> Any:
 
 
 def _patient(protocol: str, options: Mapping[str, Any], within: str) -> dict[str, Any]:
-    """Options with which a library waits for a server as long as is right, and no longer."""
+    """Add the time limits of a request to the options of a library."""
     if protocol in WEB:
         own = options.get("client_kwargs", {})
         traces = [*own.get("trace_configs", []), *([_redirects_within(within)] if within else [])]
@@ -123,7 +118,7 @@ def _obedience() -> Any:
 
 @functools.cache
 def _redirects_within(root: str) -> Any:
-    """Has a redirect fail that leads out of a URL; from http to https is no way out."""
+    """Trace requests so that a redirect out of a URL fails; from http to https is no way out."""
     import aiohttp
     from yarl import URL
 
@@ -153,7 +148,7 @@ def _redirects_within(root: str) -> Any:
 
 @functools.cache
 def _bounded_page() -> type:
-    """aiohttp's response, whose text is the links of a page alone, in UTF-8 and URL-quoted.
+    """Return a response class whose text is the links of a page alone, in UTF-8 and URL-quoted.
 
     fsspec would look for them in cubic time, and with the interpreter's lock held. A page may have
     no end, and name an encoding that takes quadratic time, or that nobody knows.
@@ -175,27 +170,33 @@ def _bounded_page() -> type:
     return Bounded
 
 
-async def _pause_of_s3(response: tuple[Any, Any] | None = None, **others: Any) -> None:
-    if response is not None:
-        await retries.wait_as_wished(response[0].status_code, response[0].headers)
+def create_copy_on_google(fs: Any, source: str, target: str) -> None:
+    """Copy an object within Google's service to a path where nothing may exist; gcsfs cannot.
 
-
-def _pause_of_azure(settings: Mapping[str, Any]) -> float:
-    """Seconds, after what a retry policy of Azure's knows of a request's failures."""
-    history = settings["history"]  # without what broke off in mid-body
-    answer = history[-1].http_response if history else None
-    return retries.pause_as_wished(settings["count"] - 1, answer.headers if answer else {})
+    Raises
+    ------
+    Exception
+        Something exists: an error of gcsfs's, with status 412.
+    """
+    path = "b/{}/o/{}/rewriteTo/b/{}/o/{}"
+    names = *fs.split_path(source)[:2], *fs.split_path(target)[:2]
+    token, done = None, False
+    while not done:  # a large object takes several requests
+        answer = fs.call(
+            "POST", path, *names, ifGenerationMatch=0, rewriteToken=token, json_out=True
+        )
+        token, done = answer.get("rewriteToken"), answer["done"]
 
 
 def _on_google(options: Mapping[str, Any]) -> bool:
-    """Whether Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
+    """Return True if Google itself answers to ``gs://``, and no server that speaks HTTP alone."""
     server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     return not server or server == "default" or "googleapis.com" in server
 
 
 def reason_of(error: Exception, options: Mapping[str, Any], url: str = "") -> str:
-    """What an error says, without what the options and the URL hold."""
-    reason = _ENVELOPE.sub("", str(error)) or type(error).__name__
+    """Return an error's text without the values of the options and the secrets of the URL."""
+    reason = str(error) or type(error).__name__
     plain = {*_secrets(options), *_secrets_of(url)}
     secrets = plain | {form(each) for each in plain for form in (quote, _quoted, quote_plus)}
     for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
@@ -208,7 +209,7 @@ def _quoted(text: str) -> str:
 
 
 def _secrets_of(url: str) -> Iterator[str]:
-    """User, password and what follows the path of a URL, as they stand there and unquoted."""
+    """Yield user, password and what follows the path of a URL, as they stand and unquoted."""
     user, query = credentials_of(url), "".join(re.split(r"([?#])", url, maxsplit=1)[1:])
     values = re.split(r"[?#&;]|(?<!=)=(?!=)", query)
     for part in (user, *user.split(":", 1), query[1:], *values):

@@ -1,4 +1,4 @@
-"""What a folder of bytes can do, wherever it lies: read, put atomically, create only, list.
+"""The interface of a folder of bytes, local or remote: read, put atomically, create only, list.
 
 Names are POSIX paths relative to the folder, without empty parts, ``.`` and ``..``; an empty name
 is the folder's own. Any other is refused, wherever it comes from, so that nothing outside of a
@@ -38,31 +38,32 @@ _LEFT_OUT_AS = {
     LINK_OUT: "links that lead out of it (--follow-links takes what they lead to)",
     LINK_TWICE: "links, below another link, to folders that a link led to before",
     NO_FILE: "FIFOs, sockets, devices or files of the kernel",
-    NO_NAME: "with an empty part, '.' or '..' in their names (rename them)",
+    NO_NAME: "with an empty part, '.', '..' or, in S3 or Azure, control characters in their names "
+    "(rename them)",
 }
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
-    """What a walk left out, by reason, as the end of a sentence; empty where it was nothing."""
+    """Describe what a walk left out, as the end of a sentence; empty if nothing."""
     parts = [f"{count:,} {_LEFT_OUT_AS[reason]}" for reason, count in sorted(left_out.items())]
     return f"; left out: {', '.join(parts)}" if parts else ""
 
 
 LeaveOut = Callable[[str, str], None]
-"""Told the name of what a walk leaves out, of a folder with a slash behind it, and why."""
+"""Called with each name that a walk leaves out (of a folder, with a slash at its end) and why."""
 
 
 def pass_over(name: str, reason: str) -> None:
-    """Leave something out unsaid."""
+    """Ignore what a walk leaves out."""
 
 
 def is_name(name: str) -> bool:
-    """Whether it names something below a folder."""
+    """Return True if a name is one of something below a folder."""
     return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
 def checked(name: str, folder: object) -> str:
-    """A name, if it is one.
+    """Return a name that is valid.
 
     Raises
     ------
@@ -75,7 +76,7 @@ def checked(name: str, folder: object) -> str:
 
 
 def refused(name: str, folder: object) -> StorageError:
-    """The error that says so of what is no name."""
+    """Return the error for an invalid name."""
     shown = repr(name if len(name) <= 100 else f"{name[:100]}…")
     return StorageError(
         f"{shown} is no name below {folder}: it must be relative, of at most {LONGEST_NAME} "
@@ -84,7 +85,7 @@ def refused(name: str, folder: object) -> StorageError:
 
 
 def required(found: bytes | StorageError) -> bytes:
-    """Bytes that were read; raises the error that came in place of them."""
+    """Return bytes that were read, or raise the error that came in their place."""
     if isinstance(found, StorageError):
         try:
             raise found
@@ -94,12 +95,12 @@ def required(found: bytes | StorageError) -> bytes:
 
 
 def most_bytes(name: str) -> int:
-    """Bytes that are read at most of an object whose size nobody knows; see `MOST_DOCUMENT`."""
+    """Return the limit of bytes for an object of unknown size; see `MOST_DOCUMENT`."""
     return MOST_DOCUMENT if name.endswith(".json") else MOST_SMALL
 
 
 def too_large(name: str, size: int | None = None) -> str:
-    """What is said of an object of more bytes than `most_bytes`."""
+    """Describe an object of more bytes than `most_bytes`."""
     has = "it has" if size is None else f"it has {size:,} bytes,"
     return (
         f"{has} more than the {most_bytes(name):,} bytes that such an object has at most: it is "
@@ -108,7 +109,7 @@ def too_large(name: str, size: int | None = None) -> str:
 
 
 def is_missing(error: StorageError) -> bool:
-    """Whether an object could not be read because there is none."""
+    """Return True if an object could not be read because it does not exist."""
     return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
@@ -144,7 +145,7 @@ class Folder(Protocol):
         """Path or URL of what lies at `name`, for messages."""
 
     def local(self, name: str) -> Path | None:
-        """Where an object lies on a local disk; None where it does not.
+        """Return the path of an object on a local disk; None if it lies elsewhere.
 
         A path may lead anywhere: who reads what lies there has `open` open it first.
         """
@@ -159,7 +160,7 @@ class Folder(Protocol):
         """``folder``, ``file``, or None where there is neither."""
 
     def exists(self, name: str = "") -> bool:
-        """Whether there is an object, or a folder, at `name`."""
+        """Return True if there is an object or a folder at `name`."""
 
     def size(self, name: str) -> int | None:
         """Bytes of an object, or None where there is none."""

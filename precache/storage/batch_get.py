@@ -10,12 +10,12 @@ from precache.storage.base import Folder
 
 
 class Readable(Protocol):
-    """What reading objects by name takes of a folder."""
+    """The part of `Folder` that reads objects by name."""
 
     def path(self, name: str) -> str: ...
 
     def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | StorageError]:
-        """As that of `Folder`."""
+        """Read whole objects; see `Folder.read_many`."""
 
 
 class Ahead:

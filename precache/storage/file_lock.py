@@ -48,7 +48,7 @@ class LockedFile(io.FileIO):
 
     @property
     def is_there(self) -> bool:
-        """Whether it is still the file that has its name."""
+        """Return True if the locked file still has its name."""
         return _is_at(self, self._folder)
 
 

@@ -100,7 +100,7 @@ class LocalFolder:
     # --- where things truly lie -----------------------------------------------------------------
 
     def _leads_out(self, true: str) -> bool:
-        """Whether a path, links resolved, is not one of this folder's."""
+        """Return True if a path, links resolved, lies outside of this folder."""
         top = str(self.top or self.root)
         if not _is_below(true, top):
             return True
@@ -111,7 +111,7 @@ class LocalFolder:
             raise OSError(errno.EXDEV, f"it leads out of {self.top or self.root}, to {true}")
 
     def _look(self, name: str) -> os.stat_result | None:
-        """What lies at a name; None where nothing does, or a link that leads out."""
+        """Return the status of a name; None if nothing is there, or a link that leads out."""
         path = self.local(name)
         with _translated(path, "look at"):
             try:
@@ -135,12 +135,12 @@ class LocalFolder:
         return descriptor, size
 
     def _target(self, name: str) -> Path:
-        """Where to write or remove what lies at a name: in a folder of this one's."""
+        """Return the path to write or remove at a name, in a folder below this one."""
         path = self.local(name)
         return self._inside(path.parent) / path.name if name else path
 
     def _inside(self, folder: Path) -> Path:
-        """Where a folder to be changed truly lies; no link below `top` may lead there.
+        """Return the real path of a folder to be changed; no link below `top` may lead there.
 
         A link within would have one version's objects replaced, or removed, by way of another.
         """
@@ -180,7 +180,7 @@ class LocalFolder:
         return required(self._read(name, local_files.read_whole))
 
     def _read(self, name: str, read: Callable[[int, int], bytes]) -> bytes | StorageError:
-        """What is read of an object, by its descriptor and its size."""
+        """Open an object, and call a function that reads with its descriptor and size."""
         try:
             path = self.local(name)
             with _translated(path, "read"):
@@ -386,7 +386,7 @@ _OBJECTS = (stat.S_IFREG, stat.S_IFDIR)
 
 
 def _is_below(true: str, folder: str) -> bool:
-    """Whether a path, links resolved, is a folder's own or lies below it."""
+    """Return True if a path, links resolved, is a folder or lies below it."""
     if true.startswith(_true(folder)) or f"{true}/" == _true(folder):
         return True
     # The folder, or one above it, may have been replaced since it was looked at.
@@ -396,7 +396,7 @@ def _is_below(true: str, folder: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _true(folder: str) -> str:
-    """Where a folder truly lies, with a slash behind it."""
+    """Return the real path of a folder, with a slash at its end."""
     try:
         true = local_files.look(folder)[1]
     except OSError:
@@ -405,7 +405,7 @@ def _true(folder: str) -> str:
 
 
 def _followed(link: str | Path) -> tuple[os.stat_result | None, str]:
-    """What a link leads to, None where to nothing, and where that truly lies."""
+    """Return the status of a link's target, or None if it is broken, and the target's real path."""
     try:
         return local_files.look(link)
     except OSError:

@@ -89,7 +89,7 @@ def require_regular(status: os.stat_result) -> None:
 
 
 def look(path: str | os.PathLike[str]) -> tuple[os.stat_result, str]:
-    """What lies at a path, links followed, and where it truly lies; nothing is opened."""
+    """Return status and real path of a path, links followed; nothing is opened."""
     if not _LOOK & getattr(os, "O_PATH", 0):
         return Path(path).stat(), os.path.realpath(path)
     descriptor = os.open(path, _LOOK)
@@ -100,7 +100,7 @@ def look(path: str | os.PathLike[str]) -> tuple[os.stat_result, str]:
 
 
 def true_path(descriptor: int, path: str | os.PathLike[str]) -> str:
-    """Where an open file lies, which `path` has led to."""
+    """Return the real path of an open file that `path` led to."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - a Path takes as long
     except OSError:  # a system without
@@ -108,7 +108,7 @@ def true_path(descriptor: int, path: str | os.PathLike[str]) -> str:
 
 
 def read_whole(descriptor: int, size: int, most: int | None = None) -> bytes:
-    """As a file object does, with half the calls that let go of the interpreter's lock.
+    """Read an open file, releasing the interpreter's lock half as often as a file object.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Have a folder's names on the disk, as far as its file system does that."""
+    """Flush a folder's names to the disk, if its file system can."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -27,7 +27,8 @@ def open_folder(
     Parameters
     ----------
     options
-        Of the remote file system, as its fsspec class takes them; a local disk has none.
+        Storage options: of S3 and Azure those of `service_options`, of others those that the
+        fsspec class takes; a local disk has none.
     follow_links
         Follow what leads out of the folder: links on a local disk, redirects of a web server.
 

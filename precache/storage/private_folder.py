@@ -135,7 +135,7 @@ class OwnFolder:
         return OwnFolder(self.path / name, shared=self._shared, within=self)
 
     def names(self) -> list[str]:
-        """Of all that is in it."""
+        """List the names of all entries."""
         return [entry.name for entry in self._entries()]
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
@@ -168,7 +168,7 @@ class OwnFolder:
         return io.FileIO(name, mode, opener=self.descriptor_of)
 
     def descriptor_of(self, name: str, flags: int) -> int:
-        """As `file`; a descriptor."""
+        """Open a file as `file` does, and return its descriptor."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(name, flags, self._file_mode, dir_fd=self._descriptor)
@@ -198,7 +198,7 @@ class OwnFolder:
             raise ForeignFile(self.path / name, f"belongs to {owner}", status)
 
     def status(self, name: str) -> os.stat_result:
-        """Of an entry, or of the link that it is."""
+        """Return the status of an entry; of a link, its own."""
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     def remove(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Folders in blob storage, through fsspec: ``gs://``, ``s3://``, ``az://``, ``https://``, ``memory://``.
+"""Remote folders: ``gs://``, ``s3://``, ``az://``, ``https://``, ``memory://``.
 
 Every request that fails for a passing reason is made again, with exponential backoff and jitter.
 """
@@ -28,7 +28,7 @@ from precache.errors import PrecacheError, StorageError
 from precache.messages import shown
 from precache.runtime.ordered_map import Threads
 from precache.storage import retries
-from precache.storage.backends import EXTRAS, WEB, file_system, reason_of
+from precache.storage.backends import EXTRAS, WEB, create_copy_on_google, file_system, reason_of
 from precache.storage.base import (
     NO_NAME,
     Buffer,
@@ -46,12 +46,13 @@ from precache.storage.base import (
     too_large,
 )
 from precache.storage.environment import read_environment
-from precache.storage.listing import Entry, KeyRange, Page, page_of, splits, stripped
+from precache.storage.listing import Entry, KeyRange, Page, page_of_google
 from precache.storage.retries import Attempt
-from precache.storage.s3_reads import Part, reads_of
-from precache.storage.server_copy import create_copy
 
 Result = TypeVar("Result")
+Part = tuple[str, int, int | None]
+"""Name, first byte, end; the whole object where that is None."""
+
 log = logging.getLogger(__name__)
 
 DEEPEST = 64
@@ -67,10 +68,13 @@ LISTINGS = 16
 """Prefixes that are listed at a time: a service answers one prefix page after page."""
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
 @dataclass
 class _Below:
-    """Of a page: what is to be listed after it, its objects, names that are none, and whether it
-    began where it was to."""
+    """A page of a listing: ranges to be listed next, files, names that are left out, and whether it
+    began at the start of its range."""
 
     more: list[KeyRange]
     files: list[FileInfo]
@@ -87,7 +91,7 @@ class RemoteFolder:
     protocol, root
         Such as ``gs`` and ``bucket/photos``.
     options
-        Of the file system, as its fsspec class takes them, or `FromEnvironment`; never shown.
+        Storage options, or `FromEnvironment`; never shown.
     within
         URL out of which a web server's redirects must not lead.
     """
@@ -121,14 +125,14 @@ class RemoteFolder:
         try:
             info = self._request(self._fs.info, "", "look at")
         except FileNotFoundError:
-            return None
+            return "folder" if self._by_obstore and any(self._pages(self._fs, "")) else None
         # A folder is not listed to know that it is one, but to HTTP all is a file.
         if info["type"] == "directory":
             return "folder"
         try:
             return "folder" if any(self._pages(self._fs, "")) else "file"
         except StorageError:
-            if not self._is_azure:
+            if not self._by_obstore:
                 raise
             return "file"  # Azure's hierarchical accounts refuse to list below one
 
@@ -174,7 +178,7 @@ class RemoteFolder:
     def _parts(
         self, parts: Sequence[Part], least: Sequence[int], *, stream: bool = False
     ) -> list[bytes | StorageError]:
-        """(name, start, end) of each; what comes with fewer bytes than `least` is fetched again.
+        """Read parts of objects; what comes with fewer bytes than `least` is fetched again.
 
         Parameters
         ----------
@@ -198,7 +202,7 @@ class RemoteFolder:
             if self.protocol in WEB:
                 tried = asyn.sync(self._fs.loop, self._stream, some, ranges=not stream)
             else:
-                tried = self._cat(some, first=attempt.number == 0)
+                tried = self._cat(some)
             tried = [
                 b"" if parts[n][1] == 0 and least[n] <= 0 and _is_empty(got) else got
                 for n, got in zip(wanted, tried, strict=True)
@@ -220,21 +224,16 @@ class RemoteFolder:
             time.sleep(pause)
         return [found[number] for number in range(len(parts))]
 
-    def _cat(self, parts: Sequence[Part], *, first: bool) -> list[Any]:
-        """The bytes of each, or the exception that says why they cannot be had."""
+    def _cat(self, parts: Sequence[Part]) -> list[Any]:
+        """Read parts once; an exception stands in place of what failed."""
         paths = [self._at(name) for name, _, _ in parts]
-        fast = first and EXTRAS.get(self.protocol) == "s3" and reads_of(self._fs, self.options)
-        if fast:
-            named = [(path, *part[1:]) for path, part in zip(paths, parts, strict=True)]
-            if (found := fast.cat(named)) is not None:
-                return found
         ends = [end for _, _, end in parts]
         starts = [None if end is None else start for _, start, end in parts]
         got = self._fs.cat_ranges(paths, starts, ends, on_error="return")
         return [self._part(*each) for each in zip(got, parts, strict=True)]
 
     async def _stream(self, parts: Sequence[Part], *, ranges: bool) -> list[Any]:
-        """The bytes of each, or the exception that says why not.
+        """Read parts from a web server once; an exception stands in place of what failed.
 
         No more is held than was asked for, whatever the server sends.
         """
@@ -265,7 +264,7 @@ class RemoteFolder:
         return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
 
     def _part(self, got: Any, part: Part) -> Any:
-        """What was asked for, also where a server knows no ranges and sends all."""
+        """Cut the requested range out of the answer of a server that ignores ranges."""
         _, start, end = part
         if end is None or isinstance(got, Exception) or len(got) <= end - start:
             return got
@@ -273,11 +272,19 @@ class RemoteFolder:
         return got[start:end]
 
     def names(self, name: str = "") -> list[str]:
-        pages = self._pages(self._fs, name)
-        return sorted(n for page in pages for each in page if is_name(n := each["name"]))
+        if name:
+            checked(name, self)
+        if self._by_obstore:
+            try:
+                found = self._request(self._fs.names, name, "list")
+            except FileNotFoundError:
+                return []
+        else:
+            found = [each["name"] for page in self._pages(self._fs, name) for each in page]
+        return sorted({name for name in found if is_name(name)})
 
     def _pages(self, fs: Any, name: str) -> Iterator[list[Entry]]:
-        """What fsspec tells of all that lies directly below; nothing where it does not exist."""
+        """Pages of what lies below; nothing where it does not exist."""
         prefix = f"{checked(name, self)}/" if name else ""
         token = None
         while True:
@@ -287,20 +294,23 @@ class RemoteFolder:
                 return
 
     def _page(self, fs: Any, span: KeyRange) -> Page:
-        """What lies directly below a prefix, and the prefix itself where it is an object."""
+        """List a page below a prefix, with the prefix itself if it is an object.
+
+        S3 and Azure list at any depth, others directly below.
+        """
         name = span.prefix.rstrip("/")
-        own = stripped(fs, self._at(name))
-        if self._is_azure and not own.endswith(name):
-            raise self._mistake(name, "list")
-        kind = EXTRAS.get(self.protocol)
-        first = True
+        again = False
 
         def list_anew(path: str) -> Page:
-            nonlocal first
+            nonlocal again
+            again, before = True, again
+            if self._by_obstore:
+                page: Page = fs.page(self.root, span, again=before)
+                return page
             fs.invalidate_cache()
-            fast, first = first, False
-            if kind is not None:
-                return page_of(kind, fs, self.options, self.root, span, fast=fast)
+            if EXTRAS.get(self.protocol) == "gcs":
+                return page_of_google(fs, self.root, span)
+            own = fs._strip_protocol(path).rstrip("/")
             listed = [each for each in fs.ls(path, detail=True) if each["name"].rstrip("/") != own]
             if self.protocol in WEB:  # a page may have links to itself, otherwise sorted
                 listed = [each for each in listed if not re.search("[?#]", each["name"])]
@@ -313,13 +323,14 @@ class RemoteFolder:
 
     def sizes(self, name: str = "") -> dict[str, int]:
         def find_anew(path: str) -> dict[str, dict[str, Any]]:
-            if (refusal := self._refusal(name, "list")) is not None:
-                raise refusal
             self._fs.invalidate_cache()
             found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
             return found
 
-        if self.protocol in WEB:  # whose pages have links that are no files
+        if name:
+            checked(name, self)
+        # Pages of the web have links that are no files.
+        if self.protocol in WEB or self._by_obstore:
             return {_join(name, info.name): info.size for info in self.folder(name).walk()}
         try:
             found = self._request(find_anew, name, "list")
@@ -335,7 +346,9 @@ class RemoteFolder:
         Several prefixes are listed at a time, and no more pages than that are held.
         """
         fs = self._fs  # in another thread fsspec would make another, with connections of its own
-        splitting = splits(self.protocol, fs, self.root)
+        kind = EXTRAS.get(self.protocol)
+        splitting = kind == "gcs" or (self._by_obstore and fs.splits(self.root))
+        empty, folders = list[FileInfo](), {""}
         waiting = [KeyRange("")]
         running: list[Future[_Below]] = []
         pool = Threads(LISTINGS, "precache-list")
@@ -353,7 +366,14 @@ class RemoteFolder:
                 for name in below.left_out:
                     leave_out(name, NO_NAME)
                 while below.files:
-                    yield below.files.pop()
+                    file = below.files.pop()
+                    if self._by_obstore:
+                        _add_parents(folders, file.name)
+                        if not file.size:  # which may be the mark of a folder
+                            empty.append(file)
+                            continue
+                    yield file
+            yield from (file for file in empty if file.name not in folders)
         finally:
             pool.close(wait=not running)  # Ctrl-C does not wait for a server
 
@@ -381,7 +401,7 @@ class RemoteFolder:
                         "folder that holds the files"
                     )
                 found.more.append(KeyRange(f"{name}/"))
-            elif not is_name(name):
+            elif not is_name(name) or (self._by_obstore and _CONTROL.search(name)):
                 found.left_out.append(name)
             else:
                 found.files.append(FileInfo(name, _size(each), _mtime_ns(each), _etag(each)))
@@ -406,8 +426,7 @@ class RemoteFolder:
         if same and isinstance(origin, RemoteFolder) and origin.options == self.options:
             there = origin._at(checked(source, origin))
             if create:
-                kind = EXTRAS.get(self.protocol)
-                return self._write(name, lambda path: create_copy(kind, self._fs, there, path))
+                return self._write(name, lambda path: self._create_copy(there, path))
             if there != self._at(name):  # S3 refuses to copy an object onto itself
                 self._replace(name, lambda path: self._fs.cp_file(there, path))
             return True
@@ -428,13 +447,12 @@ class RemoteFolder:
             self._request(self._remove_all, name, "remove")
 
     def _remove_all(self, path: str) -> None:
-        if not has_magic(path):
+        if self._by_obstore or not has_magic(path):
             self._fs.rm(path, recursive=True)
             return
-        # fsspec removes what matches, and not what is so named; older adlfs even of a single file.
-        options = {"expand_path": False} if self._is_azure else {}
+        # fsspec removes what matches, and not what is so named.
         for each in self._fs.find(path):
-            self._fs.rm_file(each, **options)
+            self._fs.rm_file(each)
 
     def free_bytes(self) -> int | None:
         return None
@@ -446,8 +464,16 @@ class RemoteFolder:
         return file_system(self.protocol, read_environment(self.options), self.within)
 
     @property
-    def _is_azure(self) -> bool:
-        return EXTRAS.get(self.protocol) == "azure"
+    def _by_obstore(self) -> bool:
+        return EXTRAS.get(self.protocol) in ("s3", "azure")
+
+    def _create_copy(self, source: str, target: str) -> None:
+        if self._by_obstore:
+            self._fs.cp_file(source, target, create=True)
+        elif EXTRAS.get(self.protocol) == "gcs":
+            create_copy_on_google(self._fs, source, target)
+        else:
+            self._fs.pipe_file(target, self._fs.cat_file(source), mode="create")
 
     def _replace(self, name: str, action: Callable[[str], object]) -> None:
         if not self._write(name, action):
@@ -457,7 +483,7 @@ class RemoteFolder:
             )
 
     def _write(self, name: str, action: Callable[[str], object]) -> bool:
-        """Whether it is written; it is not where it exists and must stay."""
+        """Write an object; return False if it exists and must stay."""
         if self.protocol in WEB:
             raise StorageError(
                 f"cannot write {self._url(name)}: {self.protocol}:// is for reading; give a "
@@ -474,17 +500,17 @@ class RemoteFolder:
             ) from None
 
     def _at(self, name: str) -> str:
-        """The path of what lies at `name`, as the file system takes it."""
+        """Return the path of `name` as the file system takes it."""
         quoted = quote(name, errors="surrogateescape") if self.protocol in WEB else name
         return _join(self.root, quoted)
 
     def _name(self, info: Mapping[str, Any]) -> str:
-        """The last part of a path that the file system gave."""
+        """Return the last part of a path of the file system."""
         name: str = info["name"].rstrip("/").rsplit("/", 1)[-1]
         return unquote(name, errors="surrogateescape") if self.protocol in WEB else name
 
     def _url(self, name: str) -> str:
-        """With no query and no user: both may hold a secret."""
+        """Return the URL without query and user: both may hold a secret."""
         url = self._root_url
         return shown(_join(url, name) if self.root else f"{url}{name}")
 
@@ -513,32 +539,21 @@ class RemoteFolder:
         raise AssertionError("unreachable")
 
     def _refusal(self, name: str, doing: str) -> StorageError | None:
-        """Why a name is not to be asked for."""
+        """Return the error for a name that no request may have, or None."""
         if name and not is_name(name):
             return refused(name, self)
-        path = self._at(name)
-        if self._is_azure and re.search("[?#]", path):
-            # adlfs would ask for another object: it looks for the parts of a URL.
-            asked: str = self._fs._strip_protocol(path)
-            if not asked.endswith(path.partition("/")[2]):
-                return self._mistake(name, doing)
+        if self._by_obstore and _CONTROL.search(name):
+            return StorageError(
+                f"cannot {doing} {self._url(name)}: its name has a control character; rename it"
+            )
         return None
 
-    def _mistake(self, name: str, doing: str) -> StorageError:
-        which = f"the name {name!r}" if name else "its name"  # the root's may hold a secret
-        told = f"adlfs takes {which} for another; rename it"
-        return StorageError(f"cannot {doing} {self._url('')}: {told}")
-
     def _behind(self, error: Exception) -> Exception:
-        """What went wrong: what a library raises may hide it."""
+        """Return the cause that a library's exception may hide."""
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        # s3fs knows a 412 of Amazon's alone; gcsfs gives an upload up after one, which may fail.
+        # gcsfs gives an upload up after a 412, which may fail.
         if retries.status_of(cause) == 412 or isinstance(error.__context__, FileExistsError):
             return FileExistsError()
-        if self._is_azure:
-            # adlfs wraps up what a removal meets, and lets pass that there is no container.
-            told = cause if isinstance(error, RuntimeError) else error
-            return FileNotFoundError() if retries.status_of(told) == 404 else told
         if self.protocol in WEB and isinstance(error, FileNotFoundError):
             # To look at a URL and fail is, to fsspec, that nothing is there.
             return error if retries.status_of(cause) in (404, 410) else cause
@@ -571,12 +586,18 @@ def _join(root: str, name: str) -> str:
     return f"{root.rstrip('/')}/{name}" if root and name else root or name
 
 
+def _add_parents(folders: set[str], name: str) -> None:
+    """Add all folders that a name is in."""
+    while (name := name.rpartition("/")[0]) not in folders:
+        folders.add(name)
+
+
 _warned: set[str] = set()
 _warning = threading.Lock()
 
 
 def _warn_of_whole_objects(server: str) -> None:
-    """Once for each server."""
+    """Log the warning once for each server."""
     with _warning:
         if server in _warned:
             return
@@ -589,7 +610,7 @@ def _warn_of_whole_objects(server: str) -> None:
 
 
 def _is_empty(got: Any) -> bool:
-    """Whether a range from the first byte on is refused, as of an object without a byte."""
+    """Return True if a range from the first byte on was refused: the object is empty."""
     errors = retries.causes(got) if isinstance(got, Exception) else ()
     return any(retries.status_of(each) == 416 for each in errors)
 

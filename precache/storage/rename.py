@@ -19,7 +19,7 @@ _UNABLE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOE
 
 
 def is_link(store: Folder, name: str) -> bool:
-    """Whether a name of a local store is a symbolic link; False in a bucket."""
+    """Return True if a name of a local store is a symbolic link; False in a bucket."""
     path = store.local(name)
     return path is not None and path.is_symlink()
 

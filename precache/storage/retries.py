@@ -1,4 +1,4 @@
-"""Which requests may succeed when they are made again, and when to make them."""
+"""Retries of requests: which errors are transient, how often and after what pauses to try again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ATTEMPTS = 6
+ATTEMPTS = 9
 RETRY_SECONDS = 60.0
-"""After these since the first attempt, there is no other: the libraries try again themselves."""
+"""After these since the first attempt, there is no other."""
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
@@ -21,7 +21,7 @@ LONGEST_PAUSE = 30.0
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 60.0
-"""After which a connection that brings no byte counts as lost; Azure's library has the same."""
+"""After which a connection that brings no byte counts as lost."""
 
 TRANSIENT_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 """409 is what S3 answers to one of two who create an object at once (ConditionalRequestConflict).
@@ -31,9 +31,7 @@ Source: Amazon S3 User Guide, "How to prevent object overwrites with conditional
 TRANSIENT_ERRNO = frozenset(
     (errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, errno.EAGAIN)
 )
-NETWORK_LIBRARIES = frozenset(
-    ("aiohttp", "botocore", "aiobotocore", "azure", "obstore", "requests", "urllib3")
-)
+NETWORK_LIBRARIES = frozenset(("aiohttp", "requests", "urllib3"))
 FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -53,7 +51,7 @@ class Attempt:
 
 
 def attempts() -> Iterator[Attempt]:
-    """As many as are worth while, to be left as soon as one succeeds."""
+    """Yield attempts within the limits of number and time; stop iterating after a success."""
     began = time.monotonic()
     for number in range(ATTEMPTS):
         late = time.monotonic() - began > RETRY_SECONDS
@@ -63,7 +61,7 @@ def attempts() -> Iterator[Attempt]:
 
 
 def patience() -> Any:
-    """Time-outs for aiohttp, which else gives up in the middle of whatever takes five minutes."""
+    """Return time-outs for aiohttp, whose default ends every request after five minutes."""
     import aiohttp
 
     seconds = {"sock_connect": CONNECT_SECONDS, "sock_read": SILENT_SECONDS}
@@ -71,12 +69,9 @@ def patience() -> Any:
 
 
 def status_of(error: BaseException) -> int | None:
-    """HTTP status of an error of any of the libraries, where it tells one."""
+    """Return the HTTP status of an error of any of the libraries, or None."""
     if type(error).__module__ == "aiohttp.http_exceptions":
         return None  # 400 by default: what the client thinks of an answer that breaks off
-    response = getattr(error, "response", None)
-    if isinstance(response, Mapping):  # botocore
-        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
     for name in ("status", "status_code", "code"):
         value = getattr(error, name, None)
         if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
@@ -85,25 +80,15 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_forbidden(error: Exception) -> bool:
-    """Whether other credentials would help."""
+    """Return True if other credentials would help."""
     gcs = str(error).startswith("Forbidden: ")  # of gcsfs, a plain OSError
-    if gcs or isinstance(error, PermissionError) or status_of(error) in (401, 403):
-        return True
-    return _is_without_credentials(error)
-
-
-def _is_without_credentials(error: BaseException) -> bool:
-    """Whether the libraries of Azure found none, or none of use, before they asked the service."""
-    named = any(kind.__name__ == "ClientAuthenticationError" for kind in type(error).__mro__)
-    return named and status_of(error) is None
+    return gcs or isinstance(error, PermissionError) or status_of(error) in (401, 403)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may well succeed later; a status says most, wherever it stands."""
+    """Return True if the same request may succeed later; a status decides, wherever it stands."""
     behind = list(causes(error))
     if any(isinstance(each, (*FINAL, ssl.SSLCertVerificationError)) for each in behind):
-        return False
-    if any(_is_without_credentials(each) for each in behind):
         return False
     statuses = [status for each in behind if (status := status_of(each)) is not None]
     if statuses:  # with one of success, it is the answer that is damaged
@@ -125,13 +110,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def pause(attempt: int, error: Exception | None) -> float:
-    """Seconds to wait before the next attempt."""
-    return pause_as_wished(attempt, _headers(error) if error is not None else {})
-
-
-def pause_as_wished(attempt: int, headers: Mapping[str, str]) -> float:
-    """Seconds to wait before the next attempt, after an answer with such headers."""
-    wished = _wish(headers)
+    """Return the seconds to wait before the next attempt."""
+    wished = _wish(_headers(error)) if error is not None else None
     if wished is not None:
         return min(wished, LONGEST_PAUSE)
     doubled: float = FIRST_PAUSE * 2**attempt
@@ -139,18 +119,16 @@ def pause_as_wished(attempt: int, headers: Mapping[str, str]) -> float:
 
 
 async def wait_as_wished(status: int, headers: Mapping[str, str]) -> None:
-    """Wait as long as an answer wishes: for libraries that try again by themselves, sooner."""
+    """Wait as Retry-After says, for libraries that retry by themselves and ignore it."""
     if status in TRANSIENT_STATUS:
         await asyncio.sleep(min(_wish(headers) or 0.0, LONGEST_PAUSE))
 
 
 def _headers(error: BaseException) -> Mapping[str, str]:
-    """Of the answer that says when to come back, if any does."""
+    """Return the headers of the answer that has Retry-After, or none."""
     for each in causes(error):
         response = getattr(each, "response", None)
         headers = getattr(each, "headers", None) or getattr(response, "headers", None)
-        if isinstance(response, Mapping):  # botocore
-            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
         if headers is not None and _wish(headers) is not None:
             found: Mapping[str, str] = headers
             return found

@@ -112,7 +112,7 @@ class Servers:
 
 
 def options(port: int) -> dict[str, Any]:
-    """Storage options of s3fs."""
+    """Storage options."""
     return {
         "key": "someone",
         "secret": "secret",

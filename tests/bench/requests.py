@@ -72,7 +72,7 @@ def _by_fsspec(service: str, port: int, names: list[str]) -> int:
     assert isinstance(folder, RemoteFolder)
     parts = [(name, 0, NBYTES) for name in names]
     for start in range(0, len(parts), IN_FLIGHT):
-        got = folder._cat(parts[start : start + IN_FLIGHT], first=False)
+        got = folder._cat(parts[start : start + IN_FLIGHT])
         assert all(len(data) == NBYTES for data in got)
     return len(names)
 
@@ -124,8 +124,9 @@ def measure(objects: int) -> Iterator[Fetching]:
             folder = open_folder(f"{service}://bucket/x", _options(service, port))
             for name in names:
                 folder.put(name, [data])
-            own = {"s3": "s3fs", "gs": "gcsfs"}[service]
-            ways = {own: _by_fsspec, "obstore": _by_obstore, "precache": _by_precache}
+            ways = {"obstore": _by_obstore, "precache": _by_precache}
+            if service == "gs":
+                ways = {"gcsfs": _by_fsspec, **ways}
             for client, fetch in ways.items():
                 found = in_clean_process(measured, fetch, service, port, names)
                 yield Fetching(service, client, *found)

@@ -24,12 +24,3 @@ KEY = "a-secret=that/nobody+may=see=="
 def test_a_reason_holds_nothing_secret_of_the_options(options: dict[str, Any]) -> None:
     error = ValueError(f"http://host/x refuses '{KEY}'")
     assert reason_of(error, options) == "http://host/x refuses '…'"
-
-
-def test_a_reason_holds_no_answer_of_azures_in_full() -> None:
-    answer = (
-        "<Error><Message>The specified container does not exist.\nRequestId:5</Message></Error>"
-    )
-    envelope = f"\nRequestId:5\nTime:2026-01-02\nErrorCode:ContainerNotFound\nContent: {answer}"
-    error = ValueError(f"The specified container does not exist.{envelope}")
-    assert reason_of(error, {}) == "The specified container does not exist."

@@ -47,7 +47,7 @@ class ListingServer:
         self._thread.start()
 
     def options(self) -> dict[str, Any]:
-        """Storage options of s3fs."""
+        """Storage options."""
         return {
             "key": "someone",
             "secret": "something",
@@ -60,17 +60,18 @@ class ListingServer:
         self._server.server_close()
         self._thread.join()
 
-    def answer(self, prefix: str, delimiter: str, after: str) -> str:
+    def answer(self, prefix: str, delimiter: str, after: str, encoding: str) -> str:
         """The XML of a page, of the names behind `after`."""
         names, token = self.listed(prefix, delimiter, after)
-        found = ["<EncodingType>url</EncodingType>"]
+        quoted = _quoted if encoding == "url" else escape
+        found = [f"<EncodingType>{encoding}</EncodingType>"] if encoding else []
         for name in names:
             if delimiter and name.endswith(delimiter) and name != prefix:
-                found.append(f"<CommonPrefixes><Prefix>{_quoted(name)}</Prefix></CommonPrefixes>")
+                found.append(f"<CommonPrefixes><Prefix>{quoted(name)}</Prefix></CommonPrefixes>")
             else:
-                found.append(_contents(name))
+                found.append(_contents(name, quoted(name)))
         if token:
-            more = f"<NextContinuationToken>{_quoted(token)}</NextContinuationToken>"
+            more = f"<NextContinuationToken>{_token(token)}</NextContinuationToken>"
             found.append(f"<IsTruncated>true</IsTruncated>{more}")
         kind = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
         return f"<ListBucketResult {kind}>{''.join(found)}</ListBucketResult>"
@@ -107,12 +108,12 @@ class AzureListingServer(ListingServer):
         super().__init__(names, page, latency)
 
     def options(self) -> dict[str, Any]:
-        """Storage options of adlfs."""
+        """Storage options."""
         endpoint = f"http://127.0.0.1:{self.port}/account"
         parts = {"AccountName": "account", "AccountKey": "a2V5", "BlobEndpoint": endpoint}
         return {"connection_string": ";".join(f"{n}={value}" for n, value in parts.items())}
 
-    def answer(self, prefix: str, delimiter: str, after: str) -> str:
+    def answer(self, prefix: str, delimiter: str, after: str, encoding: str) -> str:
         names, token = self.listed(prefix, delimiter, after)
         found = [
             f"<BlobPrefix><Name>{escape(name)}</Name></BlobPrefix>"
@@ -120,18 +121,21 @@ class AzureListingServer(ListingServer):
             else _blob(name)
             for name in names
         ]
-        # Which is opaque, as Azure's is.
-        more = base64.b64encode(token.encode()).decode()
         return (
             '<EnumerationResults ServiceEndpoint="http://127.0.0.1/" ContainerName="bucket">'
-            f"<Blobs>{''.join(found)}</Blobs><NextMarker>{more}</NextMarker></EnumerationResults>"
+            f"<Blobs>{''.join(found)}</Blobs><NextMarker>{_token(token)}</NextMarker></EnumerationResults>"
         )
 
 
-def _contents(name: str) -> str:
+def _token(name: str) -> str:
+    """Opaque, as the services' are."""
+    return base64.b64encode(name.encode()).decode()
+
+
+def _contents(name: str, quoted: str) -> str:
     digest = xxhash.xxh3_128_hexdigest(name.encode())
     return (
-        f"<Contents><Key>{_quoted(name)}</Key><LastModified>2024-05-17T08:30:00.000Z</LastModified>"
+        f"<Contents><Key>{quoted}</Key><LastModified>2024-05-17T08:30:00.000Z</LastModified>"
         f"<ETag>&quot;{digest}&quot;</ETag><ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm>"
         f"<ChecksumType>FULL_OBJECT</ChecksumType><Size>{100_000 + len(name)}</Size>"
         "<StorageClass>STANDARD</StorageClass></Contents>"
@@ -165,11 +169,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-        after = urllib.parse.unquote_plus(query.get("continuation-token", ""))
-        after = after or base64.b64decode(query.get("marker", "")).decode()
+        token = query.get("continuation-token") or query.get("marker", "")
+        after = base64.b64decode(token).decode()
         if self.bucket.starts:
             after = after or query.get("start-after", "")
-        data = self.bucket.answer(query.get("prefix", ""), query.get("delimiter", ""), after)
+        data = self.bucket.answer(
+            query.get("prefix", ""),
+            query.get("delimiter", ""),
+            after,
+            query.get("encoding-type", ""),
+        )
         self._answer(200, data.encode())
 
     def do_HEAD(self) -> None:

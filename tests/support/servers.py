@@ -43,7 +43,7 @@ class S3Server:
         self.port = int(self._server.get_host_and_port()[1])
 
     def options(self, port: int | None = None) -> dict[str, Any]:
-        """Storage options of s3fs, through a proxy's port or straight."""
+        """Storage options, through a proxy's port or straight."""
         return {
             "key": "someone",
             "secret": "a-secret-that-nobody-may-see",
@@ -90,7 +90,7 @@ class Azurite:
         return Path(found).with_name("azurite-blob") if found else None
 
     def options(self, port: int | None = None, key: str = KEY) -> dict[str, Any]:
-        """Storage options of adlfs, through a proxy's port or straight."""
+        """Storage options, through a proxy's port or straight."""
         account = "devstoreaccount1"
         endpoint = f"http://127.0.0.1:{port or self.port}/{account}"
         parts = {"AccountName": account, "AccountKey": key, "BlobEndpoint": endpoint}
@@ -307,7 +307,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.proxy.before(self.command, path)
         fault = self.proxy.take(self.command, path)
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream, timeout=30)
-        headers = {n: each for n, each in self.headers.items() if n not in self.proxy.ignored}
+        ignored = {name.lower() for name in self.proxy.ignored}
+        headers = {n: each for n, each in self.headers.items() if n.lower() not in ignored}
         upstream.request(self.command, self.path, body, headers)
         answer = upstream.getresponse()
         data = answer.read()
@@ -386,11 +387,7 @@ def stalled(seconds: float) -> Fault:
     """The answer stops in the middle of the body for a while."""
 
     def fault(handler: _Handler, upstream: int, data: bytes) -> bool:
-        handler.send_response(upstream)
-        handler.send_header("Content-Length", str(len(data)))
-        if upstream == 206:  # nobody checks the whole's length here
-            handler.send_header("Content-Range", f"bytes 0-{len(data) - 1}/{len(data)}")
-        handler.end_headers()
+        handler.send_head(upstream, len(data), handler.upstream_headers)
         handler.wfile.write(data[: len(data) // 2])
         handler.wfile.flush()
         time.sleep(seconds)

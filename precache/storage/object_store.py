@@ -1,0 +1,413 @@
+"""S3 and Azure through obstore, behind the methods of fsspec that `RemoteFolder` calls.
+
+Paths begin with the bucket. Errors leave as Python's own (`FileNotFoundError`, `FileExistsError`,
+`PermissionError`, `ConnectionError`) or as `ServiceError`. obstore's own retries are off: those of
+`precache.storage.retries` are the only ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from fsspec import asyn
+
+from precache.storage.listing import KeyRange, Page
+from precache.storage.service_options import Bucket, open_bucket
+
+AT_ONCE = 64
+"""Requests under way at a time in one call."""
+
+PAGE = {"s3": 1000, "azure": 5000}
+"""Extra of precache -> objects that its service lists in one answer."""
+
+DELETED_AT_ONCE = 250
+"""Objects removed by one request; Azure allows 256."""
+
+SMALL = 1 << 20
+"""Bytes that are sent within the time that a silent server gets."""
+
+UPLOAD_PART, UPLOADED_AT_ONCE = 50 << 20, 4
+"""Bytes of a part of a larger object, and parts that are sent at a time."""
+
+_STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][\w-]*)*)")
+_CODE = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
+_MESSAGE = re.compile(r"<Message>\s*([^<\n]+)")
+_REMOVAL = re.compile(r"Bulk delete request failed .*\(code: (\w+)\)")
+_PROVIDER = re.compile(r"credential provider: (\w+)")
+
+_STATUS_OF_CODE = {
+    "AccessDenied": 403,
+    "BlobAlreadyExists": 412,
+    "ExpiredToken": 403,
+    "InvalidToken": 403,
+    "RequestTimeout": 408,
+}
+"""Error codes that say more than the status that comes with them. Source: "Error responses",
+Amazon S3 API Reference; "Blob service error codes", Azure Storage REST API Reference."""
+
+
+class ServiceError(Exception):
+    """The service answered with an error.
+
+    Attributes
+    ----------
+    status
+        HTTP status.
+    """
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+    def __reduce__(self) -> Any:
+        return ServiceError, (str(self), self.status)
+
+
+def _error_of(status: int, reason: str) -> Exception:
+    """The exception for a status of HTTP."""
+    if status == 404:
+        return FileNotFoundError(reason)
+    if status == 412:
+        return FileExistsError(reason)
+    return PermissionError(reason) if status in (401, 403) else ServiceError(reason, status)
+
+
+def _translate(error: Exception) -> Exception:
+    """Translate an error of obstore, without what its text repeats of the request."""
+    from obstore import exceptions
+
+    text = str(error).partition("\n\nDebug source:")[0]
+    answer, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
+    if answer:
+        status, reason = int(answer[1][:3]), f"the service answered {answer[1]}"
+        if code:
+            reason += f" ({code[1]}{f': {message[1]}' if message else ''})"
+            status = _STATUS_OF_CODE.get(code[1], status)
+        return _error_of(status, reason)
+    if removal := _REMOVAL.search(text):
+        status = int(removal[1]) if removal[1].isdigit() else _STATUS_OF_CODE.get(removal[1], 503)
+        return _error_of(status, f"the service answered {removal[1]}")
+    if isinstance(error, exceptions.UnauthenticatedError):
+        kind = _PROVIDER.search(text)  # and not its text, which may repeat a key
+        return PermissionError(f"no credentials can be had ({kind[1] if kind else 'no reason'})")
+    reason = re.sub(r"^Generic \w+ error: ", "", text.partition("\n")[0].rpartition(" - ")[2])
+    if "CONTENT_RANGE" in reason and reason.endswith('/0"'):  # Azurite's answer of an empty blob
+        return ServiceError(reason, 416)
+    if isinstance(error, exceptions.GenericError):
+        return ConnectionError("the server is silent" if "TimedOut" in str(error) else reason)
+    return ValueError(reason)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, FileNotFoundError, ValueError) as error:
+        raise _translate(error) from None
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A listing that goes on; behind the last name seen where it comes from another process."""
+
+    stream: Any
+
+    def __reduce__(self) -> Any:
+        return _Stream, (None,)
+
+
+class _ByLibrary(NamedTuple):
+    """The position of a listing by the service's own library."""
+
+    token: str | None
+    after: str
+
+
+class ObjectStore:
+    """The buckets of one S3 or Azure account.
+
+    Parameters
+    ----------
+    kind
+        ``s3`` or ``azure``.
+    options
+        Storage options as people give them; see `precache.storage.service_options`.
+    """
+
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
+        self._kind, self._options = kind, options
+        self._buckets: dict[str, Bucket] = {}
+        self._opening = threading.Lock()
+
+    def _at(self, path: str) -> tuple[Bucket, str]:
+        name, _, key = path.partition("/")
+        with self._opening:
+            if name not in self._buckets:
+                self._buckets[name] = open_bucket(self._kind, name, self._options)
+            return self._buckets[name], key
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Return type and size of an object."""
+        import obstore
+
+        bucket, key = self._at(path)
+        with _translated():
+            return {"type": "file", "size": obstore.head(bucket.reads, key)["size"]}
+
+    def cat_ranges(
+        self,
+        paths: Sequence[str],
+        starts: Sequence[int | None],
+        ends: Sequence[int | None],
+        on_error: str,
+    ) -> list[Any]:
+        """Read ranges at the same time; an exception stands in place of what failed."""
+        places = zip(paths, starts, ends, strict=True)
+        parts = [(*self._at(path), start, end) for path, start, end in places]
+        found: list[Any] = asyn.sync(asyn.get_loop(), _read_all, parts)
+        return found
+
+    # --- listing --------------------------------------------------------------------------------
+
+    def splits(self, path: str) -> bool:
+        """Return True if a listing can begin at any name, and comes in order."""
+        return self._at(path)[0].ordered
+
+    def page(self, root: str, span: KeyRange, *, again: bool) -> Page:
+        """List a page of all that lies below a prefix, at any depth.
+
+        Parameters
+        ----------
+        again
+            The page failed before, and with it the stream that it was to come from.
+        """
+        import obstore
+
+        bucket, key = self._at(f"{root}/{span.prefix}".rstrip("/"))
+        if isinstance(span.token, _ByLibrary):
+            return self._page_by_library(bucket, key, span.token)
+        seen = max(span.after, span.seen)
+        size = PAGE[self._kind]
+        stream = None if again or span.token is None else span.token.stream
+        if stream is None:
+            start = f"{key}/{seen}".lstrip("/") if seen and bucket.ordered else None
+            stream = obstore.list(bucket.reads, key or None, offset=start, chunk_size=size)
+        try:
+            with _translated():
+                listed: Sequence[Any] = next(stream, [])
+        except ValueError:  # a key that obstore takes for no path
+            return self._page_by_library(bucket, key, _ByLibrary(None, seen))
+        skip = len(key) + 1 if key else 0
+        more = _Stream(stream) if len(listed) == size else None
+        if seen and not bucket.ordered:  # a listing that was begun once more
+            listed = [each for each in listed if each["path"][skip:] > seen]
+        entries = [
+            {
+                "name": each["path"][skip:],
+                "type": "file",
+                "size": each["size"],
+                "last_modified": each["last_modified"],
+                "etag": each["e_tag"],
+            }
+            for each in listed
+        ]
+        return Page(entries, more)
+
+    def _page_by_library(self, bucket: Bucket, key: str, token: _ByLibrary) -> Page:
+        """List a page through the service's own library, which takes any key."""
+        prefix = f"{key}/" if key else ""
+        try:
+            entries, more = bucket.list_any_keys(prefix, token.after, token.token)
+        except Exception as error:
+            raise _translate_from_library(error) from None
+        for each in entries:
+            each["name"] = each["name"].removeprefix(prefix)
+        return Page(entries, _ByLibrary(more, "") if more else None)
+
+    def names(self, path: str) -> list[str]:
+        """List the names directly below a prefix."""
+        import obstore
+
+        bucket, key = self._at(path)
+        try:
+            with _translated():
+                found = obstore.list_with_delimiter(bucket.reads, key or None)
+        except ValueError:
+            return self._names_by_library(bucket, key)
+        skip = len(key) + 1 if key else 0
+        files = [each["path"][skip:] for each in found["objects"]]
+        return [*files, *(each[skip:] for each in found["common_prefixes"])]
+
+    def _names_by_library(self, bucket: Bucket, key: str) -> list[str]:
+        names = set[str]()
+        token: Any = _ByLibrary(None, "")
+        while token:
+            page = self._page_by_library(bucket, key, token)
+            names.update(each["name"].partition("/")[0] for each in page.entries)
+            token = page.token
+        return list(names)
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
+        """Write an object; with mode ``create``, one that must not exist."""
+        import obstore
+
+        bucket, key = self._at(path)
+        store = bucket.reads if len(data) <= SMALL else bucket.writes
+        with _translated():
+            obstore.put(
+                store,
+                key,
+                data,
+                mode="create" if mode == "create" else "overwrite",
+                chunk_size=UPLOAD_PART,
+                max_concurrency=UPLOADED_AT_ONCE,
+            )
+
+    def cp_file(self, source: str, target: str, *, create: bool = False) -> None:
+        """Copy an object within the service; with `create`, to a path where nothing may exist."""
+        import obstore
+
+        (origin, source_key), (bucket, key) = self._at(source), self._at(target)
+        with _translated():
+            if origin is bucket:
+                obstore.copy(bucket.writes, source_key, key, overwrite=not create)
+            else:  # which obstore cannot
+                data = obstore.get(origin.reads, source_key).bytes()
+                obstore.put(bucket.writes, key, data, mode="create" if create else "overwrite")
+
+    def rm(self, path: str, recursive: bool) -> None:
+        """Remove an object and all below it."""
+        import obstore
+
+        bucket, key = self._at(path)
+        listed = obstore.list(bucket.reads, key, chunk_size=DELETED_AT_ONCE)
+        with _translated():
+            doomed = [key, *(each["path"] for each in next(listed, []))]
+            while doomed:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    obstore.delete(bucket.reads, doomed)
+                doomed = [each["path"] for each in next(listed, [])]
+
+
+async def _read_all(parts: Sequence[tuple[Bucket, str, int | None, int | None]]) -> list[Any]:
+    import obstore
+
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def read(bucket: Bucket, key: str, start: int | None, end: int | None) -> bytes:
+        if start is not None and start == end:
+            return b""
+        async with limit:
+            with _translated():
+                if start is None or end is None:
+                    answer = await obstore.get_async(bucket.reads, key)
+                    return (await answer.bytes_async()).to_bytes()
+                found = await obstore.get_range_async(bucket.reads, key, start=start, end=end)
+                return found.to_bytes()
+
+    return await asyncio.gather(*(read(*part) for part in parts), return_exceptions=True)
+
+
+def _translate_from_library(error: Exception) -> Exception:
+    """Translate an error of boto3 or of Azure's library."""
+    response = getattr(error, "response", None)
+    status = getattr(error, "status_code", None)  # Azure's
+    if isinstance(response, Mapping):  # boto3's
+        status = response["ResponseMetadata"]["HTTPStatusCode"]
+    if status is None:
+        return ConnectionError(f"the connection failed ({type(error).__name__})")
+    return _error_of(status, f"the service answered {status}")
+
+
+# --- forked processes ---------------------------------------------------------------------------
+
+
+class _Relay:
+    """An `ObjectStore` in a process of its own, for a process that was forked from a user of one.
+
+    The threads of obstore are gone in a forked child, and a request there would wait for ever.
+    """
+
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
+        self._of = kind, dict(options)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
+            calls, results = self._process.stdin, self._process.stdout
+            assert calls is not None
+            assert results is not None
+            try:
+                pickle.dump((self._of, name, arguments, options), calls)
+                calls.flush()
+                succeeded, result = pickle.load(results)
+            except (EOFError, OSError):
+                self._process = None
+                raise ConnectionError("the process that makes the requests ended") from None
+        if not succeeded:
+            raise result
+        return result
+
+
+def serve() -> None:
+    """Carry out the calls that come from a `_Relay`, until it is gone."""
+    calls, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what anybody prints is none of them
+    while True:
+        try:
+            store, name, arguments, options = pickle.load(calls)
+        except EOFError:
+            return
+        answer: tuple[bool, Any]
+        try:
+            answer = True, getattr(object_store(*store), name)(*arguments, **options)
+        except Exception as error:
+            answer = False, error
+        pickle.dump(answer, results)
+        results.flush()
+
+
+_stores: dict[tuple[int, str], Any] = {}
+"""By process and options, for as long as the process lives: a child must not close what its parent
+has open."""
+
+
+def object_store(kind: str, options: Mapping[str, Any]) -> Any:
+    """Return this process's `ObjectStore` for these options."""
+    process = os.getpid()
+    name = process, repr((kind, sorted(options.items())))
+    if name not in _stores:
+        forked = any(other != process for other, _ in _stores)
+        # Without a lock: a fork beside it would leave it locked.
+        _stores.setdefault(name, (_Relay if forked else ObjectStore)(kind, options))
+    return _stores[name]

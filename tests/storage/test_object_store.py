@@ -1,0 +1,240 @@
+"""S3 and Azure through obstore: options, credentials, errors, and processes that fork."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from precache.errors import StorageError, UsageError
+from precache.storage import service_options
+from precache.storage.base import NO_NAME
+from precache.storage.open import open_folder
+from tests.support.servers import Fault, FaultProxy, S3Server, reset, status
+
+pytest.importorskip("obstore", reason="what these tests are of")
+
+NAMES = [f"{number:02d}" for number in range(10)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(s3: S3Server) -> None:
+    """Ten objects of 100 bytes."""
+    folder = open_folder("s3://bucket/x", s3.options())
+    for name in NAMES:
+        folder.put(name, [name.encode() * 50])
+
+
+def put_raw(server: S3Server, key: str, data: bytes, **headers: str) -> None:
+    """An object with headers of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("PUT", f"/bucket/{key}", data, named)
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def test_one_request_reads_an_object(s3: S3Server, proxy: FaultProxy) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    assert folder.read_many(NAMES, [100] * 10) == [name.encode() * 50 for name in NAMES]
+    assert folder.read_ranges([("03", 10, 4), ("04", 96, 4)]) == [b"0303", b"0404"]
+    assert sum(proxy.seen.values()) == 12
+
+
+def test_an_object_that_grew_shows_by_a_byte_more(s3: S3Server) -> None:
+    folder = open_folder("s3://bucket/x", s3.options())
+    assert folder.read_many(["05", "06"], [60, -1]) == [(b"05" * 50)[:61], b"06" * 50]
+
+
+def test_only_what_failed_is_requested_again(s3: S3Server, proxy: FaultProxy) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/07"] = [status(503), reset, status(503)]
+    assert folder.read_many(["06", "07"], [100, 100]) == [b"06" * 50, b"07" * 50]
+    assert (proxy.requests("GET", "/06"), proxy.requests("GET", "/07")) == (1, 4)
+
+
+def no_http(handler: Any, upstream: int, data: bytes) -> bool:
+    """Answer with something else."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nno header at all\r\n\r\n")
+    handler.close_connection = True
+    return True
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [(status(503), "503 Service Unavailable"), (no_http, "error sending req")]
+)
+def test_messages_give_the_reason_and_no_signature(
+    fault: Fault, reason: str, s3: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "precache")
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/07"] = [fault, status(403)]
+    [error] = folder.read_many(["07"], [100])
+    text = f"{error} {caplog.text}"
+    assert reason in text
+    assert "; trying again in" in text
+    assert not any(part in text for part in ("X-Amz", "AWS4", "Debug", s3.options()["secret"]))
+
+
+def test_bytes_come_as_they_are_stored(s3: S3Server) -> None:
+    """Also those that a browser would unpack."""
+    packed = gzip.compress(b"pixels" * 100)
+    put_raw(s3, "names/packed", packed, content_encoding="gzip")
+    folder = open_folder("s3://bucket/names", s3.options())
+    assert folder.read_many(["packed", "packed"], [-1, len(packed)]) == [packed, packed]
+
+
+@pytest.mark.parametrize(
+    "name", ["grand chat/1 %20.jpg", "Kätzchen/3&4+5.jpg", "a%b/'6'.jpg", "q?a#", "x[1]/*~"]
+)
+def test_keys_of_any_letters_are_read(name: str, s3: S3Server) -> None:
+    folder = open_folder("s3://bucket/names", s3.options())
+    folder.put(name, [b"1"])
+    assert folder.read_many([name, name], [1, -1]) == [b"1", b"1"]
+    assert name in [info.name for info in folder.walk()]
+
+
+def test_keys_with_control_characters_are_left_out_and_refused(s3: S3Server) -> None:
+    put_raw(s3, "control/a%07b.jpg", b"1")
+    put_raw(s3, "control/c.jpg", b"1")
+    folder, left_out = open_folder("s3://bucket/control", s3.options()), list[tuple[str, str]]()
+    assert [info.name for info in folder.walk(lambda *what: left_out.append(what))] == ["c.jpg"]
+    assert left_out == [("a\x07b.jpg", NO_NAME)]
+    with pytest.raises(StorageError, match="its name has a control character; rename it"):
+        folder.read("a\x07b.jpg")
+
+
+def test_what_is_missing_or_forbidden_is_requested_once(s3: S3Server, proxy: FaultProxy) -> None:
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    proxy.faults["GET", "/08"] = [status(403)]
+    missing, forbidden = folder.read_many(["nowhere", "08"], [5, 100])
+    assert isinstance(missing, StorageError)
+    assert str(missing) == "cannot read s3://bucket/x/nowhere: there is no such object"
+    assert isinstance(forbidden, StorageError)
+    assert "check the credentials and what they may do" in str(forbidden)
+    assert sum(proxy.seen.values()) == 2
+
+
+def test_marks_of_folders_are_no_objects(s3: S3Server) -> None:
+    put_raw(s3, "marked/cat/", b"")
+    put_raw(s3, "marked/cat/1.jpg", b"1")
+    put_raw(s3, "marked/empty.jpg", b"")
+    folder = open_folder("s3://bucket/marked", s3.options())
+    assert sorted(info.name for info in folder.walk()) == ["cat/1.jpg", "empty.jpg"]
+    assert folder.names() == ["cat", "empty.jpg"]
+
+
+# --- credentials and options --------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody has put any where boto3 looks."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.mark.usefixtures("no_credentials")
+@pytest.mark.parametrize("place", ["environment", "profile"])
+def test_credentials_are_those_that_boto3_finds(
+    place: str, s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {"endpoint_url": f"http://127.0.0.1:{proxy.port}"}
+    if place == "environment":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "else")
+    else:
+        (tmp_path / ".aws").mkdir()
+        secrets = "[mine]\naws_access_key_id = someone\naws_secret_access_key = else\n"
+        (tmp_path / ".aws/credentials").write_text(secrets)
+        options["profile"] = "mine"
+    folder = open_folder("s3://bucket/x", options)
+    assert folder.read_many(["02"], [100]) == [b"02" * 50]
+
+
+def test_keys_that_are_given_are_not_mixed_with_those_of_the_environment(
+    s3: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-another-key")
+    tokens = list[str | None]()
+    handle = proxy._server.RequestHandlerClass._pass  # type: ignore[attr-defined]
+
+    def watch(handler: Any) -> None:
+        tokens.append(handler.headers.get("x-amz-security-token"))
+        handle(handler)
+
+    monkeypatch.setattr(proxy._server.RequestHandlerClass, "do_GET", watch)
+    folder = open_folder("s3://bucket/x", s3.options(proxy.port))
+    assert folder.read("02") == b"02" * 50
+    assert tokens == [None]
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_nobody_needs_credentials_for_what_is_public(s3: S3Server) -> None:
+    put_raw(s3, "public/02", b"for all", x_amz_acl="public-read")
+    options = {"endpoint_url": f"http://127.0.0.1:{s3.port}"}
+    folder = open_folder("s3://bucket/public", {**options, "anon": True})
+    assert folder.read_many(["02"], [7]) == [b"for all"]
+    with pytest.raises(UsageError, match="there are no credentials for s3://; give key and secr"):
+        open_folder("s3://bucket/public", options).read("02")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("s3://bucket", {"secert": "hidden"}, "unknown storage option of s3:// 'secert'; known ar"),
+        ("s3://bucket", {"client_kwargs": {"region": 1}}, "unknown key of client_kwargs 'region';"),
+        ("s3://bucket", {"profile": "hidden"}, r"cannot connect to bucket \(ProfileNotFound\); ch"),
+        ("az://bucket", {"acount_key": "hidden"}, "unknown storage option of az:// 'acount_key'; "),
+        ("az://bucket", {"account_key": "hidden"}, "az:// needs the name of an account; give acc"),
+    ],
+)
+def test_options_that_are_wrong_are_refused_without_their_values(
+    url: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(UsageError, match=message) as caught:
+        open_folder(url, options).read("a")
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_region_of_a_bucket_is_found_by_whoever_may_only_read_its_objects() -> None:
+    from botocore.exceptions import ClientError
+
+    def head_bucket(**arguments: str) -> None:
+        metadata = {"HTTPStatusCode": 403, "HTTPHeaders": {"x-amz-bucket-region": "eu-north-1"}}
+        raise ClientError({"Error": {"Code": "403"}, "ResponseMetadata": metadata}, "HeadBucket")
+
+    client = SimpleNamespace(head_bucket=head_bucket)
+    assert service_options._region(client, "bucket") == "eu-north-1"
+
+
+# --- forks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_reads_and_lists(s3: S3Server) -> None:
+    """The threads of obstore are its parent's."""
+    folder = open_folder("s3://bucket/x", s3.options())
+    assert folder.read("01") == b"01" * 50
+    child = os.fork()
+    if child == 0:
+        outcome = 1
+        try:
+            right = folder.read_many(["01", "02"], [100, 100]) == [b"01" * 50, b"02" * 50]
+            listed = sorted(info.name for info in folder.walk()) == folder.names() == NAMES
+            outcome = 0 if right and listed and folder.get("nowhere") is None else 2
+        finally:
+            os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert folder.read("02") == b"02" * 50
