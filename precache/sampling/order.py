@@ -30,7 +30,7 @@ def _mix(x: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 class Permutation:
-    """A keyed pseudo-random bijection of ``range(n)``, evaluated at any position.
+    """A keyed pseudo-random bijection of ``range(n)``, n up to 2**62, evaluated at any position.
 
     A balanced Feistel network over the smallest even number of bits that holds `n`, with cycle
     walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): constant memory

@@ -35,7 +35,7 @@ def test_a_permutation_is_a_bijection(n: int, seed: int, epoch: int) -> None:
     np.testing.assert_array_equal(np.sort(images), np.arange(n))
 
 
-@given(st.integers(1, 2**63 - 1), st.integers(0, 100), st.data())
+@given(st.integers(1, 2**62), st.integers(0, 100), st.data())
 def test_any_position_of_any_size_can_be_asked_alone(
     n: int, seed: int, data: st.DataObject
 ) -> None:
