@@ -237,6 +237,7 @@ class _Rows:
         timing: Timing,
     ) -> None:
         self._task, self._actions, self._writers, self._timing = task, actions, writers, timing
+        self._notes = notes()
         self.content: list[str] = []
         self.holes: dict[int, str] = {}
         self.labels = [-1] * len(task.keys)
@@ -267,8 +268,7 @@ class _Rows:
             sample, reason = self._sample_of(place, fetched)
             content = sample.content
             row = self._actions.with_sample(place, content, reason)
-        at = notes()
-        at.begin(DECODING, key)
+        self._notes.begin(DECODING, key)
         reason = row.hole or stage_row(row.fields, self._writers, place, key, sample)
         self.content.append(content)
         self.reused += row.reuses and (reason != "" or not row.fetches)
@@ -280,7 +280,7 @@ class _Rows:
                 writer.leave_hole(place)
             else:
                 writer.keep(place)
-        at.end()
+        self._notes.end()
         spent += timing.charge("encode")
         if sample is not None:
             timing.note(task.first_row + place, spent, timing.count(sample))
