@@ -185,7 +185,7 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
     built = {name: all_built[name] for name in task.objects}
     sums = {name: writer.sums() for name, writer in writers.items()}
     require_lease(task)
-    objects = {name: each.stored for name, each in built.items()}
+    objects = {name: built_object.stored for name, built_object in built.items()}
     if task.lost is None:
         try:
             objects = create_objects(task, built)
@@ -202,7 +202,7 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
         cpu_seconds=timing.cpu_seconds,
         import_seconds=0.0 if actions.linked or next(_tasks_before) else timing.cpu_before,
         labels=rows.labels if task.job.fetch_labels else None,
-        reused=all(each.is_base for each in built.values()),
+        reused=all(built_object.is_base for built_object in built.values()),
         rows_reused=rows.reused,
         host=node_name(),
         began=timing.began,
