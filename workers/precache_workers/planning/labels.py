@@ -1,8 +1,8 @@
-"""Labels from a file, and the class map that numbers them.
+"""Read labels from a file, and the class map that numbers them.
 
 Keys and class names are compared in Unicode's normal form C: editors and file systems differ in how
 they compose letters. Lines that fit no sample, and samples that get no label, are logged with their
-count and an example. More than a few of them are refused, for they are rarely meant.
+count and an example. More than a few of them are refused, as they are rarely intended.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Line(NamedTuple):
 def override_labels(
     table: RowTable, path: str, classes: Iterable[str] = (), *, accept_unmatched: bool = False
 ) -> RowTable:
-    """Labels from a CSV file of (key, label); other samples keep theirs.
+    """Give samples the labels of a CSV file of (key, label); other samples keep theirs.
 
     Labels that are all whole numbers from -1 up are class numbers, -1 for none; others are class
     names, sorted together with those of the samples that keep theirs.
@@ -74,17 +74,17 @@ def override_labels(
     """
     where = shown(path)
     lines = _read_lines(path)
-    given, unmatched = _matched(table, lines, where)
-    if not given:
+    line_of, unmatched = _matched(table, lines, where)
+    if not line_of:
         raise SourceError(
             f"no key of {where} is in the source; its first is {_short(lines[0].key)}, the "
             f"source's first {_short(table.keys[0])}"
         )
-    lines = [*given.values(), *unmatched]
+    lines = [*line_of.values(), *unmatched]
     numbers = _are_numbers(lines, {*table.classes, *classes}, where)
-    found = _numbered(table, given, where) if numbers else _named(table, given)
-    bare = [row for row in np.flatnonzero(found.labels < 0).tolist() if row not in given]
-    kept = len(table) - len(given) - len(bare)
+    labelled = _numbered(table, line_of, where) if numbers else _named(table, line_of)
+    bare = [row for row in np.flatnonzero(labelled.labels < 0).tolist() if row not in line_of]
+    unlisted = len(table) - len(line_of) - len(bare)
     notes = []
     if unmatched:
         first = unmatched[0]
@@ -104,26 +104,26 @@ def override_labels(
                 f"{'; '.join(notes)}; the source's first key is {_short(table.keys[0])}. Correct "
                 "the file, or accept this with --accept-unmatched"
             )
-    if kept:
+    if unlisted:
         notes.append(
-            f"{kept:,} of {len(table):,} samples have no line in {where}, and keep their class"
+            f"{unlisted:,} of {len(table):,} samples have no line in {where}, and keep their class"
         )
     if notes:
         log.warning("%s", "; ".join(notes))
-    return found
+    return labelled
 
 
 def _matched(
     table: RowTable, lines: Sequence[_Line], where: str
 ) -> tuple[dict[int, _Line], list[_Line]]:
-    """Row -> its line; lines that fit no row."""
+    """Match lines with rows: row -> line, and the lines that fit no row."""
     rows: dict[str, int] = {}
-    twins: dict[str, int] = {}
+    ambiguous: dict[str, int] = {}
     for row, key in enumerate(table.keys):
         if rows.setdefault(_composed(key), row) != row:
-            twins[_composed(key)] = row
-    lines_of: dict[str, _Line] = {}
-    given: dict[int, _Line] = {}
+            ambiguous[_composed(key)] = row
+    first_lines: dict[str, _Line] = {}
+    line_of: dict[int, _Line] = {}
     unmatched: list[_Line] = []
     for place, line in enumerate(lines):
         name = _composed(line.key)
@@ -132,23 +132,23 @@ def _matched(
         cells = (line.key, line.label)
         if place == 0 and name not in rows and _is_header(cells):
             continue
-        before = lines_of.setdefault(name, line)
+        before = first_lines.setdefault(name, line)
         if _composed(before.label) != _composed(line.label):
             raise SourceError(
                 f"{where} gives {_short(line.key)} two labels: {_short(before.label)} in line "
                 f"{before.number} and {_short(line.label)} in line {line.number}"
             )
-        if name in twins:
-            keys = table.keys[rows[name]], table.keys[twins[name]]
+        if name in ambiguous:
+            keys = table.keys[rows[name]], table.keys[ambiguous[name]]
             raise SourceError(
                 f"line {line.number} of {where} fits two samples, whose keys differ only in how "
                 f"their letters are composed: {keys[0]!a} and {keys[1]!a}; rename one"
             )
         if name in rows:
-            given[rows[name]] = line
+            line_of[rows[name]] = line
         elif before is line:
             unmatched.append(line)
-    return given, unmatched
+    return line_of, unmatched
 
 
 def _is_header(cells: Sequence[str]) -> bool:
@@ -160,22 +160,22 @@ def _are_numbers(lines: Sequence[_Line], names: set[str], where: str) -> bool:
     numbers = [line for line in lines if _NUMBER.fullmatch(line.label)]
     if len(numbers) == len(lines):
         return True
-    strange = next((line for line in numbers if line.label not in names), None)
-    if strange is not None:
+    numeral = next((line for line in numbers if line.label not in names), None)
+    if numeral is not None:
         name = next(line for line in lines if not _NUMBER.fullmatch(line.label))
         raise SourceError(
             f"{where} has {_short(name.label)}, a name, in line {name.number}, and "
-            f"{_short(strange.label)}, a number, in line {strange.number}; give class names or "
+            f"{_short(numeral.label)}, a number, in line {numeral.number}; give class names or "
             "class numbers alone, or with --classes names that may be numbers. The header is "
             "key,label where there is one"
         )
     return False
 
 
-def _numbered(table: RowTable, given: dict[int, _Line], where: str) -> RowTable:
+def _numbered(table: RowTable, line_of: dict[int, _Line], where: str) -> RowTable:
     labels = table.labels.tolist()
     most = max(MOST_EMPTY_CLASSES, len(table))
-    for row, line in given.items():
+    for row, line in line_of.items():
         digits = line.label.lstrip("0") or "0"
         if digits.startswith("-") and digits != "-1":
             raise SourceError(
@@ -189,15 +189,15 @@ def _numbered(table: RowTable, given: dict[int, _Line], where: str) -> RowTable:
                 "without gaps, or give names"
             )
         labels[row] = int(digits)
-    kept = table.classes if len(given) < len(table) else ()
-    names = map(str, range(len(kept), max(labels) + 1))
-    return _relabelled(table, labels, (*kept, *names))
+    source_classes = table.classes if len(line_of) < len(table) else ()
+    names = map(str, range(len(source_classes), max(labels) + 1))
+    return _relabelled(table, labels, (*source_classes, *names))
 
 
-def _named(table: RowTable, given: dict[int, _Line]) -> RowTable:
+def _named(table: RowTable, line_of: dict[int, _Line]) -> RowTable:
     names = _names(table)
     spelt = {_composed(name): name for name in names if name is not None}
-    for row, line in given.items():
+    for row, line in line_of.items():
         names[row] = spelt.setdefault(_composed(line.label), line.label)
     classes = tuple(sorted({name for name in names if name is not None}))
     lookup: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
@@ -205,7 +205,7 @@ def _named(table: RowTable, given: dict[int, _Line]) -> RowTable:
 
 
 def _names(table: RowTable) -> list[str | None]:
-    """The class of each sample by name; by number where the source names none."""
+    """List the class of each sample by name, or by number where the source names none."""
     known = dict(enumerate(table.classes))
     return [known.get(n, str(n)) if n >= 0 else None for n in table.labels.tolist()]
 
@@ -213,7 +213,7 @@ def _names(table: RowTable) -> list[str | None]:
 def _read_lines(path: str) -> list[_Line]:
     where = shown(path)
     text = _read_text(path, where)
-    # Spaces before a quote would make the quotes a part of the label.
+    # With a space before it, a quote would be part of the label.
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     lines, end = [], 0
     try:
@@ -221,7 +221,7 @@ def _read_lines(path: str) -> list[_Line]:
             end = reader.line_num
             if row and row != [""]:
                 lines.append(_line(end, row, where))
-    except csv.Error as error:  # its own number is that of the last line it took in
+    except csv.Error as error:  # `line_num` is that of the last line that was read
         raise SourceError(f"line {end + 1} of {where} is not CSV: {error}") from None
     if not lines or (len(lines) == 1 and _is_header(lines[0][1:])):
         raise SourceError(f"{where} holds no label; each line is key,label")
@@ -283,9 +283,9 @@ def _composed(text: str) -> str:
 def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTable:
     """Number the labels by a given class map."""
     numbers = {_composed(name): i for i, name in enumerate(classes)}
-    numbers |= {name: i for i, name in enumerate(classes)}  # as it is written, first of all
+    numbers |= {name: i for i, name in enumerate(classes)}  # an exact match comes first
     used = _names(table)
-    found: dict[str, int] = {}
+    number_of: dict[str, int] = {}
     name_of: dict[int, str] = {}
     unknown = []
     for name in sorted({name for name in used if name is not None}):
@@ -293,7 +293,7 @@ def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTa
         if number is None:
             unknown.append(name)
             continue
-        found[name] = number
+        number_of[name] = number
         if (other := name_of.setdefault(number, name)) != name:
             raise SourceError(
                 f"the source has {other!a} and {name!a}, which differ only in how their "
@@ -304,18 +304,18 @@ def freeze_classes(table: RowTable, classes: Sequence[str], where: str) -> RowTa
             f"the source has classes that {where} does not: {', '.join(unknown[:10])}; "
             "remove them or build without --classes"
         )
-    for name, other in zip(found, list(found)[1:], strict=False):
-        if found[name] == found[other]:
+    for name, other in zip(number_of, list(number_of)[1:], strict=False):
+        if number_of[name] == number_of[other]:
             raise SourceError(
                 f"the source has {name!a} and {other!a}, which differ only in how their "
                 f"letters are composed, and {where} has one of them; rename one"
             )
-    labels = [-1 if name is None else found[name] for name in used]
+    labels = [-1 if name is None else number_of[name] for name in used]
     return _relabelled(table, labels, tuple(classes))
 
 
 def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str, ...]:
-    """Class names from a store, a JSON list, or a text file with one a line."""
+    """Read class names from a store, a JSON list, or a text file with one a line."""
     path, where = Path(uri), f"--classes {shown(uri)}"
     if not path.is_file():
         try:
@@ -326,7 +326,7 @@ def read_classes(uri: str, storage_options: StorageOptions = None) -> tuple[str,
         text = path.read_text("utf-8-sig")
         names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.split("\n")
         text = "".join(names) if isinstance(names, list) else ""
-        text.encode()  # JSON may hold halves of characters
+        text.encode()  # JSON may hold lone surrogates
     except (MemoryError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = str(error) or "memory does not suffice for it"
         raise SourceError(

@@ -78,7 +78,7 @@ def reuse_action(match: FieldMatch) -> Action:
 
 @dataclass(frozen=True)
 class RowActions:
-    """How a row comes about.
+    """The actions that make a row, or the reason why it is a hole.
 
     Attributes
     ----------

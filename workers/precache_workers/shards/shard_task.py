@@ -185,7 +185,7 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
     built = {name: all_built[name] for name in task.objects}
     sums = {name: writer.sums() for name, writer in writers.items()}
     require_lease(task)
-    objects = {name: each.stored for name, each in built.items()}
+    objects = {name: built_object.stored for name, built_object in built.items()}
     if task.lost is None:
         try:
             objects = create_objects(task, built)
@@ -202,7 +202,7 @@ def _execute(task: ShardTask, actions: ShardActions, opened: Mapping[str, BaseRo
         cpu_seconds=timing.cpu_seconds,
         import_seconds=0.0 if actions.linked or next(_tasks_before) else timing.cpu_before,
         labels=rows.labels if task.job.fetch_labels else None,
-        reused=all(each.is_base for each in built.values()),
+        reused=all(built_object.is_base for built_object in built.values()),
         rows_reused=rows.reused,
         host=node_name(),
         began=timing.began,
@@ -237,6 +237,7 @@ class _Rows:
         timing: Timing,
     ) -> None:
         self._task, self._actions, self._writers, self._timing = task, actions, writers, timing
+        self._notes = notes()
         self.content: list[str] = []
         self.holes: dict[int, str] = {}
         self.labels = [-1] * len(task.keys)
@@ -267,8 +268,7 @@ class _Rows:
             sample, reason = self._sample_of(place, fetched)
             content = sample.content
             row = self._actions.with_sample(place, content, reason)
-        at = notes()
-        at.begin(DECODING, key)
+        self._notes.begin(DECODING, key)
         reason = row.hole or stage_row(row.fields, self._writers, place, key, sample)
         self.content.append(content)
         self.reused += row.reuses and (reason != "" or not row.fetches)
@@ -280,7 +280,7 @@ class _Rows:
                 writer.leave_hole(place)
             else:
                 writer.keep(place)
-        at.end()
+        self._notes.end()
         spent += timing.charge("encode")
         if sample is not None:
             timing.note(task.first_row + place, spent, timing.count(sample))
