@@ -339,13 +339,13 @@ def doctor(
         the recipe makes a row of.
     """
     try:
-        from precache_workers.doctor.measure import Question, examine
+        from precache_workers.doctor.measure import DoctorRequest, examine
     except ModuleNotFoundError as error:
         raise UsageError(
             f"doctor decodes samples and needs {error.name}: pip install 'precache[workers]'"
         ) from None
     recipe = recipe if isinstance(recipe, Recipe) else _read_recipe(recipe)
-    question = Question(
+    request = DoctorRequest(
         os.fspath(source),
         recipe,
         samples=whole("samples", samples, 1),
@@ -357,7 +357,7 @@ def doctor(
         storage_options=storage_options,
         follow_links=follow_links,
     )
-    return examine(question, tick)
+    return examine(request, tick)
 
 
 def _read_recipe(path: str | os.PathLike[str] | None) -> Recipe:

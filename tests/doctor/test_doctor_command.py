@@ -12,7 +12,7 @@ from rich.console import Console
 import precache
 from precache_workers.doctor.report import DoctorReport
 from precache_workers.doctor.text import cores, duration, number, print_prognosis
-from precache_workers.profiling.measured import CodecTimes, Host
+from precache_workers.profiling.measurements import CodecTimes, Host
 from tests.doctor.test_report import ask, cut, measured, times
 from tests.support.building import cli, environment, write, write_jpegs
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from precache_workers.doctor.report import (
     DoctorReport,
     best_cut,
-    prognosis,
+    doctor_report,
     relative_error,
     source_rate,
     spread_ms,
 )
-from precache_workers.profiling.measured import (
+from precache_workers.profiling.measurements import (
     CodecTimes,
     CutTimes,
     Host,
@@ -79,7 +79,7 @@ def measured(**changes: Any) -> SourceMeasurements:
 
 
 def ask(found: SourceMeasurements, rate: float = 1000, cores: int = 4) -> DoctorReport:
-    return prognosis(found, rate, cores, 12.0)
+    return doctor_report(found, rate, cores, 12.0)
 
 
 def test_cores_without_a_cache_come_of_means() -> None:

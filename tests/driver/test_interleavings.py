@@ -31,7 +31,7 @@ import precache_workers.driver.build
 import precache_workers.driver.commit
 import precache_workers.driver.heartbeat
 import precache_workers.driver.run_monitor
-import precache_workers.shards.probe
+import precache_workers.profiling.probe
 import precache_workers.shards.rows
 import precache_workers.shards.shard_objects
 import precache_workers.shards.shard_task
@@ -176,12 +176,12 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(precache_workers.driver.build, "source_to_keep", lambda source: None)
     monkeypatch.setattr(precache_workers.driver.build, "shown", str)
-    monkeypatch.setattr(precache_workers.driver.run_monitor, "FinishedLog", Silent)
+    monkeypatch.setattr(precache_workers.driver.run_monitor, "ShardLogWriter", Silent)
     monkeypatch.setattr(
         precache_workers.driver.commit, "prefetch", one_by_one
     )  # on the actor's own thread
     for module in (
-        precache_workers.shards.probe,
+        precache_workers.profiling.probe,
         precache_workers.shards.shard_task,
     ):  # on the actor's own thread
         monkeypatch.setattr(module, "run_in_time", lambda work, seconds: work())
@@ -239,11 +239,11 @@ def build(source: Rows, retry_failed: bool = False) -> str:
         retry_failed=retry_failed,
     )
     with BuildProgress(False) as progress:
-        account = RunMonitor(request, progress)
+        monitor = RunMonitor(request, progress)
         try:
-            return _Build(request, progress, account).run().version
+            return _Build(request, progress, monitor).run().version
         except Exception as error:
-            account.fail(error)
+            monitor.fail(error)
             raise
 
 
@@ -422,13 +422,13 @@ def minimal(source: Rows) -> str:
     goal = TargetVersion.of(ACTORS.store, VersionSpec(RECIPE, "f", table, table.digest), 4, SHAPES)
     request = Request(source, "store", RECIPE, address="serial")  # type: ignore[arg-type]
     with BuildProgress(False) as progress:
-        account = RunMonitor(request, progress)
-        build = _Build(request, progress, account)
+        monitor = RunMonitor(request, progress)
+        build = _Build(request, progress, monitor)
         build.listed = ListedSource(goal.spec, Placed(table), 0, {}, False, 0.0)
         try:
             return build._make(run_serial, Work(goal, None, {}, [0])).version
         except Exception as error:
-            account.fail(error)
+            monitor.fail(error)
             raise
 
 

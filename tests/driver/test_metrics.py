@@ -19,6 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from precache.store.receipts import Receipt
+from precache_workers.driver.metrics import BuildMetrics, Figures
+from precache_workers.driver.totals import BuildTotals
 from tests.support.building import (
     HELD,
     cli,
@@ -225,11 +228,29 @@ def test_a_client_that_loses_its_cluster_says_so(opened: Open, tmp_path: Path) -
     assert build.returncode == 1
 
 
+def test_each_export_has_what_was_added_since_the_last() -> None:
+    totals, exported = BuildTotals(planned=3), list[Figures]()
+    metrics = BuildMetrics(totals, exported.append)
+    for host, images in (("a", 2), ("b", 4), ("a", 8)):
+        totals.add(Receipt(0, {}, {}, [""] * images, {}, {"ops": 1.5}, 0.5, host=host), 0.0)
+        metrics.shard_done(host, 1.5)
+        metrics.export()
+    assert sum(figures.planned for figures in exported) == 3
+    images = [(n, t.images) for figures in exported for n, t in figures.nodes.items() if t.images]
+    assert images == [("a", 2), ("b", 4), ("a", 8)]
+    assert [wall for figures in exported for wall in figures.walls] == [
+        ("a", 1.5), ("b", 1.5), ("a", 1.5),
+    ]  # fmt: skip
+    stages = [total.stages.get("ops", 0.0) for each in exported for total in each.nodes.values()]
+    assert sum(stages) == 4.5
+
+
 def test_a_process_that_joined_no_ray_has_no_metrics() -> None:
     code = (
         "import sys\n"
         "from precache_workers.driver.metrics import build_metrics\n"
-        "assert build_metrics('store', '3f2a') is None\n"
+        "from precache_workers.driver.totals import BuildTotals\n"
+        "assert build_metrics('store', '3f2a', BuildTotals()) is None\n"
         "assert 'ray' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())

@@ -1,8 +1,9 @@
-"""What a terminal shows of a build on several nodes."""
+"""The terminal display of a build on several nodes."""
 
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver.node_table import SHOWN, NodeProgress, nodes_table
-from precache_workers.driver.tally import Tally
+from precache_workers.driver.totals import BuildTotals
 from tests.support.building import poll
 
 
@@ -21,11 +22,16 @@ def receipt(host: str, wall: float = 2.0, holes: int = 0) -> Receipt:
     return Receipt(0, made, why, [""] * 500, {}, {"ops": wall}, wall, host=host, fetched=10**9)
 
 
-def tally_of(hosts: list[str]) -> Tally:
-    tally = Tally(len(hosts) + 1234)
+def totals_of(hosts: list[str]) -> BuildTotals:
+    totals = BuildTotals(planned=len(hosts) + 1234)
     for host in hosts:
-        tally.add(receipt(host, holes=3), now=100.0)
-    return tally
+        totals.add(receipt(host, holes=3), now=100.0)
+    return totals
+
+
+def count(progress: NodeProgress, totals: BuildTotals, host: str) -> None:
+    progress.note_node(host)
+    totals.add(receipt(host), time.monotonic())
 
 
 def words(table: Text) -> list[str]:
@@ -33,7 +39,7 @@ def words(table: Text) -> list[str]:
 
 
 def test_each_node_has_a_line_with_its_figures() -> None:
-    table = nodes_table(tally_of(["10.0.0.10", "10.0.0.2", "10.0.0.2"]), {"10.0.0.2": 4}, 100.0)
+    table = nodes_table(totals_of(["10.0.0.10", "10.0.0.2", "10.0.0.2"]), {"10.0.0.2": 4}, 100.0)
     assert table is not None
     assert words(table) == [
         "node shards images/s MB/s in MB/s out failed idle cores",
@@ -45,17 +51,17 @@ def test_each_node_has_a_line_with_its_figures() -> None:
 
 
 def test_one_node_has_no_table() -> None:
-    assert nodes_table(Tally(3), {}, 0.0) is None
-    assert nodes_table(tally_of(["a", "a"]), {}, 100.0) is None
+    assert nodes_table(BuildTotals(planned=3), {}, 0.0) is None
+    assert nodes_table(totals_of(["a", "a"]), {}, 100.0) is None
 
 
 def test_many_nodes_share_the_last_line() -> None:
     hosts = [f"node-{number}" for number in range(SHOWN + 20)]
-    table = nodes_table(tally_of(hosts), dict.fromkeys(hosts, 2), 100.0)
+    table = nodes_table(totals_of(hosts), dict.fromkeys(hosts, 2), 100.0)
     assert table is not None
     assert len(words(table)) == SHOWN + 3
     assert words(table)[-2] == "20 more 20 5,000 10,000.0 4,000.0 60 20 of 40"
-    partly = nodes_table(tally_of(hosts), dict.fromkeys(hosts[:-1], 2), 100.0)
+    partly = nodes_table(totals_of(hosts), dict.fromkeys(hosts[:-1], 2), 100.0)
     assert partly is not None
     assert words(partly)[-2].endswith(" 20 in use")
 
@@ -71,9 +77,10 @@ def test_the_table_appears_under_the_bar_and_leaves_with_it() -> None:
 
     with NodeProgress(MofNCompleteColumn(), console=console, disable=False) as progress:
         bar = progress.add_task("", total=3)
-        progress.watch(3, cpus)
+        totals = BuildTotals(planned=3)
+        progress.watch(totals, cpus)
         for host in "aba":
-            progress.count(receipt(host))
+            count(progress, totals, host)
             progress.advance(bar)
         poll(lambda: "7 of 8" in screen.getvalue(), "the table is drawn")
         progress.update(bar, visible=False)
@@ -91,17 +98,18 @@ def test_a_node_that_is_gone_has_no_idle_cores(monkeypatch: pytest.MonkeyPatch) 
     there = {"a": 8, "b": 8}
     with NodeProgress(MofNCompleteColumn(), console=console, disable=False) as progress:
         progress.add_task("", total=3)
-        progress.watch(3, lambda: dict(there))
-        progress.count(receipt("a"))
-        progress.count(receipt("b"))
+        totals = BuildTotals(planned=3)
+        progress.watch(totals, lambda: dict(there))
+        count(progress, totals, "a")
+        count(progress, totals, "b")
         poll(lambda: screen.getvalue().count(" of 8") >= 2, "both have idle cores")
         del there["b"]
-        progress.count(receipt("a"))
+        count(progress, totals, "a")
         poll(lambda: "in use" in screen.getvalue(), "one has them no longer")
 
 
 def test_what_is_not_shown_costs_nothing() -> None:
     console = Console(file=io.StringIO())
     with NodeProgress(MofNCompleteColumn(), console=console, disable=True) as progress:
-        progress.watch(3, lambda: 1 / 0)  # type: ignore[arg-type, return-value]  # not to be asked
-        progress.count(receipt("a"))
+        progress.watch(BuildTotals(), lambda: 1 / 0)  # type: ignore[arg-type, return-value]  # not called
+        progress.note_node("a")

@@ -21,6 +21,7 @@ from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
 from precache_workers.driver.report_page import BARS, ROWS, duration, page
+from precache_workers.driver.totals import BuildTotals
 from tests.support.browser import AXE, CHROMIUM, chromium
 from tests.support.building import cli, write, write_jpegs
 
@@ -276,7 +277,7 @@ def test_addresses_are_shown_without_secrets(uri: str, text: str) -> None:
 
 def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
     """Of a build that never was: so many shards on so many nodes, three at a time on each."""
-    made = []
+    receipts, totals = [], BuildTotals(planned=shards)
     for shard in range(shards):
         node, turn = shard % nodes, shard // nodes
         seconds = {"fetch": 0.1, "ops": 2.0 + node / 10, "encode": 0.5, "put": 0.1}
@@ -284,12 +285,13 @@ def figures(shards: int, nodes: int, **changes: Any) -> dict[str, Any]:
             shard, {"image": ShardObject(10**7, 1, 2 * 10**7)}, {}, [""] * 100, {}, seconds,
             2.5, host=f"10.0.0.{node}", began=1.7e9 + turn // 3 * 3, fetched=10**7,
         )  # fmt: skip
-        made.append(receipt)
-    account: Any = SimpleNamespace(
+        receipts.append(receipt)
+        totals.add(receipt, float(shard))
+    monitor: Any = SimpleNamespace(
         request=SimpleNamespace(source="photos", store="photos.store", address="auto"),
-        began=1.7e9, goal=None, made=made, receipts={}, shards=shards,
+        began=1.7e9, target=None, new_receipts=receipts, receipts={}, totals=totals,
     )  # fmt: skip
-    return {**summary(account), **changes}
+    return {**summary(monitor), **changes}
 
 
 def test_hostile_text_is_escaped_wherever_it_stands() -> None:

@@ -1,4 +1,4 @@
-"""What a build's driver writes for those who follow it."""
+"""The log that a build's driver writes for those who follow it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from precache.storage.local import LocalFolder
 from precache.store.receipts import Receipt, ShardObject
 from precache.store.shard_log import Finished, read_entries
 from precache_workers.driver import shard_log_writer
-from precache_workers.driver.shard_log_writer import FinishedLog
+from precache_workers.driver.shard_log_writer import ShardLogWriter
 from tests.support.building import poll
 
 
@@ -26,7 +26,7 @@ def logged(folder: LocalFolder) -> list[list[int]]:
 
 def test_an_entry_has_all_that_came_within_a_second(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
-    log = FinishedLog(folder, [])
+    log = ShardLogWriter(folder, [])
     log.add(receipt(7))
     poll(lambda: logged(folder) == [[7]], "the first one is logged at once")
     for shard in (3, 9, 1):
@@ -47,10 +47,10 @@ def test_another_driver_goes_on_where_the_log_ends(
 ) -> None:
     monkeypatch.setattr(shard_log_writer, "EVERY_SECONDS", 0.0)
     folder = LocalFolder(tmp_path)
-    one = FinishedLog(folder, [])
+    one = ShardLogWriter(folder, [])
     one.add(receipt(2))
     poll(lambda: logged(folder) == [[2]], "it is logged")
-    other = FinishedLog(folder, [receipt(n) for n in (4, 2, 0)])  # killed before 0 and 4 were
+    other = ShardLogWriter(folder, [receipt(n) for n in (4, 2, 0)])  # killed before 0 and 4 were
     poll(lambda: logged(folder) == [[2], [0, 4]], "what was missing is added")
     one.add(receipt(4))  # of a second copy of its task
     one.add(receipt(1))
@@ -64,7 +64,7 @@ def test_a_store_that_cannot_be_written_ends_no_build(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "_build").write_text("no folder")
-    log = FinishedLog(LocalFolder(tmp_path), [receipt(1)])
+    log = ShardLogWriter(LocalFolder(tmp_path), [receipt(1)])
     poll(lambda: "has to wait" in caplog.text, "a line in the log")
     (tmp_path / "_build").unlink()
     log.end()
@@ -72,5 +72,5 @@ def test_a_store_that_cannot_be_written_ends_no_build(
 
 
 def test_of_no_shards_no_log_is_made(tmp_path: Path) -> None:
-    FinishedLog(LocalFolder(tmp_path), []).end()
+    ShardLogWriter(LocalFolder(tmp_path), []).end()
     assert list(tmp_path.iterdir()) == []

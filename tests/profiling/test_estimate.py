@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache_workers.planning.shard_plan import FieldRows, ShardPlan
-from precache_workers.profiling.estimate import TimeCost, UnitTimes, estimate, makespan
+from precache_workers.profiling.estimate import UnitTimes, estimate, makespan
+from precache_workers.profiling.measurements import TimeCost
 
 
 @given(st.lists(st.floats(0, 100)), st.integers(1, 20))

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import precache
 from precache.cli.main import main
 from precache.store.layout import RowShape
+from precache_workers.profiling.measurements import TimeCost
 from precache_workers.profiling.op_costs import weigh
-from precache_workers.profiling.stage_times import Passed, Taken
+from precache_workers.profiling.stage_times import Cut, MeasuredSample, StageTimes
 from tests.support.building import cut, encoded, write
 
 DECODE: dict[str, Any] = {"op": "decode"}
@@ -52,15 +53,21 @@ def test_what_is_not_random_is_done_once(source: Path) -> None:
     assert 8 <= found.samples <= 24
 
 
-def passed(ops: dict[str, float], sizes: list[int], one_shape: bool = True) -> Passed:
+def stage_times(ops: dict[str, float], sizes: list[int], one_shape: bool = True) -> StageTimes:
     """Samples of which each op took so many milliseconds, and rows after it so many bytes; 10,000
     of these take a millisecond to encode, and as long to decode."""
-    ms = [size / 10_000 / 1e3 for size in sizes]
-    shapes = [(RowShape((size,), "uint8"),) for size in sizes]
-    taken = Taken("", 0, 0, {op: cpu / 1e3 for op, cpu in ops.items()}, {}, {}, {}, [], ms, ms)
-    taken.cut_nbytes, taken.shapes = [float(size) for size in sizes], shapes
-    other = replace(taken, shapes=shapes if one_shape else [(RowShape((1,), "uint8"),)] * len(ops))
-    return Passed(tuple(ops), [taken, other], [], [False] * len(ops))
+    times = {op: TimeCost(0.0, cpu / 1e3) for op, cpu in ops.items()}
+    cpu = [size / 10_000 / 1e3 for size in sizes]
+    cuts = [
+        Cut(float(size), seconds, seconds, (RowShape((size,), "uint8"),))
+        for size, seconds in zip(sizes, cpu, strict=True)
+    ]
+    other = [replace(cut, shapes=(RowShape((1,), "uint8"),)) for cut in cuts]
+    samples = [
+        MeasuredSample("", 0, 0, times, cuts),
+        MeasuredSample("", 0, 0, times, cuts if one_shape else other),
+    ]
+    return StageTimes(tuple(ops), samples, [], [False] * len(ops))
 
 
 @given(st.integers(10_000, 90_000), st.floats(0, 10), st.integers(1, 9), st.booleans())
@@ -71,7 +78,7 @@ def test_random_ops_are_left_to_the_device_if_reading_for_them_is_cheap(
     recipe = {"fields": {"image": {"ops": ops, "variants": variants}}}
     [field] = precache.Recipe.from_dict(recipe).fields.values()
     took = {"decode": 5.0, "resize": 1.0, "random_resized_crop": cpu, "horizontal_flip": 0.0}
-    found = weigh("image", field, passed(took, [99_999, before, 10_000, 10_000], one_shape))
+    found = weigh("image", field, stage_times(took, [99_999, before, 10_000, 10_000], one_shape))
     more = (before - 10_000) / 10_000
     if abs(more - cpu) > 1e-6:
         where = "device" if one_shape and more < cpu else "variants"

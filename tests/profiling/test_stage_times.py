@@ -14,12 +14,12 @@ from precache.storage.local import LocalFolder
 from precache.store.layout import RowShape
 from precache_workers.profiling.stage_times import (
     Codec,
-    Passed,
+    StageTimes,
     _Coder,
     codec_for,
     frozen_after,
+    measure_stages,
     step_names,
-    take_through,
 )
 from precache_workers.shards.shard_task import Job, recipes_of
 from precache_workers.sources.base import FolderSource
@@ -30,12 +30,12 @@ RECIPE = precache.Recipe.image(resize=40, crop=32)
 
 def through(
     root: Path, recipe: precache.Recipe = RECIPE, seconds: float = 60.0
-) -> tuple[Passed, Job]:
+) -> tuple[StageTimes, Job]:
     job = Job(FolderSource(LocalFolder(root)), recipe)
     table = job.source.list(lambda count: None).table
     codecs = ["raw", "zstd", "image"]
     sizes = table.sizes.tolist()
-    return take_through(job, table.keys, sizes, codecs, seconds, lambda count: None), job
+    return measure_stages(job, table.keys, sizes, codecs, seconds), job
 
 
 def test_every_stage_of_every_sample_is_timed(tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_every_stage_of_every_sample_is_timed(tmp_path: Path) -> None:
         assert stage.cpu.shape == stage.wall.shape == (6,)
         assert (stage.cpu >= 0).all()
         assert (stage.wall > 0).all()
-    for each in found.taken:
+    for each in found.samples:
         assert each.nbytes == each.size == (tmp_path / each.key).stat().st_size
-        assert each.encode.keys() == {"raw", "zstd", "image"}
+        assert each.encode_cpu.keys() == {"raw", "zstd", "image"}
 
 
 def test_the_rows_are_those_of_a_build(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 3)
     found, job = through(tmp_path)
     [recipe] = recipes_of(job).values()
-    for each in found.taken:
+    for each in found.samples:
         [sample] = job.source.fetch([each.key], [each.size])
         assert np.array_equal(each.rows["image"], recipe(sample, each.key))
     assert found.shapes == {"image": RowShape((3, 32, 32), "uint8")}
@@ -79,7 +79,7 @@ def test_broken_files_are_counted_and_cost_nothing(tmp_path: Path) -> None:
     write(tmp_path / "cat/broken.jpg", b"none")
     found, _ = through(tmp_path)
     assert [key for key, _ in found.failures] == ["cat/broken.jpg"]
-    assert len(found.taken) == 3
+    assert len(found.samples) == 3
 
 
 def test_rows_of_other_shapes_are_told_apart(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_nothing_but_broken_files(tmp_path: Path) -> None:
 def test_when_the_time_is_up_a_few_are_measured_all_the_same(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 12)
     found, _ = through(tmp_path, seconds=0.0)
-    assert len(found.taken) == 8
+    assert len(found.samples) == 8
 
 
 def test_fields_take_their_steps_together(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import pytest
 import precache
 from precache.errors import FetchError, HangError, UsageError
 from precache_workers.cluster.executor import REPORT, executor
-from precache_workers.doctor.measure import Question, examine
+from precache_workers.doctor.measure import DoctorRequest, examine
 from precache_workers.runtime import time_limit
 from precache_workers.runtime.time_limit import DECODING, FETCHING, Notes, notes, run_in_time
 from precache_workers.runtime.watchdog import _is_stopped
@@ -267,7 +267,7 @@ def test_a_serial_build_ends_with_an_error_that_names_the_sample(
 def test_a_plan_ends_at_a_sample_that_hangs_and_the_doctor_lists_it(photos: Path) -> None:
     with pytest.raises(HangError, match=f"^{MARKED[0]}: {DECODING} 0.3 s"):
         precache.plan(photos, photos.with_name("store"), SLOW, sample_timeout=0.3)
-    failures = dict(examine(Question(str(photos), SLOW, samples=40, seconds=3.0)).failures)
+    failures = dict(examine(DoctorRequest(str(photos), SLOW, samples=40, seconds=3.0)).failures)
     late = {key for key, why in failures.items() if why.startswith(f"{DECODING} 3 s")}
     assert late
     assert late <= set(MARKED)
@@ -422,7 +422,7 @@ def test_a_file_of_too_many_bytes_is_a_hole_that_is_not_read(photos: Path) -> No
         "cat/0000.jpg": "has 1.1 TB, over the limit of 100 KB (--max-sample-bytes)",
         "eel/0023.jpg": "has 100 KB, over the limit of 100 KB (--max-sample-bytes)",
     }
-    told = examine(Question(str(photos), PLAIN, samples=40, seconds=3.0))
+    told = examine(DoctorRequest(str(photos), PLAIN, samples=40, seconds=3.0))
     assert dict(told.failures)["cat/0000.jpg"].startswith("has 1.1 TB, over the limit of 537 MB")
 
 

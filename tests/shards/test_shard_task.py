@@ -22,8 +22,8 @@ from precache.storage.open import open_folder
 from precache.store.layout import RowShape, decode_index
 from precache.store.receipts import Receipt
 from precache_workers.planning.target_version import receipt_name
+from precache_workers.profiling.probe import ProbeTask, run_probe
 from precache_workers.shards.outputs import Sums
-from precache_workers.shards.probe import ProbeTask, run_probe
 from precache_workers.shards.shard_task import (
     Job,
     ShardTask,

@@ -20,12 +20,12 @@ from precache.recipe.recipe import ImageCodec, RawCodec, Recipe, ZstdCodec
 from precache.runtime.usage import cores as usable_cores
 from precache.storage.open import StorageOptions
 from precache.store.layout import RowShape
-from precache_workers.doctor.report import DoctorReport, prognosis
+from precache_workers.doctor.report import DoctorReport, doctor_report
 from precache_workers.doctor.source_probe import probe_source
 from precache_workers.doctor.trials import Read, build_cpu, read_codec, rows_to_read
 from precache_workers.ops.identity import function_digests
-from precache_workers.profiling.measured import CodecTimes, Host, SourceMeasurements
-from precache_workers.profiling.stage_times import Codec, Passed, codec_for, take_through
+from precache_workers.profiling.measurements import CodecTimes, Host, SourceMeasurements
+from precache_workers.profiling.stage_times import Codec, StageTimes, codec_for, measure_stages
 from precache_workers.shards.shard_task import Job
 from precache_workers.sources.base import Listing, Source, open_source
 from precache_workers.sources.user_code import require_permission
@@ -41,8 +41,8 @@ CODECS: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), ImageCodec())
 
 
 @dataclass(frozen=True)
-class Question:
-    """What the user asked; `precache.doctor` explains each."""
+class DoctorRequest:
+    """Arguments of `precache.doctor`, which explains each."""
 
     source: str
     recipe: Recipe
@@ -56,159 +56,160 @@ class Question:
     follow_links: bool = False
 
 
-def examine(question: Question, tick: Callable[[str], None] = lambda what: None) -> DoctorReport:
-    """Measure a sample and say what follows.
+def examine(
+    request: DoctorRequest, tick: Callable[[str], None] = lambda step: None
+) -> DoctorReport:
+    """Measure some samples of a source and report what follows.
 
     Parameters
     ----------
     tick
-        Told what is being done.
+        Called with the name of each step.
 
     Raises
     ------
     UsageError
-        A number that makes no sense, or a source that is missing, empty or unusable.
+        A number is out of range, or the source is missing, empty or unusable.
     """
-    _check(question)
+    _check(request)
     started = time.monotonic()
     load = os.getloadavg()[0]
-    source = open_source(
-        question.source, question.storage_options, follow_links=question.follow_links
-    )
+    source = open_source(request.source, request.storage_options, follow_links=request.follow_links)
     listing = source.list(
-        lambda count: tick(f"listing, {count:,} samples"), question.seconds * LISTING
+        lambda count: tick(f"listing, {count:,} samples"), request.seconds * LISTING
     )
     listing_seconds = time.monotonic() - started
-    found = _measure(question, source, listing, tick)
-    host = replace(found.host, load=load)
-    found = replace(found, listing_seconds=listing_seconds, host=host)
-    cores = question.cores or host.cores
-    return prognosis(found, question.rate, cores, time.monotonic() - started)
+    measured = _measure(request, source, listing, tick)
+    host = replace(measured.host, load=load)
+    measured = replace(measured, listing_seconds=listing_seconds, host=host)
+    cores = request.cores or host.cores
+    return doctor_report(measured, request.rate, cores, time.monotonic() - started)
 
 
 def _measure(
-    question: Question, source: Source, listing: Listing, tick: Callable[[str], None]
+    request: DoctorRequest, source: Source, listing: Listing, tick: Callable[[str], None]
 ) -> SourceMeasurements:
-    """All but what was known before."""
+    """Measure all but the listing."""
     table = listing.table
-    order = np.random.default_rng(ORDER_SEED).permutation(len(table))[: question.samples]
+    order = np.random.default_rng(ORDER_SEED).permutation(len(table))[: request.samples]
     keys, sizes = [table.keys[row] for row in order], table.sizes[order].tolist()
     job = Job(
         source,
-        question.recipe,
-        question.import_path,
-        function_digests(question.recipe),
-        sample_seconds=question.seconds,
+        request.recipe,
+        request.import_path,
+        function_digests(request.recipe),
+        sample_seconds=request.seconds,
     )
     tick("reading files at several depths")
-    budget = question.seconds * PROBE
+    budget = request.seconds * PROBE
     storage, io_wait = probe_source(source, table.keys, table.sizes.tolist(), budget)
-    passed = _stages(question, job, keys, sizes, tick)
-    nbytes = [each.nbytes for each in passed.taken]
+    stages = _stages(request, job, keys, sizes, tick)
+    nbytes = [sample.nbytes for sample in stages.samples]
     with tempfile.TemporaryDirectory(prefix="precache-doctor-") as folder:
-        burnt, codecs = _trials(question, job, passed, len(table), Path(folder), tick)
+        cpu, codecs = _trials(request, job, stages, len(table), Path(folder), tick)
     memory = psutil.virtual_memory()
     return SourceMeasurements(
-        source=shown(question.source),
+        source=shown(request.source),
         samples=len(table),
         complete=listing.complete,
         source_bytes=_source_bytes(table.sizes, nbytes),
         listing_seconds=0.0,
-        keys=[each.key for each in passed.taken],
+        keys=[sample.key for sample in stages.samples],
         nbytes=nbytes,
-        failures=passed.failures,
-        misfits=passed.misfits(),
-        fetch=passed.stage("fetch"),
-        ops=[passed.stage(name) for name in passed.steps],
-        encode=passed.stage("encode"),
-        cuts=passed.cuts(),
+        failures=stages.failures,
+        misfits=stages.misfits(),
+        fetch=stages.stage("fetch"),
+        ops=[stages.stage(name) for name in stages.steps],
+        encode=stages.stage("encode"),
+        cuts=stages.cuts(),
         codecs=codecs,
-        build_cpu=burnt,
+        build_cpu=cpu,
         storage=storage,
         host=Host(usable_cores(), memory.total, memory.available, io_wait, 0.0),
     )
 
 
 def _stages(
-    question: Question,
+    request: DoctorRequest,
     job: Job,
     keys: Sequence[str],
     sizes: Sequence[int],
     tick: Callable[[str], None],
-) -> Passed:
+) -> StageTimes:
     names = [codec.name for codec in CODECS]
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         tick(f"stages, sample {done} of {len(keys)}")
 
     late: dict[str, str] = {}
     while True:
         try:
-            return take_through(job, keys, sizes, names, question.seconds * STAGES, tell, late)
-        except HangError as error:  # what works on it goes on beside; here no row is kept
+            seconds = request.seconds * STAGES
+            return measure_stages(job, keys, sizes, names, seconds, report, late)
+        except HangError as error:  # its thread goes on; no row is kept here
             late |= error.late
         except SampleError as error:
-            raise SourceError(f"{shown(question.source)}: {error}") from None
+            raise SourceError(f"{shown(request.source)}: {error}") from None
 
 
-def _check(question: Question) -> None:
-    require_permission(question.recipe, question.run_functions)
+def _check(request: DoctorRequest) -> None:
+    require_permission(request.recipe, request.run_functions)
     for name in ("seconds", "rate"):
-        value = getattr(question, name)
+        value = getattr(request, name)
         if not 0 < value < math.inf:
             raise UsageError(f"{name} is {value:g}; give a number above 0")
 
 
 def _source_bytes(sizes: np.ndarray, measured: Sequence[int]) -> float:
-    """Of all samples: as listed, else by the mean of those measured."""
+    """Bytes of all samples: as listed, else by the mean of those measured."""
     return float(sizes.sum()) if (sizes >= 0).all() else float(np.mean(measured)) * len(sizes)
 
 
 def _trials(
-    question: Question,
+    request: DoctorRequest,
     job: Job,
-    passed: Passed,
+    stages: StageTimes,
     population: int,
     folder: Path,
     tick: Callable[[str], None],
 ) -> tuple[float, list[CodecTimes]]:
-    """CPU seconds of a build for a sample, and every codec's figures, the recipe's own first."""
+    """CPU seconds of a build per sample, and every codec's figures, the recipe's own first."""
     tick("building the sample")
-    size_of = {each.key: each.size for each in passed.usual}
-    burnt = build_cpu(
-        job, passed.shapes, list(size_of), list(size_of.values()), population, folder / "build",
-        question.seconds * BUILD,
+    size_of = {sample.key: sample.size for sample in stages.usual}
+    cpu = build_cpu(
+        job, stages.shapes, list(size_of), list(size_of.values()), population, folder / "build",
+        request.seconds * BUILD,
     )  # fmt: skip
-    own = own_codec(question.recipe)
-    rows = [each.rows for each in passed.usual]
-    raw = sum(row.nbytes for row in passed.shapes.values())
+    own = own_codec(request.recipe)
+    rows = [sample.rows for sample in stages.usual]
+    raw = sum(row.nbytes for row in stages.shapes.values())
     others: list[Codec] = [codec for codec in CODECS if codec.name != own]
-    able = [codec for codec in others if any(_holds(codec, row) for row in passed.shapes.values())]
-    share = question.seconds * READING / (1 + len(able))
+    able = [codec for codec in others if any(_holds(codec, row) for row in stages.shapes.values())]
+    share = request.seconds * READING / (1 + len(able))
     count = rows_to_read(population, len(rows), raw, share * READ_RATE)
-    found = []
+    times = []
     for name, codec in ((own, None), *((codec.name, codec) for codec in able)):
         tick(f"training from {name}")
-        read = read_codec(codec, question.recipe, rows, count, folder / name)
-        found.append(_codec_times(name, codec, passed, read, whole=count >= len(rows)))
+        read = read_codec(codec, request.recipe, rows, count, folder / name)
+        times.append(_codec_times(name, codec, stages, read, whole=count >= len(rows)))
         shutil.rmtree(folder / name)
-    return burnt, found
+    return cpu, times
 
 
 def _codec_times(
-    name: str, codec: Codec | None, passed: Passed, read: Read, whole: bool
+    name: str, codec: Codec | None, stages: StageTimes, read: Read, whole: bool
 ) -> CodecTimes:
-    """What one codec came to; `whole` where the store that was read has all sampled rows."""
-    usual = passed.usual
+    """Figures of one codec; `whole` if the store that was read has all sampled rows."""
+    usual = stages.usual
     stored = read.stored
     if codec is None:
-        encode = [each.cpu["encode"] for each in usual]
-        nbytes = [each.cut_nbytes[-1] for each in usual]
+        encode = [sample.times["encode"].cpu for sample in usual]
+        nbytes = [sample.cuts[-1].nbytes for sample in usual]
     else:
-        encode = [each.encode[name] for each in usual]
-        nbytes = [float(each.encoded[name]) for each in usual]
+        encode = [sample.encode_cpu[name] for sample in usual]
+        nbytes = [float(sample.encoded[name]) for sample in usual]
     if not whole:  # rows are large, and each is a chunk of its own
-        stored = float(np.mean(nbytes)) + INDEX_ENTRY * len(passed.shapes)
+        stored = float(np.mean(nbytes)) + INDEX_ENTRY * len(stages.shapes)
     warm = read.cost.warm
     return CodecTimes(
         name, stored, read.raw, float(np.mean(encode)), warm.samples_per_s, warm.cpu_ms_per_1000
@@ -216,8 +217,8 @@ def _codec_times(
 
 
 def own_codec(recipe: Recipe) -> str:
-    """The codecs of a recipe's fields, by name."""
-    return "+".join(dict.fromkeys(each.stored_as.name for each in recipe.fields.values()))
+    """Names of the codecs of a recipe's fields, joined."""
+    return "+".join(dict.fromkeys(field.stored_as.name for field in recipe.fields.values()))
 
 
 def _holds(codec: Codec, row: RowShape) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache_workers.profiling.measured import (
+from precache_workers.profiling.measurements import (
     CodecTimes,
     Host,
     SourceMeasurements,
@@ -226,7 +226,9 @@ class DoctorReport:
         write_png(self, path)
 
 
-def prognosis(found: SourceMeasurements, rate: float, cores: int, seconds: float) -> DoctorReport:
+def doctor_report(
+    found: SourceMeasurements, rate: float, cores: int, seconds: float
+) -> DoctorReport:
     """Answers from what was measured.
 
     Throughput comes from means: a core that works through all samples takes the sum of their

@@ -12,7 +12,7 @@ import numpy as np
 
 from precache.errors import StorageError
 from precache.runtime.machine import MachineReader
-from precache_workers.profiling.measured import Throughput
+from precache_workers.profiling.measurements import Throughput
 from precache_workers.shards.timing import Timing
 from precache_workers.sources.base import FolderSource, Sample, Source
 

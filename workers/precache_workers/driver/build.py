@@ -1,4 +1,4 @@
-"""A build from listing to commit; the driver never touches a pixel."""
+"""A build, from the listing to the commit; the driver never touches a pixel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from precache.messages import shown
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import remove_left_scratch, remove_scratch
-from precache.store.commit_log import ROOT, Code, append_commit, require_create_only, source_to_keep
+from precache.store.commit_log import ROOT, append_commit, require_create_only, source_to_keep
 from precache.store.lease import deciding, remove_ended
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
@@ -38,16 +38,16 @@ from precache_workers.driver.commit import commit, failures, tidy_current
 from precache_workers.driver.heartbeat import BuildLease
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
-    give_to_twins,
+    copy_from_twins,
+    copy_to_twins,
     is_other_encoder,
     mend_small,
     objects_of,
     recorded_of,
     restate,
-    take_from_twins,
 )
 from precache_workers.driver.report import check_reports, report_failure, write_reports
-from precache_workers.driver.results import committed_result, result_of
+from precache_workers.driver.results import build_result, committed_result
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
 from precache_workers.ops.behaviour import forgetting
@@ -55,7 +55,7 @@ from precache_workers.ops.identity import behaviours
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
 from precache_workers.planning.request import BuildResult, Request, check_request
-from precache_workers.planning.reuse import BaseShard, BaseVersion
+from precache_workers.planning.reuse import BaseVersion
 from precache_workers.planning.rows import default_max_failures
 from precache_workers.planning.target_version import (
     SCRATCH,
@@ -75,15 +75,15 @@ from precache_workers.planning.work import (
 from precache_workers.sources import base as sources
 
 if TYPE_CHECKING:  # loads torch and the decoders, which a build with nothing to do has no use for
-    from precache_workers.shards.probe import ProbeTask
+    from precache_workers.profiling.probe import ProbeTask
     from precache_workers.shards.shard_objects import Recorded
     from precache_workers.shards.shard_task import Job, ShardTask
 
 LIBRARIES = ("PIL", "cv2", "simplejpeg")
-"""Modules that tasks load and the driver does not."""
+"""Modules that only tasks load; the driver checks that they are installed."""
 
 ATTEMPTS = 3
-"""At a shard whose samples could not be fetched."""
+"""Attempts at a shard whose samples could not be fetched."""
 
 
 def run_build(request: Request, shown: bool, listed: ListedSource | None = None) -> BuildResult:
@@ -92,32 +92,32 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     Parameters
     ----------
     shown
-        Whether progress goes to standard error.
+        Show progress on standard error.
     listed
-        The source, where it was listed a moment ago or need not be for its rows.
+        The listing of the source, if the caller has it already.
 
     Raises
     ------
     UsageError
-        The request cannot be met, found before anything is written.
+        The request cannot be met; nothing was written.
     BuildError
-        Too many samples failed, or some could not be fetched; what was done is kept.
+        Too many samples failed, or some could not be fetched; finished shards are kept.
     """
     started = time.perf_counter()
     check_request(request)
     check_reports(request.reports)
     with BuildProgress(shown) as progress, forgetting():
-        account = RunMonitor(request, progress)
-        build = _Build(request, progress, account, listed)
+        monitor = RunMonitor(request, progress)
+        build = _Build(request, progress, monitor, listed)
         try:
             result = replace(build.run(), left_out=build.listed.left_out)
         except BaseException as error:
-            report_failure(account, error, progress.say)
+            report_failure(monitor, error, progress.say)
             raise
         timings = {**build.timings, **result.timings}
         result = replace(result, seconds=time.perf_counter() - started, timings=timings)
         try:
-            write_reports(account, result)
+            write_reports(monitor, result)
         except StorageError as error:
             raise StorageError(
                 f"version {result.version[:8]} is complete and current; what is missing: {error}"
@@ -132,12 +132,12 @@ class _Build:
         self,
         request: Request,
         progress: BuildProgress,
-        account: RunMonitor,
+        monitor: RunMonitor,
         listed: ListedSource | None = None,
     ) -> None:
         self.request = request
         self.progress = progress
-        self.account = account
+        self.monitor = monitor
         self.store = open_folder(request.store, request.storage_options)
         self.source = sources.open_source(
             request.source,
@@ -146,11 +146,11 @@ class _Build:
             most_bytes=request.max_sample_bytes,
         )
         self.joined = is_joined(request.address)
-        self.given = listed
+        self._given_listing = listed
         self.listed: ListedSource
         self.barred: dict[str, str] = dict(listed.barred) if listed else {}
         self.timings: dict[str, float] = {}
-        self.again: set[int] = set()
+        self.retried: set[int] = set()
 
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
@@ -163,12 +163,12 @@ class _Build:
         request = self.request
         how = request.address, request.cpus, request.placement, self.progress.say
         with executor(*how) as run, contextlib.ExitStack() as stack:
-            stack.callback(self.account.end)  # while Ray, if it is joined, can be told
+            stack.callback(self.monitor.end)  # before Ray, if it is joined, is left
             self.timings["start"] = time.perf_counter() - began
             if self.joined and isinstance(self.source, sources.FolderSource):
                 first = next(spec.table.present_keys())
                 require_shared(request.placement, self.source.folder, first)
-            with contextlib.suppress(GoneError):  # then it is made
+            with contextlib.suppress(GoneError):  # then it is built again
                 if goal is not None and is_committed(goal):
                     self._mend(run, goal)
             measure = functools.partial(self._measure, run)
@@ -178,7 +178,7 @@ class _Build:
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.goal)
 
     def _mend(self, run: Run, goal: TargetVersion) -> None:
-        """Have the small objects of a committed version as they were."""
+        """Restore the small objects of a committed version that are damaged or missing."""
         flaws = flaws_of(goal)
         if flaws:
             self.progress.say(f"Mending {', '.join(flaw.name for flaw in flaws)}")
@@ -186,21 +186,20 @@ class _Build:
 
     def _nothing_to_do(self, goal: TargetVersion) -> BuildResult:
         failed = open_own(goal.folder).holes.values()
-        self._judge([each for each in failed if each[1] != REMOVED], len(goal.table))
-        append_commit(
-            self.store, goal.version, source_to_keep(self.request.source), self.listed.code
-        )
+        self._check_failures([each for each in failed if each[1] != REMOVED], len(goal.table))
+        self._make_current(goal)
         remove_left_scratch(goal.folder)
         remove_ended(self.store)
         self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
         return committed_result(goal, self.listed.ignored)
 
-    def _made_by(self) -> tuple[str | None, Code]:
-        """Source and code, as the commit log has them."""
-        return source_to_keep(self.request.source), self.listed.code
+    def _make_current(self, goal: TargetVersion) -> None:
+        """Append a committed version to the commit log, with this build's source and code."""
+        source = source_to_keep(self.request.source)
+        append_commit(self.store, goal.version, source, self.listed.code)
 
     def _list(self) -> ListedSource:
-        listed = self.given or list_rows(
+        listed = self._given_listing or list_rows(
             self.request, self.store, self.source, self.progress.listed
         )
         table = listed.spec.table
@@ -221,16 +220,16 @@ class _Build:
         if missing := next((name for name in LIBRARIES if find_spec(name) is None), None):
             raise UsageError(f"building needs {missing}: pip install 'precache[workers]'")
         load_zstd()
-        from precache_workers.shards.probe import measured, probe_task, run_probe
+        from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
 
         self.progress.phase("Measuring a few samples")
         task = probe_task(self._job(), spec.table)
-        [(asked, probe)] = run(run_probe, [task])
-        self.barred |= asked.barred
+        [(task, probe)] = run(run_probe, [task])
+        self.barred |= task.barred
         if isinstance(probe, CrashError):
             self._bar_killers(run, [task])
             [(_, probe)] = run(run_probe, [replace(task, barred=self.barred)])
-        return measured(probe, self.request.source)
+        return probed_rows(probe, self.request.source)
 
     def _bar_killers(self, run: Run, tasks: Sequence[ShardTask | ProbeTask]) -> None:
         from precache_workers.driver.suspects import Trial, find_killers
@@ -276,61 +275,60 @@ class _Build:
             except BuildError:
                 if not is_whole(goal):
                     raise
-        self.account.end()
+        self.monitor.end()
         return self._nothing_to_do(goal)  # another build was first
 
     def _start(self, lease: BuildLease, work: Work) -> Work | None:
-        """What is left to do, as the version stands now; None where it was committed meanwhile.
+        """Begin the version; returns the remaining work, or None if it was committed meanwhile.
 
-        A build that makes a version alone removes first what builds that were cut off left of the
-        shards that it will make.
+        If no other build is making this version, leftovers of builds that were cut off are removed
+        from the shards that are to be made.
         """
         goal = work.goal
         document = goal.folder.get(ROOT)
         if document is not None:
             if version_of(document) == goal.version:
                 return None
-            goal.folder.remove(ROOT)  # it is damaged
+            goal.folder.remove(ROOT)  # damaged
         goal.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
         left = remaining(work)
         if others := lease.others():
-            who = ", ".join(str(each.holder) for each in others.values())
-            self.progress.say(f"Another build makes the same version ({who}): both go on")
+            holders = ", ".join(str(lease.holder) for lease in others.values())
+            self.progress.say(f"Another build makes the same version ({holders}): both go on")
         else:
             _remove_shards(goal, left.todo)
         return left
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
-        goal, origin = work.goal, work.origin
-        self.again = _tried_again(work)
-        if self.again:
-            self.progress.say(_retry_line(work, self.again))
+        goal, base = work.goal, work.origin
+        self.retried = _retried_rows(work)
+        if self.retried:
+            self.progress.say(_retry_line(work, self.retried))
         receipts = dict(work.receipts)
-        skipped = len(receipts)
         done = sum(len(goal.rows_of(shard)) for shard in receipts)
         self.progress.begin(done, len(goal.table))
-        if skipped:
-            self.progress.say(f"{skipped} of {goal.shards} shards are there already")
-        made = self._run_shards(run, goal, lease, work.todo, receipts, origin=origin)
-        self.account.end()
-        rows = sum(receipt.rows_reused for receipt in made)
-        if rows and origin is not None:
+        if receipts:
+            self.progress.say(f"{len(receipts)} of {goal.shards} shards are there already")
+        self._run_shards(run, goal, lease, work.todo, receipts, base=base)
+        self.monitor.end()
+        total = self.monitor.totals.total
+        if total.rows_reused and base is not None:
             self.progress.say(
-                f"{rows:,} rows and {sum(receipt.reused for receipt in made)} whole shards were "
-                f"taken over from version {origin.version.id[:8]}"
+                f"{total.rows_reused:,} rows and {total.reused} whole shards were taken over from "
+                f"version {base.version.id[:8]}"
             )
-        mended = len(self.again - failures(receipts.values()).keys())
+        mended = len(self.retried - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
-            return self._nothing_mended(lease, goal, work.failed, made)
+            return self._nothing_mended(lease, goal, work.failed)
         self.progress.phase("Committing")
         keep_followed(self.store, goal, receipts)
-        commit(self.store, goal, receipts, *self._made_by())
+        commit(self.store, goal, receipts, source_to_keep(self.request.source), self.listed.code)
         self._clean_up(lease, goal)
         self.progress.finish(f"Version {goal.version[:8]} is complete")
-        return replace(result_of(goal, receipts, made, self.listed.ignored), mended=mended)
+        return replace(build_result(goal, receipts, total, self.listed.ignored), mended=mended)
 
     def _clean_up(self, lease: BuildLease, goal: TargetVersion) -> None:
-        """Remove what served the build alone; what cannot be removed now, `gc` removes."""
+        """Remove the build's scratch files; `gc` removes what cannot be removed now."""
         lease.end()
         try:
             remove_scratch(goal.folder)
@@ -338,27 +336,25 @@ class _Build:
             self.progress.say(f"The version is committed, but {error}")
 
     def _nothing_mended(
-        self, lease: BuildLease, goal: TargetVersion, before: TargetVersion, made: Sequence[Receipt]
+        self, lease: BuildLease, goal: TargetVersion, before: TargetVersion
     ) -> BuildResult:
         with deciding(self.store, goal.version):
-            lease.end()  # of two that mended nothing, the second removes the version
+            lease.end()  # of two builds that mended nothing, the second removes the version
             if goal.folder.size(ROOT) is None and not lease.others():
                 put_away(self.store, goal.version)
-        append_commit(
-            self.store, before.version, source_to_keep(self.request.source), self.listed.code
-        )
+        self._make_current(before)
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
-        return replace(result, cpu_seconds=sum(receipt.cpu_seconds for receipt in made))
+        return replace(result, cpu_seconds=self.monitor.totals.total.cpu_seconds)
 
     def _repair(self, run: Run, work: Work) -> BuildResult:
-        """Have missing objects of a committed version again, in all versions that share them.
+        """Build the missing objects of a committed version again, in all versions that share them.
 
         Their rows must be what they were.
         """
         goal, lost = work.goal, dict(work.lost or {})
-        for each in take_from_twins(self.store, goal, lost):
-            del lost[each]
+        for name in copy_from_twins(self.store, goal, lost):
+            del lost[name]
         todo = sorted({shard for _, shard in lost})
         recorded = recorded_of(goal, lost)
         if any(is_other_encoder(goal, field) for field in {field for field, _ in lost}):
@@ -370,23 +366,24 @@ class _Build:
         with BuildLease(goal.folder) as lease:
             receipts: dict[int, Receipt] = {}
             try:
-                made = self._run_shards(run, goal, lease, todo, receipts, recorded)
-            finally:  # also of those that were made before one failed
-                remade = objects_of(receipts.values())
-                others = give_to_twins(self.store, goal, lost, remade)
-                restate(self.store, goal.folder, lost, remade)
+                self._run_shards(run, goal, lease, todo, receipts, recorded)
+            finally:  # also of the shards that were done before one failed
+                rebuilt = objects_of(receipts.values())
+                others = copy_to_twins(self.store, goal, lost, rebuilt)
+                restate(self.store, goal.folder, lost, rebuilt)
             self._mend(run, goal)
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
-        append_commit(
-            self.store, goal.version, source_to_keep(self.request.source), self.listed.code
-        )
+        self._make_current(goal)
         remove_left_scratch(goal.folder)
         self.progress.finish(f"Version {goal.version[:8]} is complete again")
-        result = committed_result(goal, self.listed.ignored)
-        burnt = sum(receipt.cpu_seconds for receipt in made)
-        return replace(result, shards_skipped=goal.shards - len(made), cpu_seconds=burnt)
+        total = self.monitor.totals.total
+        return replace(
+            committed_result(goal, self.listed.ignored),
+            shards_skipped=goal.shards - total.shards,
+            cpu_seconds=total.cpu_seconds,
+        )
 
     def _run_shards(
         self,
@@ -396,26 +393,25 @@ class _Build:
         todo: Sequence[int],
         receipts: dict[int, Receipt],
         lost: Mapping[int, Recorded] | None = None,
-        origin: BaseVersion | None = None,
-    ) -> list[Receipt]:
-        """Make shards until all are there; adds to `receipts` and returns the new ones.
+        base: BaseVersion | None = None,
+    ) -> None:
+        """Run shard tasks until all are done; adds to `receipts`.
 
         Parameters
         ----------
         lost
-            Shard -> what is recorded of it, where only lost objects are to be made again.
-        origin
-            A version whose rows are taken over where the samples are the same.
+            Shard -> its record in the version, where only lost objects are to be built again.
+        base
+            A version whose rows are reused where the samples are the same.
         """
         from precache_workers.shards.takeover import make_shard
 
-        made: list[Receipt] = []
-        self.account.begin(goal, todo, receipts, followed=lost is None)
+        self.monitor.begin(goal, todo, receipts, followed=lost is None)
         failed = _failed(goal, receipts.values())
-        self._judge(failed, len(goal.table))
+        self._check_failures(failed, len(goal.table))
         if self.joined:
             require_shared(self.request.placement, goal.folder, lease.name)
-        task_of = functools.partial(self._task, self._job(), goal, lost, origin, lease.name)
+        task_of = functools.partial(self._task, self._job(), goal, lost, base, lease.name)
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             crashed: list[ShardTask] = []
@@ -430,13 +426,12 @@ class _Build:
                     raise outcome
                 else:
                     receipts[task.shard] = outcome
-                    made.append(outcome)
-                    self.account.add(outcome)
+                    self.monitor.add(outcome)
                     failed += _failed(goal, [outcome])
-                    self._judge(failed, len(goal.table))
+                    self._check_failures(failed, len(goal.table))
                     self.progress.advance(len(goal.rows_of(task.shard)), len(failed))
             if not errors:
-                return made
+                return
             todo = sorted(errors)
             if crashed and attempt < ATTEMPTS:
                 self._bar_killers(run, crashed)
@@ -451,7 +446,7 @@ class _Build:
         job: Job,
         goal: TargetVersion,
         lost: Mapping[int, Recorded] | None,
-        origin: BaseVersion | None,
+        base: BaseVersion | None,
         lease: str,
         shard: int,
         accept_missing: bool,
@@ -461,6 +456,7 @@ class _Build:
         names = goal.shapes if lost is None else lost[shard].objects
         rows = goal.rows_of(shard)
         part = slice(rows.start, rows.stop)
+        decides = self.source.content_decides
         return ShardTask(
             job,
             goal.folder,
@@ -472,22 +468,16 @@ class _Build:
             goal.table.sizes[part].tolist(),
             accept_missing,
             None if lost is None else lost[shard],
-            self._offer(goal, shard, origin),
+            None if base is None else base.offer(goal, shard, decides),
             frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
             lease,
             self.store,
             barred={key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
-            may_fail=frozenset(row - rows.start for row in self.again.intersection(rows)),
+            may_fail=frozenset(row - rows.start for row in self.retried.intersection(rows)),
         )
 
-    def _offer(
-        self, goal: TargetVersion, shard: int, origin: BaseVersion | None
-    ) -> BaseShard | None:
-        decides = self.source.content_decides
-        return None if origin is None else origin.offer(goal, shard, decides)
-
-    def _judge(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
-        """Raise where more samples failed than allowed."""
+    def _check_failures(self, failed: Sequence[tuple[str, str]], samples: int) -> None:
+        """Raise `BuildError` if more samples failed than allowed."""
         skip, limit = self.request.on_error == "skip", self.request.max_failures
         allowed = (default_max_failures(samples) if limit is None else limit) * skip
         if len(failed) <= allowed:
@@ -509,21 +499,21 @@ def _remove_shards(goal: TargetVersion, shards: Sequence[int]) -> None:
             goal.folder.remove(name)
 
 
-def _tried_again(work: Work) -> set[int]:
-    """Rows of samples that had failed, and are tried again."""
+def _retried_rows(work: Work) -> set[int]:
+    """Rows whose samples failed before and are tried again."""
     if work.failed is not None:
         return failed_rows(work.failed)
-    origin = work.origin
-    if origin is None or not origin.retries:
+    base = work.origin
+    if base is None or not base.retries:
         return set()
-    return {row for row, why in origin.holes.items() if why != REMOVED} - work.goal.table.removed
+    return {row for row, why in base.holes.items() if why != REMOVED} - work.goal.table.removed
 
 
-def _retry_line(work: Work, again: Collection[int]) -> str:
-    """How many samples that had failed are tried in this run, and how many are not."""
-    done = sum(row // work.goal.rows_per_shard in work.receipts for row in again)
+def _retry_line(work: Work, retried: Collection[int]) -> str:
+    """Number of failed samples that this run tries again, and of those that it does not."""
+    done = sum(row // work.goal.rows_per_shard in work.receipts for row in retried)
     more = f"; {done:,} more are in shards that were done before this run" if done else ""
-    return f"{len(again) - done:,} samples that failed before are tried again{more}"
+    return f"{len(retried) - done:,} samples that failed before are tried again{more}"
 
 
 def _failed(goal: TargetVersion, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:

@@ -213,10 +213,10 @@ class _Trials:
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:
         """Row shapes and stored bytes, from a few samples."""
-        from precache_workers.shards.probe import measured, probe_task, run_probe
+        from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
 
-        [(_, found)] = self._run(run_probe, [probe_task(self._job, spec.table)])
-        return measured(found, self._request.source)
+        [(_, outcome)] = self._run(run_probe, [probe_task(self._job, spec.table)])
+        return probed_rows(outcome, self._request.source)
 
     def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:
         """Row shapes as the ops tell them, where they do; nothing of stored bytes then."""

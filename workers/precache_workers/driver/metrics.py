@@ -1,56 +1,55 @@
 """A build's figures as Prometheus metrics, through Ray's own exporter.
 
-Sent by the driver, from receipts: each shard counts once, however often it was tried, and tasks
-have no more to do. A driver at ``ray://`` is no process of the cluster, and tells a small actor on
-the head, which ends with its connection. Labels are few: the store's name, the version's first
-digits, and the node.
+The driver exports them, from receipts: each shard counts once, however often it was tried, and
+tasks have no more to do. A driver at ``ray://`` is no process of the cluster; it exports through a
+small actor on the head, which ends with its connection. Labels are few: the store's name, the
+version's first digits, and the node.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from precache.store.receipts import Receipt
 from precache_workers.cluster.executor import actor_on_head, is_client, is_connected, wait_for
+from precache_workers.driver.totals import BuildTotals, Totals
 
 BOUNDARIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Seconds that tell shards apart."""
+"""Seconds: bounds of the histogram of shards."""
 
 EVERY = 1.0
-"""Seconds at least between two times that Ray is told: telling it costs as much as a task."""
+"""Seconds at least between two exports: one costs as much as a task."""
 
 _COUNTERS = {
-    "shards": "Shards made",
-    "images": "Rows of the shards made, holes included",
-    "failed_images": "Holes among them",
-    "fetched_bytes": "Bytes of raw samples",
-    "stored_bytes": "Bytes put",
-    "cpu_seconds": "CPU time of tasks",
+    "shards": ("shards", "Shards made"),
+    "images": ("images", "Rows of the shards made, holes included"),
+    "failed_images": ("failed", "Holes among them"),
+    "fetched_bytes": ("fetched", "Bytes of raw samples"),
+    "stored_bytes": ("stored", "Bytes put"),
+    "cpu_seconds": ("cpu_seconds", "CPU time of tasks"),
 }
+"""Counter -> its field in `Totals`, and its description."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Figures:
-    """What is added to those that Ray has.
+    """Increments since the last export.
 
     Attributes
     ----------
     planned
         Shards to be made.
-    made, spent
-        (node, counter) -> value, and (node, stage) -> seconds.
+    nodes
+        By node.
     walls
         Node and seconds of each shard.
     """
 
-    planned: int = 0
-    made: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    spent: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    walls: list[tuple[str, float]] = field(default_factory=list)
+    planned: int
+    nodes: Mapping[str, Totals]
+    walls: list[tuple[str, float]]
 
 
 class Exporter:
@@ -62,7 +61,7 @@ class Exporter:
         common, by_node = ("store", "version"), ("store", "version", "node")
         self._counters = {
             name: Counter(f"precache_build_{name}", text, by_node)
-            for name, text in _COUNTERS.items()
+            for name, (_, text) in _COUNTERS.items()
         }
         self._stages = Counter(
             "precache_build_stage_seconds", "Wall time of tasks by stage", (*by_node, "stage")
@@ -72,69 +71,66 @@ class Exporter:
         )
         # No gauge of those left: Ray forgets a gauge once it was scraped.
         self._planned = Counter("precache_build_planned_shards", "Shards to be made", common)
-        for each in (*self._counters.values(), self._stages, self._shard, self._planned):
-            each.set_default_tags({"store": store, "version": version[:8]})
+        for metric in (*self._counters.values(), self._stages, self._shard, self._planned):
+            metric.set_default_tags({"store": store, "version": version[:8]})
 
-    def tell(self, figures: Figures) -> None:
-        """Tell Ray."""
+    def export(self, figures: Figures) -> None:
+        """Add the increments to Ray's metrics."""
         if figures.planned:  # Ray refuses to add nothing
             self._planned.inc(figures.planned)
-        for (node, name), value in figures.made.items():
-            if value > 0:
-                self._counters[name].inc(value, {"node": node})
-        for (node, stage), seconds in figures.spent.items():
-            if seconds > 0:
-                self._stages.inc(seconds, {"node": node, "stage": stage})
+        for node, totals in figures.nodes.items():
+            for name, (attribute, _) in _COUNTERS.items():
+                if (value := getattr(totals, attribute)) > 0:
+                    self._counters[name].inc(value, {"node": node})
+            for stage, seconds in totals.stages.items():
+                if seconds > 0:
+                    self._stages.inc(seconds, {"node": node, "stage": stage})
         for node, seconds in figures.walls:
             self._shard.observe(seconds, {"node": node})
 
 
 class BuildMetrics:
-    """Adds up what a build makes, and now and then has it told."""
+    """Exports what was added to the totals of a build, now and then."""
 
     def __init__(
-        self, tell: Callable[[Figures], Any], wait_for: Callable[[Any], None] | None = None
+        self,
+        totals: BuildTotals,
+        export: Callable[[Figures], Any],
+        wait_for: Callable[[Any], None] | None = None,
     ) -> None:
-        self._tell, self._wait_for = tell, wait_for
-        self._told = time.monotonic()
-        self._figures = Figures()
+        self._totals, self._export, self._wait_for = totals, export, wait_for
+        self._planned = 0
+        self._nodes: dict[str, Totals] = {}
+        self._walls: list[tuple[str, float]] = []
+        self.export()
 
-    def plan(self, shards: int) -> None:
-        """So many shards are to be made."""
-        self._figures.planned += shards
-        self.tell()
+    def shard_done(self, node: str, seconds: float) -> None:
+        """Note the wall time of a shard; exports if it is time."""
+        self._walls.append((node, seconds))
+        if time.monotonic() - self._exported >= EVERY:
+            self.export()
 
-    def add(self, receipt: Receipt) -> None:
-        """A shard is made; Ray hears of it now and then."""
-        made = {
-            "shards": 1,
-            "images": len(receipt.content),
-            "failed_images": len(receipt.holes),
-            "fetched_bytes": receipt.fetched,
-            "stored_bytes": receipt.stored,
-            "cpu_seconds": receipt.cpu_seconds,
-        }
-        for name, value in made.items():
-            self._figures.made[receipt.host, name] += value
-        for stage, seconds in receipt.seconds.items():
-            self._figures.spent[receipt.host, stage] += seconds
-        self._figures.walls.append((receipt.host, receipt.wall_seconds))
-        if time.monotonic() - self._told >= EVERY:
-            self.tell()
-
-    def tell(self, last: bool = False) -> None:
-        """Tell Ray what it has not heard of."""
-        self._told = time.monotonic()
-        figures, self._figures = self._figures, Figures()
-        told = self._tell(figures)
+    def export(self, last: bool = False) -> None:
+        """Export what was not exported before."""
+        self._exported = time.monotonic()
+        nodes = {name: node.total for name, node in self._totals.nodes.items()}
+        planned, walls = self._totals.planned, self._walls
+        sent = self._export(
+            Figures(
+                planned - self._planned,
+                {name: total - self._nodes.get(name, Totals()) for name, total in nodes.items()},
+                walls,
+            )
+        )
+        self._planned, self._nodes, self._walls = planned, nodes, []
         if last and self._wait_for:
-            self._wait_for(told)
+            self._wait_for(sent)
 
 
-def build_metrics(store: str, version: str) -> BuildMetrics | None:
+def build_metrics(store: str, version: str, totals: BuildTotals) -> BuildMetrics | None:
     """None where this process has joined no Ray."""
     if not is_connected():
         return None
     if is_client():
-        return BuildMetrics(actor_on_head(Exporter, store, version).tell.remote, wait_for)
-    return BuildMetrics(Exporter(store, version).tell)
+        return BuildMetrics(totals, actor_on_head(Exporter, store, version).export.remote, wait_for)
+    return BuildMetrics(totals, Exporter(store, version).export)

@@ -1,4 +1,4 @@
-"""What a person sees of a build while it runs, on standard error."""
+"""The progress display of a build, on standard error."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rich.progress import (
 from rich.text import Text
 
 from precache.runtime.terminal import Terminal
-from precache.store.receipts import Receipt
 from precache_workers.driver.node_table import Cpus, NodeProgress
+from precache_workers.driver.totals import BuildTotals
 
 LINE_EVERY = 10.0
-"""Seconds at least between two lines of a log, where there is no terminal to redraw."""
+"""Seconds at least between two progress lines, where there is no terminal to redraw."""
 
 
 class _Rate(ProgressColumn):
@@ -66,12 +66,12 @@ class BuildProgress:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self._shown:
             self._progress.print(text, soft_wrap=True)
 
     def finish(self, text: str) -> None:
-        """The last line, in place of the bar."""
+        """Replace the bar by a last line."""
         self._hide()
         self.say(text)
 
@@ -79,40 +79,42 @@ class BuildProgress:
         self._progress.update(self._task, visible=False)
         self._progress.hide()
 
-    def listed(self, found: int) -> None:
-        self._progress.update(self._task, completed=found)
-        if self._logs():
-            self.say(f"{found:,} listed")
+    def listed(self, samples: int) -> None:
+        """Show how many samples are listed so far."""
+        self._progress.update(self._task, completed=samples)
+        if self._line_due():
+            self.say(f"{samples:,} listed")
 
     def phase(self, name: str) -> None:
-        """What goes on, where it cannot be counted."""
+        """Name the current phase, one that cannot be counted."""
         self._progress.update(self._task, description=name)
 
     def begin(self, done: int, total: int) -> None:
-        """The images of a build, some of them made before."""
+        """Begin to count images, of which `done` were built before this run."""
         self._progress.reset(
             self._task, description="Building", completed=done, total=total, start=True
         )
         self._began = (done, time.monotonic())
 
-    def watch(self, shards: int, cpus: Cpus) -> None:
-        """So many shards are to be made; `cpus` tells what each node of a cluster has."""
-        self._progress.watch(shards, cpus)
+    def watch(self, totals: BuildTotals, cpus: Cpus) -> None:
+        """Show the nodes of a run; `cpus` returns the CPUs of each node of a cluster."""
+        self._progress.watch(totals, cpus)
 
-    def count(self, receipt: Receipt) -> None:
-        """A shard is made, somewhere."""
-        self._progress.count(receipt)
+    def note_node(self, name: str) -> None:
+        """Note that a receipt is about to be counted for a node."""
+        self._progress.note_node(name)
 
     def advance(self, images: int, failed: int) -> None:
+        """Count images that were built, and show how many failed in all."""
         note = f"{failed} failed" if failed else ""
         self._progress.update(self._task, advance=images, note=note)
-        if self._logs():
+        if self._line_due():
             bar, (before, since) = self._progress.tasks[self._task], self._began
             rate = (bar.completed - before) / max(1e-3, time.monotonic() - since)
             self.say(progress_line(int(bar.completed), int(bar.total or 0), rate))
 
-    def _logs(self) -> bool:
-        """Whether a line for a log is due, where there is no terminal with a bar."""
+    def _line_due(self) -> bool:
+        """True if it is time for a progress line; never on a terminal, which has the bar."""
         clock = time.monotonic()
         if clock - self._logged < LINE_EVERY or self._progress.console.is_terminal:
             return False
@@ -121,7 +123,7 @@ class BuildProgress:
 
 
 def progress_line(done: int, total: int, rate: float) -> str:
-    """How far a build is, in one line.
+    """Progress of a build in one line.
 
     Parameters
     ----------

@@ -354,7 +354,7 @@ def _restate(folder: Folder, changed: Lost) -> None:
         folder.put(name, [data], scratch=SCRATCH)
 
 
-def take_from_twins(store: Folder, goal: TargetVersion, lost: Lost) -> list[tuple[str, int]]:
+def copy_from_twins(store: Folder, goal: TargetVersion, lost: Lost) -> list[tuple[str, int]]:
     """Put lost objects of a version that another has whole; returns which."""
     found = []
     for (field, shard), made in lost.items():
@@ -367,7 +367,7 @@ def take_from_twins(store: Folder, goal: TargetVersion, lost: Lost) -> list[tupl
     return found
 
 
-def give_to_twins(store: Folder, goal: TargetVersion, lost: Lost, remade: Lost) -> list[str]:
+def copy_to_twins(store: Folder, goal: TargetVersion, lost: Lost, remade: Lost) -> list[str]:
     """Put objects that were made again where other versions have the same ones damaged.
 
     Returns the ids of these versions. They are found by what the goal recorded of the lost objects,

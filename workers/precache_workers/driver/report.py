@@ -1,4 +1,4 @@
-"""The report at the end of a build: figures as JSON, or a page of HTML made of these."""
+"""The report at the end of a build: figures as JSON, or as a page of HTML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precache.messages import printable, shown, without_secrets
 from precache.store.receipts import Receipt
 from precache_workers.driver.commit import holes
 from precache_workers.driver.run_monitor import RunMonitor
-from precache_workers.driver.tally import by_number
+from precache_workers.driver.totals import NodeTotals, by_number
 from precache_workers.planning.request import BuildResult
 from precache_workers.shards.timing import STAGES
 
@@ -44,19 +44,19 @@ def check_reports(paths: Sequence[str]) -> None:
 
 
 def write_reports(
-    account: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
+    monitor: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
 ) -> None:
-    """Write all that were asked for; `result` of a build that ended well, else its `error`.
+    """Write all reports that were requested, with the build's result or else its error.
 
     Raises
     ------
     StorageError
         One could not be written.
     """
-    if not account.request.reports:
+    if not monitor.request.reports:
         return
-    figures = summary(account, result, error)
-    for path in map(Path, account.request.reports):
+    figures = summary(monitor, result, error)
+    for path in map(Path, monitor.request.reports):
         if path.suffix == ".html":
             from precache_workers.driver.report_page import page
 
@@ -69,61 +69,58 @@ def write_reports(
             raise StorageError(f"cannot write the report {path}: {failed.strerror}") from None
 
 
-def report_failure(account: RunMonitor, error: BaseException, say: Callable[[str], None]) -> None:
-    """Write the reports of a build that did not end well."""
-    account.fail(error)
+def report_failure(monitor: RunMonitor, error: BaseException, say: Callable[[str], None]) -> None:
+    """Write the reports of a build that failed."""
+    monitor.fail(error)
     try:
-        write_reports(account, error=error)
+        write_reports(monitor, error=error)
     except Exception as failed:  # the build's own error is the one to be raised
         say(f"The report is not written: {failed}")
 
 
 def summary(
-    account: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
+    monitor: RunMonitor, result: BuildResult | None = None, error: BaseException | None = None
 ) -> dict[str, Any]:
-    """All that a report tells, as JSON has it: sums over the shards that this run made.
+    """All figures of a report, as JSON has them: sums over the shards that this run made.
 
     Times are seconds since the first of these began, by their nodes' own clocks. ``failures`` are
     those of the whole version, earlier runs included.
     """
-    request, goal, made = account.request, account.goal, account.made
-    objects = [each for receipt in made for each in receipt.objects.values()]
-    raw, stored = (sum(getattr(o, name) for o in objects) for name in ("raw_nbytes", "size"))
-    cpu_seconds = sum(receipt.cpu_seconds for receipt in made)
-    images = sum(len(receipt.content) for receipt in made)
-    began = min((receipt.began for receipt in made), default=account.began)
+    request, target, receipts = monitor.request, monitor.target, monitor.new_receipts
+    total, nodes = monitor.totals.total, monitor.totals.nodes
+    began = min((node.began for node in nodes.values()), default=monitor.began)
     return {
         "state": "complete" if result is not None else "incomplete",
-        "error": None if error is None else _reason(account, error),
-        "version": goal.version if goal is not None else result.version if result else None,
+        "error": None if error is None else _reason(error),
+        "version": target.version if target is not None else result.version if result else None,
         "source": shown(request.source),
         "store": shown(request.store),
         "address": shown(request.address),
-        "began": account.began,
-        "seconds": time.time() - account.began,
-        "rows": len(goal.table) if goal is not None else result.samples if result else 0,
+        "began": monitor.began,
+        "seconds": time.time() - monitor.began,
+        "rows": len(target.table) if target is not None else result.samples if result else 0,
         "shards": {
-            "of_version": goal.shards if goal is not None else result.shards if result else 0,
-            "to_make": account.shards,
-            "made": len(made),
-            "reused": sum(receipt.reused for receipt in made),
+            "of_version": target.shards if target is not None else result.shards if result else 0,
+            "to_make": monitor.totals.planned,
+            "made": total.shards,
+            "reused": total.reused,
         },
-        "images": images,
-        "images_failed": sum(len(receipt.holes) for receipt in made),
-        "cpu_seconds": cpu_seconds,
-        "images_per_cpu_second": images / cpu_seconds if cpu_seconds else 0.0,
-        "bytes": {"fetched": sum(r.fetched for r in made), "raw": raw, "stored": stored},
-        "ratio": raw / max(1, stored),
-        "stages": {name: sum(r.seconds.get(name, 0.0) for r in made) for name in STAGES},
-        "nodes": _nodes(made, began),
-        "throughput": _throughput(made, began),
-        "timeline": [_line(receipt, began) for receipt in sorted(made, key=lambda r: r.began)],
-        "slowest": _slowest(account),
-        "failures": _failures(account, result),
+        "images": total.images,
+        "images_failed": total.failed,
+        "cpu_seconds": total.cpu_seconds,
+        "images_per_cpu_second": total.images / total.cpu_seconds if total.cpu_seconds else 0.0,
+        "bytes": {"fetched": total.fetched, "raw": total.raw, "stored": total.stored},
+        "ratio": total.raw / max(1, total.stored),
+        "stages": {name: total.stages.get(name, 0.0) for name in STAGES},
+        "nodes": [_node(name, nodes[name], began) for name in sorted(nodes, key=by_number)],
+        "throughput": _throughput(receipts, began),
+        "timeline": [_line(receipt, began) for receipt in sorted(receipts, key=lambda r: r.began)],
+        "slowest": _slowest(monitor),
+        "failures": _failures(monitor, result),
     }
 
 
-def _reason(account: RunMonitor, error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     return printable(without_secrets(str(error) or repr(error)))
@@ -144,32 +141,26 @@ def _line(receipt: Receipt, began: float) -> dict[str, Any]:
     }
 
 
-def _nodes(made: Sequence[Receipt], began: float) -> list[dict[str, Any]]:
-    by_node: dict[str, list[Receipt]] = {}
-    for receipt in made:
-        by_node.setdefault(receipt.host, []).append(receipt)
-    return [
-        {
-            "node": node,
-            "shards": len(receipts),
-            "images": sum(len(r.content) for r in receipts),
-            "failed": sum(len(r.holes) for r in receipts),
-            "fetched": sum(r.fetched for r in receipts),
-            "stored": sum(r.stored for r in receipts),
-            "cpu_seconds": sum(r.cpu_seconds for r in receipts),
-            "wall_seconds": sum(r.wall_seconds for r in receipts),
-            "began": min(r.began for r in receipts) - began,
-            "ended": max(r.began + r.wall_seconds for r in receipts) - began,
-        }
-        for node, receipts in ((name, by_node[name]) for name in sorted(by_node, key=by_number))
-    ]
+def _node(name: str, node: NodeTotals, began: float) -> dict[str, Any]:
+    return {
+        "node": name,
+        "shards": node.total.shards,
+        "images": node.total.images,
+        "failed": node.total.failed,
+        "fetched": node.total.fetched,
+        "stored": node.total.stored,
+        "cpu_seconds": node.total.cpu_seconds,
+        "wall_seconds": node.total.wall_seconds,
+        "began": node.began - began,
+        "ended": node.ended - began,
+    }
 
 
-def _throughput(made: Sequence[Receipt], began: float) -> dict[str, list[float]]:
-    """Means over equal spans of time, a shard's images spread evenly over its own."""
-    starts = np.array([r.began - began for r in made])
-    walls = np.array([r.wall_seconds for r in made])
-    weights = np.array([[len(r.content), r.fetched, r.stored] for r in made]).reshape(-1, 3)
+def _throughput(receipts: Sequence[Receipt], began: float) -> dict[str, list[float]]:
+    """Mean rates in equal spans of time; a shard's images count evenly over its own time."""
+    starts = np.array([r.began - began for r in receipts])
+    walls = np.array([r.wall_seconds for r in receipts])
+    weights = np.array([[len(r.content), r.fetched, r.stored] for r in receipts]).reshape(-1, 3)
     edges = span_edges(starts, walls)
     rates = done_until(edges, starts, walls, weights)
     middles = (edges[1:] + edges[:-1]) / 2
@@ -187,7 +178,7 @@ def span_edges(starts: np.ndarray, walls: np.ndarray) -> np.ndarray:
 def done_until(
     edges: np.ndarray, starts: np.ndarray, walls: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """How much a second was done in each span: (spans, kinds) of weights (shards, kinds)."""
+    """Amounts per second in each span: (spans, kinds) of weights (shards, kinds)."""
     done = np.zeros((len(edges), weights.shape[1]))
     for start, wall, weight in zip(starts, np.maximum(walls, 1e-6), weights, strict=True):
         done += np.clip((edges - start) / wall, 0.0, 1.0)[:, None] * weight
@@ -195,10 +186,10 @@ def done_until(
     return rates
 
 
-def _slowest(account: RunMonitor) -> list[dict[str, Any]]:
-    found = [(slow, receipt) for receipt in account.made for slow in receipt.slowest]
-    found.sort(key=lambda pair: pair[0].seconds, reverse=True)
-    keys = account.goal.table.keys if account.goal is not None else []
+def _slowest(monitor: RunMonitor) -> list[dict[str, Any]]:
+    samples = [(slow, receipt) for receipt in monitor.new_receipts for slow in receipt.slowest]
+    samples.sort(key=lambda pair: pair[0].seconds, reverse=True)
+    keys = monitor.target.table.keys if monitor.target is not None else []
     return [
         {
             "key": keys[slow.row],
@@ -207,17 +198,16 @@ def _slowest(account: RunMonitor) -> list[dict[str, Any]]:
             "shard": receipt.shard,
             "node": receipt.host,
         }
-        for slow, receipt in found[:SLOWEST]
+        for slow, receipt in samples[:SLOWEST]
     ]
 
 
-def _failures(account: RunMonitor, result: BuildResult | None) -> list[dict[str, str]]:
+def _failures(monitor: RunMonitor, result: BuildResult | None) -> list[dict[str, str]]:
     if result is not None:
         pairs = list(result.holes)
-    elif account.goal is not None:
-        keys = account.goal.table.keys
-        found = holes(list(account.receipts.values()))
-        pairs = [(keys[row], why) for row, why in found.items()]
+    elif monitor.target is not None:
+        keys = monitor.target.table.keys
+        pairs = [(keys[row], why) for row, why in holes(monitor.receipts.values()).items()]
     else:
         pairs = []
     return [{"key": key, "reason": why} for key, why in pairs]

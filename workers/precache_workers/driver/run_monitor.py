@@ -1,4 +1,4 @@
-"""What one run of a build makes, told on as receipts come: to the screen, to Prometheus, to gc."""
+"""The state of one run of a build, passed on as receipts arrive: to the screen, Prometheus, gc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from precache.store.receipts import Receipt
 from precache_workers.cluster.executor import node_cpus
 from precache_workers.driver.metrics import BuildMetrics, build_metrics
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.driver.shard_log_writer import FinishedLog
+from precache_workers.driver.shard_log_writer import ShardLogWriter
+from precache_workers.driver.totals import BuildTotals
 from precache_workers.planning.request import Request
 from precache_workers.planning.target_version import TargetVersion
 
@@ -23,73 +24,75 @@ class RunMonitor:
     ----------
     began
         Unix time.
-    goal
+    target
         None before the version is known, and where nothing is to be made.
-    made
+    new_receipts
         Receipts of this run.
     receipts
-        Of all shards of the version that are there, by number.
-    shards
-        How many this run is to make.
+        Of all finished shards of the version, by number.
+    totals
+        Sums over the receipts of this run.
     """
 
     def __init__(self, request: Request, progress: BuildProgress) -> None:
         self.request = request
         self.began = time.time()
-        self.goal: TargetVersion | None = None
-        self.made: list[Receipt] = []
+        self.target: TargetVersion | None = None
+        self.new_receipts: list[Receipt] = []
         self.receipts: Mapping[int, Receipt] = {}
-        self.shards = 0
+        self.totals = BuildTotals()
         self._progress = progress
         self._metrics: BuildMetrics | None = None
-        self._finished: FinishedLog | None = None
+        self._shard_log: ShardLogWriter | None = None
 
     def begin(
         self,
-        goal: TargetVersion,
+        target: TargetVersion,
         todo: Sequence[int],
         receipts: Mapping[int, Receipt],
         followed: bool = True,
     ) -> None:
-        """Shards are to be made; `receipts` is kept, and grows with them.
+        """Prepare for the receipts of the shards to be made.
 
         Parameters
         ----------
+        receipts
+            The caller adds to it as they arrive.
         followed
             Whether others may read the shards meanwhile.
         """
-        self.goal, self.receipts, self.shards = goal, receipts, len(todo)
+        self.target, self.receipts = target, receipts
+        self.totals.planned = len(todo)
         if followed:
-            self._finished = FinishedLog(goal.folder, receipts.values())
-        self._progress.watch(self.shards, node_cpus)
+            self._shard_log = ShardLogWriter(target.folder, receipts.values())
+        self._progress.watch(self.totals, node_cpus)
         store = self.request.store.rstrip("/").rpartition("/")[2]
-        self._metrics = build_metrics(store, goal.version)
-        if self._metrics is not None:
-            self._metrics.plan(self.shards)
+        self._metrics = build_metrics(store, target.version, self.totals)
 
     def add(self, receipt: Receipt) -> None:
-        """A shard is made."""
-        self.made.append(receipt)
-        self._progress.count(receipt)
-        if self._finished is not None:
-            self._finished.add(receipt)
+        """Count a shard that is done."""
+        self.new_receipts.append(receipt)
+        self._progress.note_node(receipt.host)
+        self.totals.add(receipt, time.monotonic())
+        if self._shard_log is not None:
+            self._shard_log.add(receipt)
         if self._metrics is not None:
-            self._metrics.add(receipt)
-        if len(self.made) == self.shards:
-            self.end()  # before the commit, which clears away what tells of a build
+            self._metrics.shard_done(receipt.host, receipt.wall_seconds)
+        if not self.totals.left:
+            self.end()  # before the commit, which removes the shard log
 
     def fail(self, error: BaseException) -> None:
-        """The build does not end well: those who wait for it need not wait for its last beat."""
+        """Record that the build failed, so that no follower waits for its next heartbeat."""
         self.end()
-        if self.goal is not None:
-            with contextlib.suppress(StorageError, ValueError):  # the build's own error is told
-                self.goal.tell_failure(str(error) or type(error).__name__)
+        if self.target is not None:
+            with contextlib.suppress(StorageError, ValueError):  # the build's own error is raised
+                self.target.tell_failure(str(error) or type(error).__name__)
 
     def end(self) -> None:
-        """No more shards are made."""
+        """Export and log what is left: no more shards are made."""
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
-            with contextlib.suppress(Exception):  # where Ray is lost, the build's own error tells
-                metrics.tell(last=True)
-        if self._finished is not None:
-            self._finished.end()
+            with contextlib.suppress(Exception):  # if Ray is lost, the build's own error is raised
+                metrics.export(last=True)
+        if self._shard_log is not None:
+            self._shard_log.end()

@@ -1,4 +1,4 @@
-"""What a build tells those who read its shards while it goes on."""
+"""Writes the log of finished shards, which is read by those who follow a build."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ EVERY_SECONDS = 1.0
 """Between two entries of the log, at least."""
 
 
-class FinishedLog:
+class ShardLogWriter:
     """Appends to the log of a version's finished shards, from a thread, until it is ended.
 
-    Several builds of a version may append to one log: a shard comes once.
+    Several builds of a version may append to one log: a shard is logged once.
 
     Parameters
     ----------
-    there
-        Shards that are there; those that the log lacks are added to it.
+    done
+        Shards that are done already; those that the log lacks are added to it.
     """
 
-    def __init__(self, version: Folder, there: Iterable[Receipt]) -> None:
+    def __init__(self, version: Folder, done: Iterable[Receipt]) -> None:
         self._version = version
         self._entries = 0
         self._logged: set[int] = set()
-        self._waiting = sorted(map(Finished.of, there), key=lambda each: each.shard)
+        self._waiting = sorted(map(Finished.of, done), key=lambda shard: shard.shard)
         self._lock = threading.Lock()
         self._news, self._over = threading.Event(), threading.Event()
         if self._waiting:
@@ -50,7 +50,7 @@ class FinishedLog:
         self._thread.start()
 
     def add(self, receipt: Receipt) -> None:
-        """A shard is done."""
+        """Log a shard that is done, soon."""
         with self._lock:
             self._waiting.append(Finished.of(receipt))
         self._news.set()
@@ -70,7 +70,7 @@ class FinishedLog:
             try:
                 self._append()
             except PrecacheError as error:
-                log.warning("who follows this build has to wait: %s", error)
+                log.warning("those who follow this build have to wait: %s", error)
             if over:
                 return
             # However long a build takes, its log has some hundreds of entries.
@@ -80,30 +80,31 @@ class FinishedLog:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         try:
-            while waiting := [each for each in waiting if each.shard not in self._logged]:
+            while waiting := [shard for shard in waiting if shard.shard not in self._logged]:
                 name, data = entry_name(self._entries), to_entry(waiting)
                 if self._version.create(name, [data], scratch=SCRATCH):
                     entries = [waiting]
                 else:
                     entries = read_entries(self._version, self._entries)
                 self._entries += len(entries)
-                self._logged.update(each.shard for entry in entries for each in entry)
+                self._logged.update(shard.shard for entry in entries for shard in entry)
         finally:
             with self._lock:
                 self._waiting = waiting + self._waiting
 
 
-def keep_followed(store: Folder, goal: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
-    """Before a commit: where somebody follows the log, keep all of it in the store.
+def keep_followed(store: Folder, target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
+    """Keep the whole log in the store, before a commit, if anybody follows it.
 
     Parameters
     ----------
     receipts
         Of every shard, for those that could not be logged.
     """
-    if not close_log(goal.folder, SCRATCH):
+    if not close_log(target.folder, SCRATCH):
         return
-    shards = [each for entry in read_entries(goal.folder, 0) for each in entry]
-    logged = {each.shard for each in shards}
+    shards = [shard for entry in read_entries(target.folder, 0) for shard in entry]
+    logged = {shard.shard for shard in shards}
     shards += [Finished.of(each) for n, each in sorted(receipts.items()) if n not in logged]
-    store.put(kept_name(goal.version), [to_entry(shards)], scratch=f"{goal.version}/{SCRATCH}")
+    name, scratch = kept_name(target.version), f"{target.version}/{SCRATCH}"
+    store.put(name, [to_entry(shards)], scratch=scratch)

@@ -1,4 +1,4 @@
-"""Which samples kill the process that decodes them, found by halving and trying."""
+"""Search for samples that kill the process that decodes them, by trying parts of a shard."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from precache.errors import CrashError, PrecacheError
 from precache.units import size
 from precache_workers.cluster.dispatch import Patience
 from precache_workers.cluster.executor import Run
-from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
+from precache_workers.profiling.harness import SampleRun, run_samples
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.shard_task import (
     BASE_MEMORY,
     Job,
     SampleTask,
     fetch_ahead,
-    one_thread,
     recipes_of,
 )
 from precache_workers.sources.base import Sample
 
 PARTS = 8
-"""A run of samples that kills is split into so many, which are tried side by side."""
+"""Number of parts that a run of samples is split into; they are tried side by side."""
 
 PATIENCE = Patience(crashes=2)
-"""A worker may be killed from outside once; that it happens twice to the same few is no chance."""
+"""A worker may be killed from outside once; twice with the same few samples is no accident."""
 
 
 @dataclass(frozen=True)
 class Trial(SampleTask):
-    """Samples to be decoded for nothing but to see who survives it."""
+    """Samples that are decoded only to see if their worker survives."""
 
     job: Job
     keys: Sequence[str]
@@ -40,34 +40,29 @@ class Trial(SampleTask):
     memory: int = BASE_MEMORY
 
     def run(self) -> bool:
-        """Whether memory did not suffice for one of them."""
+        """Decode them; returns True if one of them ran out of memory."""
         return run_in_time(self._run, self.job.sample_seconds)
 
     def is_heavy(self) -> bool:
-        """Whether decoding them asks for more than `memory`, of which they are given no more."""
+        """Decode them within `memory`; returns True if one of them needs more."""
         with limited_memory(self.memory):
             return self.run()
 
     def _run(self) -> bool:
-        recipes, at, refused = recipes_of(self.job), notes(), False
-        fetched = fetch_ahead(self.job.source, self.keys, self.sizes, self.barred, self.alone)
-        with one_thread(), contextlib.closing(fetched) as samples:
-            for key, sample in samples:
-                if isinstance(sample, Sample) and key not in self.barred:
-                    at.begin(DECODING, key)
-                    try:
-                        for recipe in recipes.values():
-                            recipe(sample, key)
-                    except MemoryError:
-                        refused = True
-                    except Exception:  # the build itself will say why it is a hole
-                        continue
-                    finally:
-                        at.end()
+        recipes = recipes_of(self.job)
+
+        def decode(run: SampleRun, sample: Sample) -> None:
+            for recipe in recipes.values():
+                recipe(sample, run.key)
+
+        samples = fetch_ahead(self.job.source, self.keys, self.sizes, self.barred, self.alone)
+        refused = False
+        for _, outcome in run_samples(samples, decode, barred=self.barred):
+            refused |= isinstance(outcome, MemoryError)  # the build itself reports other errors
         return refused
 
     def parts(self) -> list[Trial]:
-        """The same samples in several trials, or in none where there is but one."""
+        """Split the samples into several trials; a single sample gives none."""
         step = -(-len(self.keys) // PARTS)
         starts = range(0, len(self.keys) if len(self.keys) > 1 else 0, step)
         return [
@@ -78,7 +73,7 @@ class Trial(SampleTask):
 
 @contextlib.contextmanager
 def limited_memory(nbytes: int) -> Iterator[None]:
-    """Have this process refused more than it has and `nbytes` (RLIMIT_DATA of setrlimit(2))."""
+    """Limit this process to its present memory and `nbytes` more (RLIMIT_DATA of setrlimit(2))."""
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
     status = Path("/proc/self/status").read_text("utf-8")
     has = int(status.partition("VmData:")[2].split()[0]) << 10
@@ -91,33 +86,33 @@ def limited_memory(nbytes: int) -> Iterator[None]:
 
 
 KILLS = "decoding it kills the worker"
-"""How a reason begins that a sample like these is a hole for."""
+"""Begin of the reason for a hole whose sample kills the worker."""
 
 
 def find_killers(run: Run, trials: Iterable[Trial]) -> dict[str, str]:
-    """Key -> why, of the samples that kill their worker even when decoded alone.
+    """Return key -> reason of the samples that kill their worker even when decoded alone.
 
     Parameters
     ----------
     run
-        Where to try them: on a cluster, whose workers may die.
+        Executor of a cluster, whose workers may die.
     trials
-        Of what killed its worker.
+        The tasks that killed their workers.
     """
     killers: dict[str, str] = {}
     alone: list[Trial] = []
     suspects = [part for trial in trials for part in trial.parts() or [trial]]
     while suspects:
-        found: list[Trial] = []
+        smaller: list[Trial] = []
         for trial, outcome in run(Trial.run, suspects, PATIENCE):
             if isinstance(outcome, CrashError):
-                found += trial.parts()
+                smaller += trial.parts()
                 if len(trial.keys) == 1:
                     alone.append(trial)
                     killers[trial.keys[0]] = f"{KILLS}: {outcome}"
             elif isinstance(outcome, PrecacheError):
                 raise outcome
-        suspects = found
+        suspects = smaller
     for trial, outcome in run(Trial.is_heavy, alone, Patience(crashes=1)):
         if outcome is True:
             killers[trial.keys[0]] += f"; it asks for more than {size(trial.memory)} of memory"

@@ -1,4 +1,4 @@
-"""From what a few rows cost to what a build costs: time, CPU time and bytes. Pure."""
+"""Estimates of a build from unit times: wall time, CPU time and bytes. Pure."""
 
 from __future__ import annotations
 
@@ -7,38 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from precache_workers.planning.shard_plan import ShardPlan
-
-
-@dataclass(frozen=True)
-class TimeCost:
-    """Seconds that pass, and seconds of CPU time."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    def over(self, count: float) -> TimeCost:
-        """Of each of so many."""
-        return TimeCost(self.wall / count, self.cpu / count)
+from precache_workers.profiling.measurements import TimeCost
 
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """What was measured on one thread.
+    """Costs of a sample, a row and a byte, measured on one thread.
 
     Attributes
     ----------
     fetch
-        A sample, the next ones being fetched meanwhile; `nbytes` of it.
+        Cost of fetching a sample while the next ones are fetched, too; `nbytes` is its size.
     computed, taken
-        A row of each field, made of its sample or taken over; ops and encoding.
+        Cost of a row of each field that is computed, or reused; ops and encoding.
     computed_nbytes, taken_nbytes
         Stored bytes of such a row.
     opened
-        A byte of an earlier version's objects, read and checked.
+        Cost of reading and checking a byte of a base version's objects.
     samples
-        That were measured.
+        Number of samples that were measured.
     failed
-        (key, why) of those that would be holes, or could not be fetched.
+        (key, reason) of those that would be holes, or could not be fetched.
     """
 
     fetch: TimeCost
@@ -54,19 +43,19 @@ class UnitTimes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a build will take, by what a few rows took.
+    """Predicted cost of a build.
 
     Attributes
     ----------
     seconds
-        Wall time of listing and making shards on `cpus`, each as fast as the one measured; not
-        of starting Ray, nor of waiting for the store.
+        Wall time of listing and building shards on `cpus`, each as fast as the one measured;
+        without the start of Ray, and without waiting for the store.
     cpu_seconds
         Of all shards.
     fetched, written
         Bytes of samples; bytes of new objects.
     samples, failed
-        That were measured; (key, why) of those among them that failed.
+        Number of samples measured; (key, reason) of those among them that failed.
     """
 
     cpus: int
@@ -78,8 +67,8 @@ class Estimate:
     failed: tuple[tuple[str, str], ...]
 
 
-def estimate(shards: Sequence[ShardPlan], rates: UnitTimes, cpus: int, listing: float) -> Estimate:
-    """Apply measured rates to the shards that are to be made.
+def estimate(shards: Sequence[ShardPlan], times: UnitTimes, cpus: int, listing: float) -> Estimate:
+    """Apply unit times to the shards that are to be built.
 
     Parameters
     ----------
@@ -91,44 +80,43 @@ def estimate(shards: Sequence[ShardPlan], rates: UnitTimes, cpus: int, listing: 
     A shard takes the longer of fetching its samples, which goes on beside the work, and of the
     CPU time of both. Shards go to the first CPU that is free.
     """
-    costs = [_cost(each, rates) for each in shards if not each.linked]
-    written = sum(_written(each, rates) for each in shards if not each.linked)
-    fetched = sum(len(each.fetched) for each in shards)
+    built = [shard for shard in shards if not shard.linked]
+    costs = [_cost(shard, times) for shard in built]
     return Estimate(
         cpus,
         listing + makespan((cost.wall for cost in costs), cpus),
         sum(cost.cpu for cost in costs),
-        int(fetched * rates.nbytes),
-        int(written),
-        rates.samples,
-        rates.failed,
+        int(sum(len(shard.fetched) for shard in shards) * times.nbytes),
+        int(sum(_written(shard, times) for shard in built)),
+        times.samples,
+        times.failed,
     )
 
 
 def makespan(seconds: Iterable[float], cpus: int) -> float:
-    """When the last of some tasks ends, each being begun in order by the first CPU to be free."""
+    """Time at which the last task ends, if each begins in order on the first CPU that is free."""
     free = [0.0] * cpus
-    for each in seconds:
-        heapq.heapreplace(free, free[0] + each)
+    for duration in seconds:
+        heapq.heapreplace(free, free[0] + duration)
     return max(free)
 
 
-def _cost(shard: ShardPlan, rates: UnitTimes) -> TimeCost:
-    samples, nbytes = len(shard.fetched), shard.read_nbytes
-    wall, cpu = samples * rates.fetch.cpu, samples * rates.fetch.cpu
+def _cost(shard: ShardPlan, times: UnitTimes) -> TimeCost:
+    samples = len(shard.fetched)
+    work = TimeCost(samples * times.fetch.cpu, samples * times.fetch.cpu)
     for name, rows in shard.fields.items():
-        taken = rates.taken.get(name, TimeCost())
-        count = rows.copied + rows.resumed
-        wall += rows.computed * rates.computed[name].wall + count * taken.wall
-        cpu += rows.computed * rates.computed[name].cpu + count * taken.cpu
-    wall = max(wall, samples * rates.fetch.wall)
-    return TimeCost(wall + nbytes * rates.opened.wall, cpu + nbytes * rates.opened.cpu)
+        if rows.computed:
+            work += times.computed[name] * rows.computed
+        if reused := rows.copied + rows.resumed:
+            work += times.taken.get(name, TimeCost()) * reused
+    waited = TimeCost(max(work.wall, samples * times.fetch.wall), work.cpu)
+    return waited + times.opened * shard.read_nbytes
 
 
-def _written(shard: ShardPlan, rates: UnitTimes) -> float:
+def _written(shard: ShardPlan, times: UnitTimes) -> float:
     return sum(
-        rows.computed * rates.computed_nbytes[name]
-        + (rows.copied + rows.resumed) * rates.taken_nbytes.get(name, 0.0)
+        rows.computed * times.computed_nbytes[name]
+        + (rows.copied + rows.resumed) * times.taken_nbytes.get(name, 0.0)
         for name, rows in shard.fields.items()
         if not shard.reused
     )

@@ -1,7 +1,8 @@
-"""Where each op is better done: once, into the cache, or in every epoch on the training device."""
+"""Costs of ops, and the better place for each: the cache, or the training device in every epoch."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -11,16 +12,16 @@ import numpy as np
 from precache.errors import SampleError
 from precache.recipe.ops import HorizontalFlip, Op, RandomResizedCrop, ToDType
 from precache.recipe.recipe import Field
-from precache_workers.profiling.stage_times import Passed, take_through
+from precache_workers.profiling.stage_times import StageTimes, measure_stages
 from precache_workers.shards.shard_task import BASE_MEMORY, Job, SampleTask
 
 SECONDS = 5.0
-"""After which no further sample of a field is timed, once there are a few."""
+"""Time after which no further sample of a field is measured, once there are a few."""
 
 ON_DEVICE = RandomResizedCrop | HorizontalFlip | ToDType
 """Ops that `precache.transforms` has."""
 
-Where = Literal["cache", "variants", "device"]
+Place = Literal["cache", "variants", "device"]
 
 
 @dataclass(frozen=True)
@@ -30,27 +31,27 @@ class OpCost:
     Attributes
     ----------
     cpu_ms
-        That it takes of a sample, mean.
+        Mean CPU time per sample.
     better
-        ``cache``: done once; ``variants``: done once for each of them; ``device``: left to
+        ``cache``: done once; ``variants``: done once for each variant; ``device``: left to
         `precache.transforms`, in every epoch.
     """
 
     op: str
     cpu_ms: float
-    better: Where
+    better: Place
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a sample of a field takes in one of the ways to store it.
+    """Cost of a sample of a field in one of the ways to store it.
 
     Attributes
     ----------
     nbytes
         Stored bytes, of all variants together.
     build_cpu_ms, epoch_cpu_ms
-        To make them, once, without fetching; to decompress a row, in every epoch.
+        To compute them, once, without fetching; to decompress a row, in every epoch.
     """
 
     nbytes: float
@@ -60,16 +61,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class FieldCosts:
-    """The ops of one field, and what becomes of its random ones.
+    """Costs of the ops of one field.
 
     Attributes
     ----------
     samples
-        That were timed.
+        Number of samples that were measured.
     declared
         All ops done once, for each variant.
     left
-        The last ops left to the device; None where there are none that it could do, or where
+        The last ops left to the device; None if there are none that it could do, or if
         `shapes_differ` before them, so that no store holds such rows.
     """
 
@@ -85,7 +86,7 @@ class FieldCosts:
 
 @dataclass(frozen=True)
 class OpsTask(SampleTask):
-    """Samples by which the ops of every field are to be timed; of a recipe as it is declared."""
+    """Samples by which the ops of every field are measured, of a recipe as it is declared."""
 
     job: Job
     keys: Sequence[str]
@@ -94,35 +95,32 @@ class OpsTask(SampleTask):
 
 
 def time_ops(task: OpsTask) -> tuple[FieldCosts, ...]:
-    """Time the ops of each field; one without ops, or of which no sample has a row, is left out."""
-    return tuple(_time_fields(task))
+    """Measure the ops of each field; leaves out fields without ops, and those without any row."""
+    return tuple(_field_costs(task))
 
 
-def _time_fields(task: OpsTask) -> Iterator[FieldCosts]:
-    for name, each in task.job.recipe.fields.items():
-        if each.ops:
-            alone = task.job.recipe.model_copy(update={"fields": {name: each}})
-            job = replace(task.job, recipe=alone)
-            try:
-                passed = take_through(
-                    job, task.keys, task.sizes, (), SECONDS, lambda done: None, task.barred
-                )
-            except SampleError:
-                continue
-            yield weigh(name, each, passed)
+def _field_costs(task: OpsTask) -> Iterator[FieldCosts]:
+    for name, spec in task.job.recipe.fields.items():
+        if not spec.ops:
+            continue
+        alone = task.job.recipe.model_copy(update={"fields": {name: spec}})
+        job = replace(task.job, recipe=alone)
+        with contextlib.suppress(SampleError):
+            times = measure_stages(job, task.keys, task.sizes, (), SECONDS, barred=task.barred)
+            yield weigh(name, spec, times)
 
 
-def weigh(name: str, declared: Field, passed: Passed) -> FieldCosts:
-    """Where the ops of a field are better done, by what samples took.
+def weigh(name: str, declared: Field, times: StageTimes) -> FieldCosts:
+    """Choose the better place for each op of a field, by the times of samples.
 
     Notes
     -----
-    The last ops may be left to the device where it has all of them, where the rows before them are
-    of one shape, and where reading those takes no more CPU than the ops that are saved. Then the
-    random ones draw anew in every epoch, for no CPU. All other ops are done once.
+    The last ops may be left to the device if it has all of them, if the rows before them are of one
+    shape, and if reading those takes no more CPU than the ops that are saved. Then the random ones
+    draw anew in every epoch, for no CPU. All other ops are done once.
     """
-    costs = [_mean_ms(passed.stage(step).cpu) for step in passed.steps]
-    cuts = passed.cuts()
+    costs = [_mean_ms(times.stage(step).cpu) for step in times.steps]
+    cuts = times.cuts()
     first = _device_from(declared.ops)
     split = declared.fixed_ops
     own = cuts[-1]
@@ -136,19 +134,18 @@ def weigh(name: str, declared: Field, passed: Passed) -> FieldCosts:
     left, able = None, 0 < first < len(costs)
     if able and cuts[first - 1].one_shape:
         cut = cuts[first - 1]
-        made = sum(costs[:first]) + _mean_ms(cut.encode_cpu)
-        left = Choice(float(cut.nbytes.mean()), made, _mean_ms(cut.decode_cpu))
+        build = sum(costs[:first]) + _mean_ms(cut.encode_cpu)
+        left = Choice(float(cut.nbytes.mean()), build, _mean_ms(cut.decode_cpu))
     leave = left is not None and left.epoch_cpu_ms - read <= sum(costs[first:])
-    places = range(len(costs))
-    better: list[Where] = [
+    better: list[Place] = [
         "device" if leave and at >= first else "variants" if at >= split else "cache"
-        for at in places
+        for at in range(len(costs))
     ]
-    ops = zip(passed.steps, costs, better, strict=True)
+    ops = zip(times.steps, costs, better, strict=True)
     return FieldCosts(
         name,
-        len(passed.taken),
-        tuple(OpCost(*each) for each in ops),
+        len(times.samples),
+        tuple(OpCost(*op) for op in ops),
         count,
         split < len(costs),
         whole,
@@ -158,7 +155,7 @@ def weigh(name: str, declared: Field, passed: Passed) -> FieldCosts:
 
 
 def _device_from(ops: Sequence[Op]) -> int:
-    """Place of the first of the last ops that the device has, all of them."""
+    """Return the index from which on the device has all ops."""
     first = len(ops)
     while first and isinstance(ops[first - 1], ON_DEVICE):
         first -= 1

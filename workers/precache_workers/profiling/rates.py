@@ -1,10 +1,11 @@
-"""A few rows made, timed and thrown away: what a row of each kind costs here."""
+"""Unit times of a build on this machine, from a few rows that are built in memory and dropped."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -14,8 +15,16 @@ from precache.store.layout import RowShape
 from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.planning.base_shard import BaseShardRows
 from precache_workers.planning.reuse import BaseShard
-from precache_workers.profiling.estimate import TimeCost, UnitTimes
-from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
+from precache_workers.profiling.estimate import UnitTimes
+from precache_workers.profiling.harness import (
+    SampleRun,
+    Samples,
+    reason_of,
+    run_samples,
+    timed,
+)
+from precache_workers.profiling.measurements import TimeCost
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.outputs import FieldOutput
 from precache_workers.shards.rows import field_output, open_offered
 from precache_workers.shards.shard_task import (
@@ -26,8 +35,7 @@ from precache_workers.shards.shard_task import (
     one_thread,
     recipes_of,
 )
-from precache_workers.shards.timing import Timing
-from precache_workers.sources.base import Sample
+from precache_workers.sources.base import Fetched, Sample
 
 INDEX_ENTRY = 16
 """Bytes of a shard's index for each chunk."""
@@ -35,16 +43,16 @@ INDEX_ENTRY = 16
 
 @dataclass(frozen=True)
 class RatesTask(SampleTask):
-    """Rows to be timed.
+    """Rows to be measured.
 
     Attributes
     ----------
     keys, sizes
         Of samples to be fetched and computed.
     offer
-        A shard of an earlier version, of which rows are taken over.
+        A base shard whose rows are reused.
     places
-        Of these rows.
+        Places of these rows in the shard.
     """
 
     job: Job
@@ -57,33 +65,19 @@ class RatesTask(SampleTask):
     memory: int = field(default=BASE_MEMORY, kw_only=True)
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.lap()
-
-    def lap(self) -> TimeCost:
-        """Seconds since the last lap."""
-        now = time.perf_counter(), time.process_time()
-        since = getattr(self, "_since", now)
-        self._since = now
-        return TimeCost(now[0] - since[0], now[1] - since[1])
-
-
 def measure_rates(task: RatesTask) -> UnitTimes:
-    """Make the rows, in memory alone."""
+    """Build the rows, in memory alone."""
     return run_in_time(lambda: _measure(task), task.job.sample_seconds)
 
 
 def _measure(task: RatesTask) -> UnitTimes:
-    recipes = recipes_of(task.job)
+    recipes, count = recipes_of(task.job), max(1, len(task.keys))
     with one_thread():
-        samples, fetch, nbytes, failed = _fetch(task)
-        if samples:
-            _warm(recipes, *samples[0])
-        computed = _compute(task, recipes, samples, failed)
+        samples, fetch = timed(lambda: _fetch(task), time.process_time)
+        computed, nbytes, failed = _compute(task, recipes, samples)
         opened, taken = _take(task, recipes)
     return UnitTimes(
-        fetch,
+        fetch / count,
         nbytes,
         {name: cost for name, (cost, _) in computed.items()},
         {name: cost for name, (cost, _) in taken.items()},
@@ -91,82 +85,58 @@ def _measure(task: RatesTask) -> UnitTimes:
         {name: stored for name, (_, stored) in taken.items()},
         opened,
         len(task.keys),
-        tuple(failed.items()),
+        failed,
     )
 
 
-def _fetch(task: RatesTask) -> tuple[list[tuple[str, Sample]], TimeCost, float, dict[str, str]]:
-    """Samples, what each cost, its bytes, and those that cannot be fetched."""
-    clock, timing = _Clock(), Timing()
-    found: list[tuple[str, Sample]] = []
-    failed = {}
-    for key, sample in fetch_ahead(task.job.source, task.keys, task.sizes, task.barred, task.alone):
-        if not isinstance(sample, Sample):
-            failed[key] = str(sample)
-        elif key in task.barred:
-            failed[key] = task.barred[key]
-        else:
-            found.append((key, sample))
-    cost = clock.lap().over(max(1, len(task.keys)))
-    for _, sample in found:
-        timing.count(sample)
-    return found, cost, timing.nbytes / max(1, len(found)), failed
-
-
-def _warm(recipes: Mapping[str, FieldRecipe], key: str, sample: Sample) -> None:
-    """The first row of a process is dearer than the others."""
-    notes().begin(DECODING, key)
-    for recipe in recipes.values():
-        try:
-            recipe(sample, key)
-        except Exception:  # it will be told of when it is timed
-            continue
-    notes().end()
+def _fetch(task: RatesTask) -> list[tuple[str, Fetched]]:
+    job = task.job
+    return list(fetch_ahead(job.source, task.keys, task.sizes, task.barred, task.alone))
 
 
 def _compute(
-    task: RatesTask,
-    recipes: Mapping[str, FieldRecipe],
-    samples: Sequence[tuple[str, Sample]],
-    failed: dict[str, str],
-) -> dict[str, tuple[TimeCost, float]]:
-    """What a row of each array costs, and its stored bytes; adds to `failed`.
+    task: RatesTask, recipes: Mapping[str, FieldRecipe], samples: Sequence[tuple[str, Fetched]]
+) -> tuple[dict[str, tuple[TimeCost, float]], float, tuple[tuple[str, str], ...]]:
+    """Return the cost and stored bytes of a row of each array, bytes of a sample, and failures.
 
-    Of variants, which have ops in common, each costs its share of what all of them do.
+    Each of several variants, which have ops in common, costs its share of all of them.
     """
-    found: dict[str, tuple[TimeCost, float]] = {}
+    outputs = {name: _output(task, recipe, None) for name, recipe in recipes.items()}
+
+    def compute_rows(run: SampleRun, sample: Sample) -> None:
+        def compute(name: str) -> None:
+            outputs[name].compute(sample, run.key)
+            outputs[name].keep(0, False)
+
+        for name in outputs:
+            run.time(name, partial(compute, name), time.process_time)
+
+    fetched: Samples = (pair for pair in samples)
+    runs = list(run_samples(fetched, compute_rows, barred=task.barred, warm_up=recipes))
+    rows = max(1, sum(isinstance(sample, Sample) for _, sample in samples))
+    computed: dict[str, tuple[TimeCost, float]] = {}
     for arrays in variants_of(recipes).values():
-        outputs = [_output(task, recipes[array], None) for array in arrays]
-        clock, at = _Clock(), notes()
-        for place, (key, sample) in enumerate(samples):
-            at.begin(DECODING, key)
-            for output in outputs:
-                try:
-                    output.compute(sample, key)
-                    output.keep(place, False)
-                except Exception as error:  # whatever a decoder raises on a hostile file
-                    reason = str(error) if isinstance(error, SampleError) else repr(error)
-                    failed.setdefault(key, reason)
-                    output.leave_hole(place)
-        at.end()
-        stored = [_stored(output, len(samples)) for output in outputs]
-        cost = clock.lap().over(max(1, len(samples)) * len(arrays))
-        found |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
-    return found
+        times = [run.times.get(name, TimeCost()) for run, _ in runs for name in arrays]
+        finish = partial(_stored, [outputs[name] for name in arrays], rows)
+        stored, finishing = timed(finish, time.process_time)
+        cost = sum(times, finishing) / (rows * len(arrays))
+        computed |= {name: (cost, nbytes) for name, nbytes in zip(arrays, stored, strict=True)}
+    nbytes = sum(run.nbytes for run, _ in runs) / rows
+    failed = [(run.key, reason_of(error)) for run, error in runs if isinstance(error, Exception)]
+    return computed, nbytes, tuple(failed)
 
 
 def _take(
     task: RatesTask, recipes: Mapping[str, FieldRecipe]
 ) -> tuple[TimeCost, dict[str, tuple[TimeCost, float]]]:
-    """What a byte of the earlier version's objects costs to open, and each array's row.
+    """Return the cost of opening a byte of the base shard, and of reusing a row of each array.
 
-    Variants that go on from one base share what they have in common, as in `_compute`.
+    Variants that resume from one array of the base share what they have in common.
     """
-    offer, clock = task.offer, _Clock()
+    offer = task.offer
     if offer is None:
         return TimeCost(), {}
-    old = open_offered(offer, check=True)
-    opened = clock.lap().over(max(1, offer.nbytes_of(old)))
+    old, opening = timed(lambda: open_offered(offer, check=True), time.process_time)
     finished = [[name] for name, rows in old.items() if rows.offered.made.finished]
     begun = variants_of(name for name, rows in old.items() if not rows.offered.made.finished)
     costs: dict[str, tuple[TimeCost, float]] = {}
@@ -175,18 +145,22 @@ def _take(
         for output in outputs:
             output.expect(np.isin(np.arange(len(offer.same)), task.places))
             output.touch()
-        clock = _Clock()
         step = old[arrays[0]].chunk_rows if arrays in finished else 1
-        for run, taken in _runs(np.array(task.places), step):
-            _take_run(outputs, run, taken)
-        stored = [_stored(output, len(task.places)) for output in outputs]
-        cost = clock.lap().over(max(1, len(task.places)) * len(arrays))
+        stored, cost = timed(partial(_take_rows, task, outputs, step), time.process_time)
+        cost /= max(1, len(task.places)) * len(arrays)
         costs |= {array: (cost, nbytes) for array, nbytes in zip(arrays, stored, strict=True)}
-    return opened, costs
+    return opening / max(1, offer.nbytes_of(old)), costs
+
+
+def _take_rows(task: RatesTask, outputs: Sequence[FieldOutput], step: int) -> list[float]:
+    """Reuse the rows; returns the stored bytes of a row of each output."""
+    for run, taken in _runs(np.array(task.places), step):
+        _take_run(outputs, run, taken)
+    return _stored(outputs, len(task.places))
 
 
 def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
-    """Rows of the chunks that hold any of these places, in runs; whether they are among them."""
+    """Yield runs of rows of the chunks that hold any of the places; True for runs of places."""
     rows = (np.unique(places // step)[:, None] * step + np.arange(step)).ravel()
     taken = np.isin(rows, places)
     breaks = np.flatnonzero((np.diff(rows) != 1) | (taken[1:] != taken[:-1])) + 1
@@ -195,7 +169,7 @@ def _runs(places: np.ndarray, step: int) -> Iterator[tuple[range, bool]]:
 
 
 def _take_run(outputs: Sequence[FieldOutput], run: range, taken: bool) -> None:
-    """Rows that are taken over, or others of their chunks, which are encoded with them."""
+    """Reuse a run of rows, or leave holes for other rows of the same chunks."""
     if taken and all(output.carries for output in outputs):
         for output in outputs:
             output.carry(run)
@@ -209,12 +183,12 @@ def _take_run(outputs: Sequence[FieldOutput], run: range, taken: bool) -> None:
             try:
                 output.take(place, key)
                 output.keep(place, output.unchanged)
-            except SampleError:  # a hole of the build's
+            except SampleError:  # a hole in the build, too
                 output.leave_hole(place)
 
 
 def _output(task: RatesTask, recipe: FieldRecipe, old: BaseShardRows | None) -> FieldOutput:
-    """For as many rows as are timed, in chunks as large as the build's."""
+    """Return an output for the measured rows, in chunks as large as the build's."""
     shape = task.shapes[recipe.name]
     step = shape.chunk_rows(task.rows_per_shard)
     chunks = max(-(-len(task.keys) // step), len({place // step for place in task.places}))
@@ -223,8 +197,10 @@ def _output(task: RatesTask, recipe: FieldRecipe, old: BaseShardRows | None) -> 
     return field_output(task.job.recipe, recipe, shape, rows, old, counted)
 
 
-def _stored(output: FieldOutput, rows: int) -> float:
-    """Bytes of a row in a shard that is finished herewith."""
-    parts, _ = output.finish()
-    stored = sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)
-    return stored / max(1, rows)
+def _stored(outputs: Sequence[FieldOutput], rows: int) -> list[float]:
+    """Finish shards; returns the stored bytes per row of each."""
+    finished = [output.finish()[0] for output in outputs]
+    return [
+        (sum(map(len, parts[:-1])) + INDEX_ENTRY * (len(parts) - 1)) / max(1, rows)
+        for parts in finished
+    ]

@@ -1,4 +1,4 @@
-"""Measurements of a source before it is cached; `precache_workers.doctor.report` uses them."""
+"""Records of measurements: of samples, stages, codecs, a source and its machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 Times = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimeCost:
+    """Seconds of wall time and of CPU time."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    def __add__(self, other: TimeCost) -> TimeCost:
+        return TimeCost(self.wall + other.wall, self.cpu + other.cpu)
+
+    def __mul__(self, count: float) -> TimeCost:
+        return TimeCost(self.wall * count, self.cpu * count)
+
+    def __truediv__(self, count: float) -> TimeCost:
+        return TimeCost(self.wall / count, self.cpu / count)
 
 
 @dataclass(frozen=True)
@@ -31,9 +48,9 @@ class CutTimes:
     encode_cpu, decode_cpu
         Seconds to encode and to decode each, (samples,).
     one_shape
-        Whether all have one shape, so that a store can hold them.
+        All rows have one shape, so that a store can hold them.
     frozen
-        Whether a random op is among those before: its draw would be the same in each epoch.
+        A random op is among those before: its draw would be the same in each epoch.
     """
 
     nbytes: Times
@@ -69,14 +86,14 @@ class CodecTimes:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Whole files read from the source, some at a time.
+    """Whole files read from the source, several at a time.
 
     Attributes
     ----------
     pattern
         ``sequential``, in the order of their names, or ``random``.
     depth
-        Requests under way at a time.
+        Requests in flight at a time.
     median_ms, p95_ms
         Time of one request.
     """
@@ -97,14 +114,14 @@ class Host:
     Attributes
     ----------
     cores
-        That this process may use.
+        Cores that this process may use.
     memory, memory_free
         Bytes.
     io_wait
-        Share of the time in which something waited for I/O while the source was read at several
+        Share of the time in which a process waited for I/O while the source was read at several
         depths; None where that cannot be read.
     load
-        Processes that ran or waited for a core, on average of the last minute, when this began.
+        Load average over one minute when the measurement began.
     """
 
     cores: int
@@ -116,20 +133,20 @@ class Host:
 
 @dataclass(frozen=True)
 class SourceMeasurements:
-    """All that was measured.
+    """All measurements of a source.
 
     Attributes
     ----------
     samples, complete
-        How many the source has; at least, where its listing was not complete.
+        Number of samples in the source; a lower bound if its listing is not complete.
     source_bytes
         Of all samples.
     keys, nbytes
-        Of the samples measured that the ops go through; all times are in this order.
+        Of the measured samples that have rows; all times are in this order.
     failures
-        (key, why) of the others.
+        (key, reason) of the others.
     misfits
-        (key, why) of those whose rows have other shapes than most.
+        (key, reason) of those whose rows have other shapes than most.
     fetch, ops, encode
         The stages, in order; `encode` by the recipe's own codec.
     cuts
@@ -137,7 +154,7 @@ class SourceMeasurements:
     codecs
         The recipe's own first.
     build_cpu
-        Seconds of CPU of a whole build for a sample: the stages, and all between them.
+        CPU seconds of a whole build per sample: the stages, and all between them.
     """
 
     source: str

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precache.store.receipts import Receipt, ShardObject
-from precache_workers.driver.tally import SHARDS, WINDOW, BuildRates, Tally, by_number
+from precache_workers.driver.totals import (
+    SHARDS,
+    WINDOW,
+    BuildRates,
+    BuildTotals,
+    Totals,
+    by_number,
+)
 
 
 def receipt(host: str, wall: float, images: int = 100, holes: int = 0) -> Receipt:
@@ -40,19 +47,23 @@ RECEIPTS = st.lists(
 def test_sums_are_those_of_the_receipts(
     made: list[tuple[str, float, int, int, float]], lull: float
 ) -> None:
-    tally, now = Tally(len(made)), 0.0
+    totals, now = BuildTotals(planned=len(made)), 0.0
     for host, wall, images, holes, wait in made:
         now += wait
-        tally.add(receipt(host, wall, images, holes), now)
-        tally.nodes[host].rates(now)
-    assert tally.left == 0
-    assert set(tally.nodes) == {host for host, *_ in made}
-    for host, node in tally.nodes.items():
+        totals.add(receipt(host, wall, images, holes), now)
+        totals.nodes[host].rates(now)
+    assert totals.left == 0
+    sums = sum((node.total for node in totals.nodes.values()), Totals())
+    assert (sums.images, sums.stored) == (totals.total.images, totals.total.stored)
+    assert (sums - totals.total).wall_seconds == pytest.approx(0, abs=1e-6)
+    assert set(totals.nodes) == {host for host, *_ in made}
+    for host, node in totals.nodes.items():
         own = [each for each in made if each[0] == host]
-        assert node.shards == len(own)
-        assert node.images == sum(images for _, _, images, _, _ in own)
-        assert node.failed == sum(holes for _, _, _, holes, _ in own)
-        assert node.fetched * 2 == node.stored == node.images * 20
+        assert node.total.shards == len(own)
+        assert node.total.images == sum(images for _, _, images, _, _ in own)
+        assert node.total.failed == sum(holes for _, _, _, holes, _ in own)
+        assert node.total.fetched * 2 == node.total.stored == node.total.images * 20
+        assert node.total.stages["ops"] == pytest.approx(sum(wall / 2 for _, wall, *_ in own))
         rates = node.rates(now + lull)
         for value in (rates.images, rates.fetched, rates.stored, rates.cores):
             assert value >= -1e-6
@@ -61,12 +72,12 @@ def test_sums_are_those_of_the_receipts(
 @pytest.mark.parametrize("wall", [0.2, 5.0, 60.0])
 @pytest.mark.parametrize("cores", [1, 4])
 def test_a_steady_node_is_shown_at_its_speed_between_receipts_too(wall: float, cores: int) -> None:
-    tally = Tally()
+    totals = BuildTotals()
     for shard in range(1, 401):
-        tally.add(receipt("a", wall), now=shard * wall / cores)
+        totals.add(receipt("a", wall), now=shard * wall / cores)
     last = 400 * wall / cores
     for since in (0.0, 0.5 * wall / cores, 0.9 * wall / cores):
-        rates = tally.nodes["a"].rates(last + since)
+        rates = totals.nodes["a"].rates(last + since)
         assert rates.images == pytest.approx(100 * cores / wall, rel=0.1)
         assert rates.fetched == pytest.approx(10 * rates.images)
         assert rates.stored == pytest.approx(20 * rates.images)
@@ -74,17 +85,17 @@ def test_a_steady_node_is_shown_at_its_speed_between_receipts_too(wall: float, c
 
 
 def test_the_first_shards_of_all_cores_count_from_when_they_began() -> None:
-    tally = Tally()
+    totals = BuildTotals()
     for _ in range(4):
-        tally.add(receipt("a", 20.0), now=1020.0)
-    assert tally.nodes["a"].rates(1039.0) == BuildRates(20.0, 200.0, 400.0, 4.0)
+        totals.add(receipt("a", 20.0), now=1020.0)
+    assert totals.nodes["a"].rates(1039.0) == BuildRates(20.0, 200.0, 400.0, 4.0)
 
 
 def test_a_node_that_makes_no_more_comes_to_nothing() -> None:
-    tally = Tally()
+    totals = BuildTotals()
     for shard in range(100):
-        tally.add(receipt("a", 1.0), now=float(shard))
-    node = tally.nodes["a"]
+        totals.add(receipt("a", 1.0), now=float(shard))
+    node = totals.nodes["a"]
     speeds = [node.rates(99.0 + lull).images for lull in (0, 10, 20, 30, WINDOW + 5 * SHARDS)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[-1] == pytest.approx(0.0, abs=1e-6)

@@ -1,7 +1,8 @@
-"""A few samples decoded before a build begins: row shapes, and how much will be stored."""
+"""The probe: row shapes and stored bytes from a few samples, before a build begins."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +17,13 @@ from precache.store.layout import RowShape, rows_per_chunk
 from precache.store.row_table import RowTable
 from precache_workers.planning.rows import sample_for_probe
 from precache_workers.planning.work import MeasuredRows
-from precache_workers.runtime.time_limit import DECODING, notes, run_in_time
+from precache_workers.profiling.harness import SampleRun, run_samples
+from precache_workers.runtime.time_limit import run_in_time
 from precache_workers.shards.shard_task import (
     BASE_MEMORY,
     Job,
     SampleTask,
     fetch_ahead,
-    one_thread,
     recipes_of,
 )
 from precache_workers.sources.base import Sample
@@ -32,7 +33,7 @@ PROBE_SAMPLES = 24
 
 @dataclass(frozen=True)
 class ProbeTask(SampleTask):
-    """A few samples to learn row shapes and compressed sizes from."""
+    """A few samples that show row shapes and compressed sizes."""
 
     job: Job
     keys: Sequence[str]
@@ -41,24 +42,24 @@ class ProbeTask(SampleTask):
 
 
 def probe_task(job: Job, table: RowTable) -> ProbeTask:
-    """For samples from all over a table."""
+    """Return the task for samples from all over a table."""
     rows = sample_for_probe(table, PROBE_SAMPLES)
     return ProbeTask(job, [table.keys[row] for row in rows], table.sizes[rows].tolist())
 
 
 def run_probe(task: ProbeTask) -> MeasuredRows:
-    """Learn row shapes from the first sample that decodes, and stored bytes from all given.
+    """Measure row shapes by the first sample that has a row, and stored bytes by all.
 
     Raises
     ------
     SampleError
-        None of them decodes.
+        None of them has a row.
     """
     return run_in_time(lambda: _probe(task), task.job.sample_seconds)
 
 
-def measured(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredRows:
-    """What `run_probe` returned; raises the error that came in place of it."""
+def probed_rows(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredRows:
+    """Return the outcome of `run_probe`, or raise it if it is an error."""
     if isinstance(outcome, SampleError):
         raise SourceError(f"{shown(source)}: {outcome}") from None
     if isinstance(outcome, PrecacheError):
@@ -67,37 +68,30 @@ def measured(outcome: MeasuredRows | PrecacheError, source: str) -> MeasuredRows
 
 
 def _probe(task: ProbeTask) -> MeasuredRows:
-    recipes = recipes_of(task.job)
+    job, recipes = task.job, recipes_of(task.job)
     shapes: dict[str, RowShape] = {}
-    stored = np.zeros(0)
+    stored: list[float] = []
     reasons = []
-    at = notes()
-    with one_thread():
-        for key, sample in fetch_ahead(
-            task.job.source, task.keys, task.sizes, task.barred, task.alone
-        ):
-            at.begin(DECODING, key)
-            try:
-                if not isinstance(sample, Sample):
-                    raise sample
-                if key in task.barred:
-                    raise SampleError(task.barred[key])
-                rows = {name: recipe(sample, key) for name, recipe in recipes.items()}
-            except Exception as error:  # the build itself will say which samples are holes
-                reasons.append(f"{key}: {error}")
+
+    def rows_of(run: SampleRun, sample: Sample) -> dict[str, np.ndarray]:
+        return {name: recipe(sample, run.key) for name, recipe in recipes.items()}
+
+    samples = fetch_ahead(job.source, task.keys, task.sizes, task.barred, task.alone)
+    with contextlib.closing(run_samples(samples, rows_of, barred=task.barred)) as runs:
+        for run, rows in runs:
+            if isinstance(rows, Exception):  # the build itself decides which samples are holes
+                reasons.append(f"{run.key}: {rows}")
                 continue
-            finally:
-                at.end()
             if not shapes:
                 _check_dtypes(rows)
                 shapes = {n: RowShape(r.shape, r.dtype.name) for n, r in rows.items()}
-                _check_declared(task.job.recipe, shapes)
-            stored = np.append(stored, sum(_stored_nbytes(task.job, n, r) for n, r in rows.items()))
+                _check_declared(job.recipe, shapes)
+            stored.append(sum(_stored_nbytes(job, name, row) for name, row in rows.items()))
     if not shapes:
         why = reasons[0] if reasons else "each kills the worker that decodes it"
         tried = f"first {len(task.keys)} samples" if task.keys else "samples that were tried"
         raise SampleError(f"none of the {tried} has a row: {why}")
-    return MeasuredRows(shapes, float(stored.mean()))
+    return MeasuredRows(shapes, float(np.mean(stored)))
 
 
 def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
@@ -110,7 +104,7 @@ def _check_dtypes(rows: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_declared(recipe: Recipe, shapes: Mapping[str, RowShape]) -> None:
-    """Refuse rows that are not what the recipe declares, or that its codec cannot store."""
+    """Raise for rows that differ from what the recipe declares, or that its codec cannot store."""
     for name, row in shapes.items():
         field = recipe.fields[name]
         declared = (field.dtype or row.dtype, field.shape or row.shape)
