@@ -60,7 +60,7 @@ from precache.store.shard_log import kept_name
 UNTOUCHED_SECONDS = 900.0
 """Since the last change of what is being built or copied, below which `gc` never touches it.
 
-Longer than `status.ALIVE_SECONDS`, after which a build is taken to have ended: what is removed by
+Longer than `lease.ALIVE_SECONDS`, after which a build is taken to have ended: what is removed by
 mistake is lost."""
 
 _REMAINS = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")

@@ -1,4 +1,4 @@
-"""How far a store is: its current version, and builds that have begun and not committed."""
+"""Status of a store: its current version, and builds that have begun and not committed."""
 
 from __future__ import annotations
 
@@ -8,35 +8,29 @@ import time
 from dataclasses import dataclass
 
 from precache.errors import StorageError, StoreError
-from precache.runtime.process_id import has_ended
 from precache.storage.base import FileInfo, Folder
 from precache.storage.open import StorageOptions, open_folder
 from precache.storage.rename import is_link
-from precache.store.attributes import Claimed, Identity
+from precache.store.attributes import Identity
 from precache.store.commit_log import BUILD, ROOT, VERSION, read_commits
+from precache.store.lease import live_leases, read_leases
 
 DESCRIPTION = f"{BUILD}/build.json"
 """Object of a version that was begun and not committed."""
 
-LEASES = f"{BUILD}/leases"
-"""Folder of a version with a lease of each build that writes to it, renewed as a heartbeat."""
-
-ALIVE_SECONDS = 100.0
-"""Age of its last heartbeat below which a build is taken to go on: three heartbeats."""
-
 
 @dataclass(frozen=True)
 class BuildStatus:
-    """A version that is being made, or was left unfinished.
+    """A version that is being built, or was left unfinished.
 
     Attributes
     ----------
     rows, shards
-        Of the whole version; None where a build of an earlier release began it.
+        Of the whole version; None if a build of an earlier release began it.
     done
         Shards that have a receipt.
     idle_seconds
-        Since the last receipt or heartbeat came, or the build began: below a minute while it lives.
+        Since the last receipt or heartbeat, or the begin; below a minute while the build is alive.
     """
 
     version: str
@@ -59,12 +53,12 @@ class StoreStatus:
 def read_status(
     store: str | os.PathLike[str], storage_options: StorageOptions = None
 ) -> StoreStatus:
-    """What lies in a store; reads and lists, and asks no cluster.
+    """Read the status of a store, without asking a cluster.
 
     Raises
     ------
     StoreError
-        There is nothing of ours.
+        The folder holds no store and no begun build.
     """
     folder = open_folder(store, storage_options)
     log = read_commits(folder)
@@ -91,14 +85,14 @@ def read_status(
 
 
 def described_build(folder: Folder) -> BuildStatus | None:
-    """As `read_build`; None as well where the description is damaged, or somebody else's."""
+    """Like `read_build`; returns None, too, if the description is damaged or not ours."""
     with contextlib.suppress(StoreError):
         return read_build(folder)
     return None
 
 
 def read_build(version: Folder) -> BuildStatus | None:
-    """How far a version is that was begun; None where nothing describes its build."""
+    """Return the progress of a version that was begun; None if nothing describes its build."""
     data = version.get(DESCRIPTION)
     if data is None:
         return None
@@ -121,12 +115,12 @@ def read_build(version: Folder) -> BuildStatus | None:
 
 
 def is_alive(version: Folder) -> bool:
-    """Whether a build goes on in a version, as far as the leases tell."""
+    """Return True if a build of the version is alive, by its leases."""
     return bool(live_leases(version))
 
 
 def remove_scratch(version: Folder) -> None:
-    """Remove what served the builds of a version alone; what describes the build goes last."""
+    """Remove the scratch files of a version's builds; the description of the build goes last."""
     for name in [] if is_link(version, BUILD) else version.names(BUILD):
         if f"{BUILD}/{name}" != DESCRIPTION:
             version.remove(f"{BUILD}/{name}")
@@ -134,41 +128,6 @@ def remove_scratch(version: Folder) -> None:
 
 
 def remove_left_scratch(version: Folder) -> None:
-    """The same, unless a build goes on in it, such as one that mends it."""
+    """Remove the scratch files unless a build of the version is alive, such as a repair."""
     if is_link(version, BUILD) or (version.exists(BUILD) and not live_leases(version)):
         remove_scratch(version)
-
-
-def read_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
-    """The leases of builds that write to a version, by name; unreadable ones are left out."""
-    names = [f"{LEASES}/{name}" for name in version.names(LEASES) if name.endswith(".json")]
-    names = [name for name in names if name != but]
-    leases = {}
-    for name, data in zip(names, version.read_many(names, [-1] * len(names)), strict=True):
-        if isinstance(data, bytes):
-            with contextlib.suppress(StoreError):  # cut short, or forged
-                leases[name] = Claimed.read(data, version.path(name))
-    return leases
-
-
-def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
-    """Leases whose builds are taken to go on, except the one named `but`.
-
-    Where that is given, it is a lease that was renewed a moment ago: ages are differences to it, by
-    the store's own times, since clocks of machines may be wrong.
-    """
-    leases = read_leases(version, but)
-    others = {n: each for n, each in leases.items() if not has_ended(each.holder)}
-    files = _leases(version) if others and but is not None else []
-    times = {f"{LEASES}/{file.name}": file.mtime_ns / 1e9 for file in files}
-    if but in times:
-        ages = {name: times[but] - times.get(name, 0.0) for name in others}
-    else:
-        ages = {name: abs(time.time() - each.time) for name, each in others.items()}
-    return {name: each for name, each in others.items() if ages[name] < ALIVE_SECONDS}
-
-
-def _leases(version: Folder) -> list[FileInfo]:
-    with contextlib.suppress(StorageError):  # all have just been removed
-        return list(version.folder(LEASES).walk())
-    return []

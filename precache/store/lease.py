@@ -1,11 +1,14 @@
-"""Who of several processes does a thing, agreed upon in a store: on disks and in buckets alike.
+"""Leases: objects in a store that show which process works on a version, and that it is alive.
 
-A claim is an object of a folder, created under the next number; of several who try, one gets it.
-Its holder puts the time into it again and again. Where no sign of life comes any more, the next
-number is free to be taken. The last holder removes its own and all below, and the numbers begin
-anew; so whoever passed over claims of the dead looks at them again once it has its own. Two may
-hold one where a process was stopped for long and goes on: what is done under a claim must bear
-that.
+The holder of a lease renews the time in its object, the heartbeat. Two kinds of lease share this.
+
+A build's lease lies in its version's folder; several builds of one version each have their own.
+
+A claim is exclusive: an object that is created under the next number, which only one of several
+processes can do. If its heartbeat ends, the next number is free to be taken. The last holder
+removes its own claim and all below, and the numbers begin anew; so whoever passed over claims of
+dead processes looks at them again once it has its own. Two processes may hold one claim if the
+first was stopped for long and resumes: what is done under a claim must bear that.
 """
 
 from __future__ import annotations
@@ -16,59 +19,102 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Self
 
 from precache.errors import StorageError, StoreError
 from precache.runtime.process_id import Process, has_ended, process_of
-from precache.storage.base import Folder
+from precache.storage.base import FileInfo, Folder
 from precache.storage.rename import is_link, remove_if_empty
 from precache.store.attributes import Claimed
+from precache.store.commit_log import BUILD
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 10.0
-"""Between two signs of life."""
+"""Between two heartbeats."""
 
 STALE_SECONDS = 60.0
-"""Without one, after which a claim of another machine's process is void."""
+"""Time without a heartbeat, by the observer's own clock, after which a claim is void."""
+
+ALIVE_SECONDS = 100.0
+"""Age of its last heartbeat below which a build is alive; clocks of two machines are compared."""
 
 POLL_LOCAL, POLL_REMOTE = 0.25, 2.0
 """Seconds between two looks at a store."""
 
 LOST_SECONDS = 3600.0
-"""Without a sign of life by its holder's own clock, after which a claim is looked at for
-`SILENT_SECONDS`, so that those who look only once need not wait for `STALE_SECONDS`."""
+"""Age of its last heartbeat above which a claim is watched for `SILENT_SECONDS`, so that those who
+look only once need not wait for `STALE_SECONDS`."""
 
 SILENT_SECONDS = 2.5 * BEAT_SECONDS
+
+LEASES = f"{BUILD}/leases"
+"""Folder of a version with the leases of the builds that write to it."""
 
 CLAIMS = "_claims"
 """Folder of a store with all claims."""
 
 _CLAIM = re.compile(r"[0-9]{6,}\.json")
 _CUT_OFF = re.compile(r"\.[0-9a-f]{32}\.tmp")
-"""Of a claim that a process was putting; one that goes on puts it again."""
+"""Temporary file of a claim that was being put; a live process puts it again."""
 
 
-class Claim:
-    """A claim that this process holds, until the block ends; a thread shows that it lives.
+class Lease:
+    """An object that this process holds; a thread renews it until the lease ends.
 
     Parameters
     ----------
     note
-        For whoever waits.
+        For those who wait for its end.
+    scratch
+        Folder for temporary files, as `Folder.put` takes it.
+    """
+
+    def __init__(
+        self, folder: Folder, name: str, note: str = "", scratch: str | None = None
+    ) -> None:
+        self.name = name
+        self._folder, self._note, self._scratch = folder, note, scratch
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="precache-lease", daemon=True)
+
+    def _put(self, process: Process) -> None:
+        self._folder.put(self.name, [_document(process, self._note)], scratch=self._scratch)
+
+    def _is_revoked(self) -> bool:
+        """Return True if it is not to be renewed any more; raises `StorageError`."""
+        return False
+
+    def _stop(self) -> None:
+        """End the heartbeat."""
+        self._over.set()
+        self._thread.join()
+
+    def _renew(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            try:
+                if self._is_revoked():
+                    return
+                self._put(process_of(os.getpid()))
+            except StorageError as error:
+                log.warning("no heartbeat: %s", error)
+
+
+class Claim(Lease):
+    """An exclusive lease, held until the block ends.
+
+    Parameters
+    ----------
     own
-        Whether the object names this process already.
+        The object names this process already.
     """
 
     def __init__(self, store: Folder, name: str, note: str = "", *, own: bool = False) -> None:
-        self.name = name
+        super().__init__(store, name, note)
         self._own = own
-        self._store = store
-        self._note = note
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="precache-claim", daemon=True)
 
     def __enter__(self) -> Self:
         if not self._own:
@@ -77,43 +123,107 @@ class Claim:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._stop()
         with contextlib.suppress(StorageError):  # it goes stale by itself
-            _remove_until(self._store, self.name)
+            _remove_until(self._folder, self.name)
 
     def is_held(self) -> bool:
-        """Whether nobody took a later one, believing that this process had ended."""
+        """Return False if another process took over, because this one seemed to have ended."""
         _, name, own = self.name.split("/")
-        return Claims(self._store, name).holder(above=int(own[:-5])) is None
+        return Claims(self._folder, name).holder(above=int(own[:-5])) is None
 
     def give_to(self, process: Process, note: str) -> None:
-        """Have another process hold it, which will enter one of the same name and note."""
+        """Hand it to another process, which enters a claim of the same name and note."""
         self._note = note
         self._put(process)
 
-    def _put(self, process: Process) -> None:
-        self._store.put(self.name, [_document(process, self._note)])
 
-    def _beat(self) -> None:
-        while not self._over.wait(BEAT_SECONDS):
-            try:
-                self._put(process_of(os.getpid()))
-            except StorageError as error:
-                log.warning("cannot show that this process is at work: %s", error)
+class BuildLease(Lease):
+    """The lease of a build, which its tasks check before they write.
+
+    A commit removes the leases of all builds of its version, which stops the tasks of the others.
+
+    Parameters
+    ----------
+    version
+        Folder of the version.
+    """
+
+    def __init__(self, version: Folder, scratch: str) -> None:
+        super().__init__(version, f"{LEASES}/{uuid.uuid4().hex}.json", scratch=scratch)
+        self._put(process_of(os.getpid()))
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.end()
+
+    def _is_revoked(self) -> bool:
+        return self._folder.size(self.name) is None  # the version was committed, or removed
+
+    def others(self) -> dict[str, Claimed]:
+        """Return the leases of other builds that are alive."""
+        return live_leases(self._folder, but=self.name)
+
+    def end(self) -> None:
+        """Give it back; may be called again."""
+        if self._over.is_set():
+            return
+        self._stop()
+        try:
+            self._folder.remove(self.name)
+        except StorageError as error:
+            log.warning("%s; it expires by itself", error)
+
+
+def read_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
+    """Return the leases of builds that write to a version, by name; skips unreadable ones."""
+    names = [f"{LEASES}/{name}" for name in version.names(LEASES) if name.endswith(".json")]
+    names = [name for name in names if name != but]
+    leases = {}
+    for name, data in zip(names, version.read_many(names, [-1] * len(names)), strict=True):
+        if isinstance(data, bytes):
+            with contextlib.suppress(StoreError):  # cut short, or forged
+                leases[name] = Claimed.read(data, version.path(name))
+    return leases
+
+
+def live_leases(version: Folder, but: str | None = None) -> dict[str, Claimed]:
+    """Return the leases whose builds are alive, except the one named `but`.
+
+    If that is given, it is a lease that was renewed a moment ago: ages are differences to it, by
+    the store's own times, since clocks of machines may be wrong.
+    """
+    leases = read_leases(version, but)
+    others = {name: lease for name, lease in leases.items() if not has_ended(lease.holder)}
+    files = _lease_files(version) if others and but is not None else []
+    times = {f"{LEASES}/{file.name}": file.mtime_ns / 1e9 for file in files}
+    if but in times:
+        ages = {name: times[but] - times.get(name, 0.0) for name in others}
+    else:
+        ages = {name: abs(time.time() - lease.time) for name, lease in others.items()}
+    return {name: lease for name, lease in others.items() if ages[name] < ALIVE_SECONDS}
+
+
+def _lease_files(version: Folder) -> list[FileInfo]:
+    with contextlib.suppress(StorageError):  # all have just been removed
+        return list(version.folder(LEASES).walk())
+    return []
 
 
 def deciding(store: Folder, version: str) -> AbstractContextManager[Claim]:
     """Hold the claim to decide about a version: to commit, replace or remove it, or a shard of it.
 
-    Every build passes here once before it makes a shard. So one that finds no other's lease here
-    knows that all there is was left by builds that have ended.
+    Every build holds it once before its first shard. So a build that finds no other lease meanwhile
+    knows that all unfinished objects were left by builds that have ended.
     """
     return Claims(store, f"{version}-decide").held()
 
 
 def remove_ended(store: Folder) -> None:
-    """Remove all claims that nobody holds any more."""
+    """Remove all claims whose holders have ended."""
     if is_link(store, CLAIMS):
         return
     for name in store.names(CLAIMS):
@@ -129,9 +239,9 @@ def remove_ended(store: Folder) -> None:
 
 
 def _remove_until(store: Folder, last: str) -> None:
-    """Remove a claim and those of earlier holders that were killed, and folders left empty."""
+    """Remove a claim, those of earlier holders that were killed, and folders left empty."""
     folder, _, own = last.rpartition("/")
-    for name in sorted(store.names(folder)):  # whoever passed over one looks whether it is there
+    for name in sorted(store.names(folder)):  # those who passed over one look for it again
         if (_CLAIM.fullmatch(name) and name <= own) or _CUT_OFF.fullmatch(name):
             store.remove(f"{folder}/{name}")
     remove_if_empty(store, folder)
@@ -143,7 +253,7 @@ def _document(process: Process, note: str) -> bytes:
 
 
 class Claims:
-    """The claims to one thing, looked at again and again by one process."""
+    """The claims to one task, watched by one process."""
 
     def __init__(self, store: Folder, name: str) -> None:
         self._store = store
@@ -152,16 +262,16 @@ class Claims:
         self._silent: dict[str, bytes] = {}
 
     def take(self) -> Claim | None:
-        """A claim to be entered; None where somebody else holds one, or gives one back."""
+        """Take a claim, to be entered; returns None if another process holds or returns one."""
         numbers = self.numbers()
         passed = {name: self._store.get(name) for name in map(self._path, numbers)}
-        if any(data is None or self._held(name, data) for name, data in passed.items()):
+        if any(data is None or self._holder_of(name, data) for name, data in passed.items()):
             return None
         name = self._path(max(numbers, default=0) + 1)
         if not self._store.create(name, [_document(process_of(os.getpid()), "")]):
             return None
-        if any(self._store.get(each) != data for each, data in passed.items()):
-            self._store.remove(name)  # somebody was faster, and the numbers began anew
+        if any(self._store.get(path) != data for path, data in passed.items()):
+            self._store.remove(name)  # another process was faster, and the numbers began anew
             return None
         return Claim(self._store, name, own=True)
 
@@ -175,40 +285,40 @@ class Claims:
             yield claim
 
     def holder(self, above: int = 0) -> Claimed | None:
-        """Who holds one of a higher number and lives, as far as is known."""
+        """Return the live holder of a claim above a number, as far as is known."""
         for name in [self._path(number) for number in self.numbers() if number > above]:
             data = self._store.get(name)
-            if data is not None and (found := self._held(name, data)):
-                return found
+            if data is not None and (claimed := self._holder_of(name, data)):
+                return claimed
         return None
 
     def _path(self, number: int) -> str:
         return f"{CLAIMS}/{self._name}/{number:06d}.json"
 
     def numbers(self) -> list[int]:
-        """Of all claims, in any order."""
+        """Return the numbers of all claims, in any order."""
         names = self._store.names(f"{CLAIMS}/{self._name}")
         return [int(name[:-5]) for name in names if _CLAIM.fullmatch(name)]
 
-    def _held(self, name: str, data: bytes) -> Claimed | None:
-        """Who holds the claim that an object with this content is."""
+    def _holder_of(self, name: str, data: bytes) -> Claimed | None:
+        """Return the holder of a claim with this content, None if it has ended."""
         try:
-            found = Claimed.read(data, self._store.path(name))
+            claimed = Claimed.read(data, self._store.path(name))
         except StoreError:
             return None  # cut short, or forged
-        if has_ended(found.holder):
+        if has_ended(claimed.holder):
             return None
-        if time.time() - found.time > LOST_SECONDS and self._is_silent(name, data):
+        if time.time() - claimed.time > LOST_SECONDS and self._is_silent(name, data):
             return None
         # By this machine's clock alone: that of the other may be wrong.
         before, since = self._seen.get(name, (b"", 0.0))
         if before != data:
             since = time.monotonic()
             self._seen[name] = data, since
-        return found if time.monotonic() - since < STALE_SECONDS else None
+        return claimed if time.monotonic() - since < STALE_SECONDS else None
 
     def _is_silent(self, name: str, data: bytes) -> bool:
-        """Whether a claim that looks old shows no sign of life: a clock may be wrong."""
+        """Watch a claim that looks old for a heartbeat: a clock may be wrong."""
         if self._silent.get(name) != data:
             until = time.monotonic() + SILENT_SECONDS
             while time.monotonic() < until:

@@ -12,9 +12,9 @@ from precache.errors import BuildError, StoreError
 from precache.runtime.process_id import has_ended
 from precache.storage.base import Folder
 from precache.store.attributes import Attributes, Identity
-from precache.store.build_status import ALIVE_SECONDS, DESCRIPTION, read_leases
+from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import ROOT
-from precache.store.lease import Claims
+from precache.store.lease import ALIVE_SECONDS, Claims, read_leases
 from precache.store.open import open_own
 from precache.store.shard_log import Finished, from_entry, kept_name, read_entries
 from precache.store.version import Version

@@ -29,7 +29,6 @@ from numcodecs import zstd
 import precache.store.commit_log
 import precache_workers.driver.build
 import precache_workers.driver.commit
-import precache_workers.driver.heartbeat
 import precache_workers.driver.run_monitor
 import precache_workers.profiling.probe
 import precache_workers.shards.rows
@@ -41,7 +40,6 @@ from precache.maintenance import transfer
 from precache.maintenance.verify import verify_version
 from precache.recipe.recipe import Field, Recipe, ZstdCodec
 from precache.runtime.process_id import Process
-from precache.store import build_status
 from precache.store import lease as claims
 from precache.store.attributes import Claimed
 from precache.store.commit_log import BUILD, ROOT, read_commits
@@ -89,8 +87,8 @@ SHAPES = {"image": RowShape((3, 4, 4), "uint8")}
 KEEPING_NOTHING: Sequence[tuple[Any, str]] = (
     (claims, "_remove_until"),
     (Claims, "numbers"),
-    (precache_workers.driver.heartbeat.BuildLease, "end"),
-    (precache_workers.driver.heartbeat.BuildLease, "others"),
+    (claims.BuildLease, "end"),
+    (claims.BuildLease, "others"),
     (precache_workers.driver.commit, "_write"),
     (precache_workers.driver.commit, "append_commit"),
     (precache_workers.driver.build, "commit"),
@@ -196,16 +194,14 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 2e9)
     monkeypatch.setattr(time, "strftime", lambda *given: "2033-05-18T03:33:20Z")
     monkeypatch.setattr(uuid, "uuid4", own_number)
-    for module in (claims, precache_workers.driver.heartbeat):
-        monkeypatch.setattr(module, "BEAT_SECONDS", 1e6)
-        monkeypatch.setattr(module, "process_of", own_process)
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 1e6)
+    monkeypatch.setattr(claims, "process_of", own_process)
     for held in CACHED:
         monkeypatch.setattr(held, "lock", contextlib.nullcontext())
     for owner, name in KEEPING_NOTHING:
         monkeypatch.setattr(owner, name, knowing_its_result(getattr(owner, name)))
     monkeypatch.setattr(Claims, "take", forgetting(Claims.take))
-    for module in (claims, build_status):
-        monkeypatch.setattr(module, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
+    monkeypatch.setattr(claims, "has_ended", lambda who: ACTORS.turns.has_ended(who.host))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from numcodecs import zstd
 
 import precache
 from precache.storage.open import open_folder
-from precache.store.build_status import read_leases
+from precache.store.lease import read_leases
 from precache_workers.shards import rows as shardrows
 from tests.support.building import (
     build_here,

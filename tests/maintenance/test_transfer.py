@@ -28,9 +28,10 @@ from precache.storage.base import Folder
 from precache.storage.open import open_folder
 from precache.store.commit_log import BUILD, ROOT, append_entry, read_commits
 from precache.store.consistency import inspect
+from precache.store.lease import BuildLease
 from precache.store.object_names import Contents
 from precache.store.version import Version
-from precache_workers.driver.heartbeat import BuildLease
+from precache_workers.planning.target_version import SCRATCH
 from tests.conftest import BuiltStore
 from tests.support.building import (
     ask,
@@ -368,7 +369,7 @@ def test_a_build_under_way_is_not_overtaken(
     version = built.result.version
     folder = open_folder(url)
     with (
-        BuildLease(folder.folder(version)),
+        BuildLease(folder.folder(version), SCRATCH),
         pytest.raises(StoreError, match=f"{version} is being built in"),
     ):
         precache.pull(built.path, url)

@@ -12,7 +12,14 @@ from precache.recipe.ops import ToDType
 from precache.recipe.recipe import Recipe
 from precache_workers.ops import behaviour, decoding, field_recipe
 from precache_workers.ops import functions as ops
-from precache_workers.ops.behaviour import Outputs, Step, computed, digest_of, how_far, steps_of
+from precache_workers.ops.behaviour import (
+    Outputs,
+    Step,
+    computed,
+    digest_of,
+    first_difference,
+    steps_of,
+)
 
 
 def steps(*listed: dict[str, Any]) -> list[Step]:
@@ -77,7 +84,7 @@ def test_one_value_of_one_probe_is_noticed(op: str, monkeypatch: pytest.MonkeyPa
         after = anew(step)
         assert digest_of(before) != digest_of(after)
         assert sum(before[probe] != after[probe] for probe in before) == 1
-        assert how_far(before, after)[0] in before
+        assert first_difference(before, after)[0] in before
 
 
 def test_another_stream_of_random_numbers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,8 +212,8 @@ def test_outputs_are_kept_and_not_used_for_another_library(
 def test_the_oldest_outputs_are_removed(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(behaviour, "MOST_KEPT", 3)
-    behaviour._kept.cache_clear()
+    monkeypatch.setattr(behaviour, "MOST_CACHED", 3)
+    behaviour._cached.cache_clear()
     for size in range(20, 27):
         behaviours(of(ops=[{"op": "center_crop", "size": size}]))
     assert len(list((cache / "precache/ops").iterdir())) == 3
@@ -221,7 +221,7 @@ def test_the_oldest_outputs_are_removed(
 
 def test_what_is_kept_may_be_lost_damaged_or_not_kept_at_all(cache: Path) -> None:
     def found() -> dict[str, Any]:
-        behaviour._kept.cache_clear()
+        behaviour._cached.cache_clear()
         return dict(behaviours(Recipe.image(resize=8)))
 
     first = found()
@@ -254,7 +254,7 @@ def test_a_process_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    behaviour.forget()
+    behaviour.clear_cache()
     assert behaviour.outputs_of(step) == behaviour.computed(step)
 
 

@@ -42,7 +42,7 @@ def test_one_holds_it_and_leaves_nothing(store: Folder) -> None:
     assert again is not None
     with again:
         pass
-    assert not [t for t in threading.enumerate() if t.name == "precache-claim"]
+    assert not [t for t in threading.enumerate() if t.name == "precache-lease"]
 
 
 def test_of_many_at_once_one_gets_it(store: Folder) -> None:

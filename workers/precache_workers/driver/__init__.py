@@ -1,1 +1,1 @@
-"""A build from listing to commit: repair, progress, metrics, report, plan."""
+"""A build from listing to commit: its plan, repair, progress, metrics and report."""

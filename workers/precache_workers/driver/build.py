@@ -27,7 +27,7 @@ from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
 from precache.store.build_status import remove_left_scratch, remove_scratch
 from precache.store.commit_log import ROOT, append_commit, require_create_only, source_to_keep
-from precache.store.lease import deciding, remove_ended
+from precache.store.lease import BuildLease, deciding, remove_ended
 from precache.store.open import open_own
 from precache.store.receipts import Receipt
 from precache.store.row_table import REMOVED
@@ -35,7 +35,6 @@ from precache.units import size
 from precache_workers.cluster.executor import Run, executor, is_joined
 from precache_workers.cluster.shared_disks import require_shared
 from precache_workers.driver.commit import commit, failures, tidy_current
-from precache_workers.driver.heartbeat import BuildLease
 from precache_workers.driver.progress import BuildProgress
 from precache_workers.driver.repair import (
     copy_from_twins,
@@ -50,7 +49,7 @@ from precache_workers.driver.report import check_reports, report_failure, write_
 from precache_workers.driver.results import build_result, committed_result
 from precache_workers.driver.run_monitor import RunMonitor
 from precache_workers.driver.shard_log_writer import keep_followed
-from precache_workers.ops.behaviour import forgetting
+from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.ops.identity import behaviours
 from precache_workers.planning.committed import flaws_of, is_committed, is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
@@ -106,7 +105,7 @@ def run_build(request: Request, shown: bool, listed: ListedSource | None = None)
     started = time.perf_counter()
     check_request(request)
     check_reports(request.reports)
-    with BuildProgress(shown) as progress, forgetting():
+    with BuildProgress(shown) as progress, cleared_on_mismatch():
         monitor = RunMonitor(request, progress)
         build = _Build(request, progress, monitor, listed)
         try:
@@ -155,9 +154,9 @@ class _Build:
     def run(self) -> BuildResult:
         self.listed = listed = self._list()
         spec = listed.spec
-        goal = goal_of(self.request, self.store, spec)
-        if goal is not None and is_whole(goal) and not is_tried_again(self.request, goal):
-            return self._nothing_to_do(goal)
+        target = goal_of(self.request, self.store, spec)
+        if target is not None and is_whole(target) and not is_tried_again(self.request, target):
+            return self._nothing_to_do(target)
         began = time.perf_counter()
         self.progress.phase("Starting")
         request = self.request
@@ -169,34 +168,34 @@ class _Build:
                 first = next(spec.table.present_keys())
                 require_shared(request.placement, self.source.folder, first)
             with contextlib.suppress(GoneError):  # then it is built again
-                if goal is not None and is_committed(goal):
-                    self._mend(run, goal)
+                if target is not None and is_committed(target):
+                    self._mend(run, target)
             measure = functools.partial(self._measure, run)
-            work = find_work(request, self.store, listed, goal, measure)
+            work = find_work(request, self.store, listed, target, measure)
             if not work.committed:
                 return self._make(run, work)
             return self._repair(run, work) if work.todo else self._nothing_to_do(work.goal)
 
-    def _mend(self, run: Run, goal: TargetVersion) -> None:
+    def _mend(self, run: Run, target: TargetVersion) -> None:
         """Restore the small objects of a committed version that are damaged or missing."""
-        flaws = flaws_of(goal)
+        flaws = flaws_of(target)
         if flaws:
             self.progress.say(f"Mending {', '.join(flaw.name for flaw in flaws)}")
-            mend_small(self.store, goal, flaws, self._job(), run)
+            mend_small(self.store, target, flaws, self._job(), run)
 
-    def _nothing_to_do(self, goal: TargetVersion) -> BuildResult:
-        failed = open_own(goal.folder).holes.values()
-        self._check_failures([each for each in failed if each[1] != REMOVED], len(goal.table))
-        self._make_current(goal)
-        remove_left_scratch(goal.folder)
+    def _nothing_to_do(self, target: TargetVersion) -> BuildResult:
+        failed = open_own(target.folder).holes.values()
+        self._check_failures([hole for hole in failed if hole[1] != REMOVED], len(target.table))
+        self._make_current(target)
+        remove_left_scratch(target.folder)
         remove_ended(self.store)
-        self.progress.finish(f"Nothing to do: version {goal.version[:8]} is complete")
-        return committed_result(goal, self.listed.ignored)
+        self.progress.finish(f"Nothing to do: version {target.version[:8]} is complete")
+        return committed_result(target, self.listed.ignored)
 
-    def _make_current(self, goal: TargetVersion) -> None:
+    def _make_current(self, target: TargetVersion) -> None:
         """Append a committed version to the commit log, with this build's source and code."""
         source = source_to_keep(self.request.source)
-        append_commit(self.store, goal.version, source, self.listed.code)
+        append_commit(self.store, target.version, source, self.listed.code)
 
     def _list(self) -> ListedSource:
         listed = self._given_listing or list_rows(
@@ -262,21 +261,21 @@ class _Build:
     def _make(self, run: Run, work: Work) -> BuildResult:
         if work.needed is not None:
             self._check_space(work.needed)
-        goal = work.goal
-        require_create_only(goal.folder, SCRATCH)
+        target = work.goal
+        require_create_only(target.folder, SCRATCH)
         tidy_current(self.store)
         with contextlib.ExitStack() as stack:
             try:
-                with deciding(self.store, goal.version):
-                    lease = stack.enter_context(BuildLease(goal.folder))
+                with deciding(self.store, target.version):
+                    lease = stack.enter_context(BuildLease(target.folder, SCRATCH))
                     started = self._start(lease, work)
                 if started is not None:
                     return self._make_under(lease, run, started)
             except BuildError:
-                if not is_whole(goal):
+                if not is_whole(target):
                     raise
         self.monitor.end()
-        return self._nothing_to_do(goal)  # another build was first
+        return self._nothing_to_do(target)  # another build was first
 
     def _start(self, lease: BuildLease, work: Work) -> Work | None:
         """Begin the version; returns the remaining work, or None if it was committed meanwhile.
@@ -284,32 +283,32 @@ class _Build:
         If no other build is making this version, leftovers of builds that were cut off are removed
         from the shards that are to be made.
         """
-        goal = work.goal
-        document = goal.folder.get(ROOT)
+        target = work.goal
+        document = target.folder.get(ROOT)
         if document is not None:
-            if version_of(document) == goal.version:
+            if version_of(document) == target.version:
                 return None
-            goal.folder.remove(ROOT)  # damaged
-        goal.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
+            target.folder.remove(ROOT)  # damaged
+        target.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
         left = remaining(work)
         if others := lease.others():
             holders = ", ".join(str(lease.holder) for lease in others.values())
             self.progress.say(f"Another build makes the same version ({holders}): both go on")
         else:
-            _remove_shards(goal, left.todo)
+            _remove_shards(target, left.todo)
         return left
 
     def _make_under(self, lease: BuildLease, run: Run, work: Work) -> BuildResult:
-        goal, base = work.goal, work.origin
+        target, base = work.goal, work.origin
         self.retried = _retried_rows(work)
         if self.retried:
             self.progress.say(_retry_line(work, self.retried))
         receipts = dict(work.receipts)
-        done = sum(len(goal.rows_of(shard)) for shard in receipts)
-        self.progress.begin(done, len(goal.table))
+        done = sum(len(target.rows_of(shard)) for shard in receipts)
+        self.progress.begin(done, len(target.table))
         if receipts:
-            self.progress.say(f"{len(receipts)} of {goal.shards} shards are there already")
-        self._run_shards(run, goal, lease, work.todo, receipts, base=base)
+            self.progress.say(f"{len(receipts)} of {target.shards} shards are there already")
+        self._run_shards(run, target, lease, work.todo, receipts, base=base)
         self.monitor.end()
         total = self.monitor.totals.total
         if total.rows_reused and base is not None:
@@ -319,29 +318,29 @@ class _Build:
             )
         mended = len(self.retried - failures(receipts.values()).keys())
         if work.failed is not None and not mended:
-            return self._nothing_mended(lease, goal, work.failed)
+            return self._nothing_mended(lease, target, work.failed)
         self.progress.phase("Committing")
-        keep_followed(self.store, goal, receipts)
-        commit(self.store, goal, receipts, source_to_keep(self.request.source), self.listed.code)
-        self._clean_up(lease, goal)
-        self.progress.finish(f"Version {goal.version[:8]} is complete")
-        return replace(build_result(goal, receipts, total, self.listed.ignored), mended=mended)
+        keep_followed(self.store, target, receipts)
+        commit(self.store, target, receipts, source_to_keep(self.request.source), self.listed.code)
+        self._clean_up(lease, target)
+        self.progress.finish(f"Version {target.version[:8]} is complete")
+        return replace(build_result(target, receipts, total, self.listed.ignored), mended=mended)
 
-    def _clean_up(self, lease: BuildLease, goal: TargetVersion) -> None:
+    def _clean_up(self, lease: BuildLease, target: TargetVersion) -> None:
         """Remove the build's scratch files; `gc` removes what cannot be removed now."""
         lease.end()
         try:
-            remove_scratch(goal.folder)
+            remove_scratch(target.folder)
         except StorageError as error:
             self.progress.say(f"The version is committed, but {error}")
 
     def _nothing_mended(
-        self, lease: BuildLease, goal: TargetVersion, before: TargetVersion
+        self, lease: BuildLease, target: TargetVersion, before: TargetVersion
     ) -> BuildResult:
-        with deciding(self.store, goal.version):
+        with deciding(self.store, target.version):
             lease.end()  # of two builds that mended nothing, the second removes the version
-            if goal.folder.size(ROOT) is None and not lease.others():
-                put_away(self.store, goal.version)
+            if target.folder.size(ROOT) is None and not lease.others():
+                put_away(self.store, target.version)
         self._make_current(before)
         self.progress.finish(f"Nothing was mended: version {before.version[:8]} stays as it is")
         result = committed_result(before, self.listed.ignored)
@@ -352,43 +351,43 @@ class _Build:
 
         Their rows must be what they were.
         """
-        goal, lost = work.goal, dict(work.lost or {})
-        for name in copy_from_twins(self.store, goal, lost):
+        target, lost = work.goal, dict(work.lost or {})
+        for name in copy_from_twins(self.store, target, lost):
             del lost[name]
         todo = sorted({shard for _, shard in lost})
-        recorded = recorded_of(goal, lost)
-        if any(is_other_encoder(goal, field) for field in {field for field, _ in lost}):
+        recorded = recorded_of(target, lost)
+        if any(is_other_encoder(target, field) for field in {field for field, _ in lost}):
             self.progress.say(
-                f"Version {goal.version[:8]} was encoded by another release of a library than the "
-                "one here, which may make other bytes: rows are compared instead"
+                f"Version {target.version[:8]} was encoded by another release of a library than "
+                "the one here, which may make other bytes: rows are compared instead"
             )
-        self.progress.begin(0, sum(len(goal.rows_of(shard)) for shard in todo))
-        with BuildLease(goal.folder) as lease:
+        self.progress.begin(0, sum(len(target.rows_of(shard)) for shard in todo))
+        with BuildLease(target.folder, SCRATCH) as lease:
             receipts: dict[int, Receipt] = {}
             try:
-                self._run_shards(run, goal, lease, todo, receipts, recorded)
+                self._run_shards(run, target, lease, todo, receipts, recorded)
             finally:  # also of the shards that were done before one failed
                 rebuilt = objects_of(receipts.values())
-                others = copy_to_twins(self.store, goal, lost, rebuilt)
-                restate(self.store, goal.folder, lost, rebuilt)
-            self._mend(run, goal)
+                others = copy_to_twins(self.store, target, lost, rebuilt)
+                restate(self.store, target.folder, lost, rebuilt)
+            self._mend(run, target)
         if others:
             names = ", ".join(name[:8] for name in others)
             self.progress.say(f"Mended in versions that share what was lost, too: {names}")
-        self._make_current(goal)
-        remove_left_scratch(goal.folder)
-        self.progress.finish(f"Version {goal.version[:8]} is complete again")
+        self._make_current(target)
+        remove_left_scratch(target.folder)
+        self.progress.finish(f"Version {target.version[:8]} is complete again")
         total = self.monitor.totals.total
         return replace(
-            committed_result(goal, self.listed.ignored),
-            shards_skipped=goal.shards - total.shards,
+            committed_result(target, self.listed.ignored),
+            shards_skipped=target.shards - total.shards,
             cpu_seconds=total.cpu_seconds,
         )
 
     def _run_shards(
         self,
         run: Run,
-        goal: TargetVersion,
+        target: TargetVersion,
         lease: BuildLease,
         todo: Sequence[int],
         receipts: dict[int, Receipt],
@@ -406,12 +405,12 @@ class _Build:
         """
         from precache_workers.shards.takeover import make_shard
 
-        self.monitor.begin(goal, todo, receipts, followed=lost is None)
-        failed = _failed(goal, receipts.values())
-        self._check_failures(failed, len(goal.table))
+        self.monitor.begin(target, todo, receipts, followed=lost is None)
+        failed = _failed(target, receipts.values())
+        self._check_failures(failed, len(target.table))
         if self.joined:
-            require_shared(self.request.placement, goal.folder, lease.name)
-        task_of = functools.partial(self._task, self._job(), goal, lost, base, lease.name)
+            require_shared(self.request.placement, target.folder, lease.name)
+        task_of = functools.partial(self._task, self._job(), target, lost, base, lease.name)
         for attempt in range(1, ATTEMPTS + 1):
             errors: dict[int, FetchError | CrashError] = {}
             crashed: list[ShardTask] = []
@@ -427,9 +426,9 @@ class _Build:
                 else:
                     receipts[task.shard] = outcome
                     self.monitor.add(outcome)
-                    failed += _failed(goal, [outcome])
-                    self._check_failures(failed, len(goal.table))
-                    self.progress.advance(len(goal.rows_of(task.shard)), len(failed))
+                    failed += _failed(target, [outcome])
+                    self._check_failures(failed, len(target.table))
+                    self.progress.advance(len(target.rows_of(task.shard)), len(failed))
             if not errors:
                 return
             todo = sorted(errors)
@@ -437,14 +436,15 @@ class _Build:
                 self._bar_killers(run, crashed)
         kept = "all is computed again by" if self.request.recompute else "the rest is kept:"
         raise BuildError(
-            f"{len(todo)} of {goal.shards} shards are not done: {errors[todo[0]]}; {kept} run the "
-            "same command again, or with --accept-missing to leave holes for what cannot be fetched"
+            f"{len(todo)} of {target.shards} shards are not done: {errors[todo[0]]}; {kept} run "
+            "the same command again, or with --accept-missing to leave holes for what cannot be "
+            "fetched"
         )
 
     def _task(
         self,
         job: Job,
-        goal: TargetVersion,
+        target: TargetVersion,
         lost: Mapping[int, Recorded] | None,
         base: BaseVersion | None,
         lease: str,
@@ -453,26 +453,26 @@ class _Build:
     ) -> ShardTask:
         from precache_workers.shards.shard_task import ShardTask
 
-        names = goal.shapes if lost is None else lost[shard].objects
-        rows = goal.rows_of(shard)
+        names = target.shapes if lost is None else lost[shard].objects
+        rows = target.rows_of(shard)
         part = slice(rows.start, rows.stop)
         decides = self.source.content_decides
         return ShardTask(
             job,
-            goal.folder,
-            goal.shapes,
-            {name: goal.object_name(name, shard) for name in names},
-            goal.rows_per_shard,
+            target.folder,
+            target.shapes,
+            {name: target.object_name(name, shard) for name in names},
+            target.rows_per_shard,
             shard,
-            list(goal.table.keys[part]),
-            goal.table.sizes[part].tolist(),
+            list(target.table.keys[part]),
+            target.table.sizes[part].tolist(),
             accept_missing,
             None if lost is None else lost[shard],
-            None if base is None else base.offer(goal, shard, decides),
-            frozenset(row - rows.start for row in goal.table.removed.intersection(rows)),
+            None if base is None else base.offer(target, shard, decides),
+            frozenset(row - rows.start for row in target.table.removed.intersection(rows)),
             lease,
             self.store,
-            barred={key: self.barred[key] for key in self.barred.keys() & goal.table.keys[part]},
+            barred={key: self.barred[key] for key in self.barred.keys() & target.table.keys[part]},
             may_fail=frozenset(row - rows.start for row in self.retried.intersection(rows)),
         )
 
@@ -491,12 +491,15 @@ class _Build:
         raise BuildError(f"{len(failed)} of {samples} samples failed ({shown}); {way_out}")
 
 
-def _remove_shards(goal: TargetVersion, shards: Sequence[int]) -> None:
-    left = goal.folder.sizes() if shards else {}
+def _remove_shards(target: TargetVersion, shards: Sequence[int]) -> None:
+    left = target.folder.sizes() if shards else {}
     for shard in shards:
-        names = [receipt_name(shard), *(goal.object_name(each, shard) for each in goal.shapes)]
+        names = [
+            receipt_name(shard),
+            *(target.object_name(field, shard) for field in target.shapes),
+        ]
         for name in left.keys() & set(names):
-            goal.folder.remove(name)
+            target.folder.remove(name)
 
 
 def _retried_rows(work: Work) -> set[int]:
@@ -516,6 +519,6 @@ def _retry_line(work: Work, retried: Collection[int]) -> str:
     return f"{len(retried) - done:,} samples that failed before are tried again{more}"
 
 
-def _failed(goal: TargetVersion, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
+def _failed(target: TargetVersion, receipts: Iterable[Receipt]) -> list[tuple[str, str]]:
     """Key and reason of every sample that failed, in row order."""
-    return [(goal.table.keys[row], why) for row, why in failures(receipts).items()]
+    return [(target.table.keys[row], why) for row, why in failures(receipts).items()]

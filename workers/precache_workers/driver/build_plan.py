@@ -1,4 +1,4 @@
-"""What a build would do, and why, said before it does anything."""
+"""The plan of a build: its actions, their reasons and their cost, before anything is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from precache.store.row_table import RowTable
 from precache.store.version import ROW_TABLE
 from precache_workers.cluster.executor import Run, executor, is_joined, node_cpus
 from precache_workers.driver.progress import BuildProgress
-from precache_workers.ops.behaviour import forgetting
+from precache_workers.ops.behaviour import cleared_on_mismatch
 from precache_workers.ops.identity import behaviours
 from precache_workers.planning.diff import Differences, compare
 from precache_workers.planning.field_match import made_of
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # loads torch and the decoders, which a plan may have no use 
     from precache_workers.shards.shard_task import Job
 
 TIMED = 32
-"""Rows of each kind that are made to be timed."""
+"""Rows of each kind that are measured."""
 
 _BY_OPS = "with a field by these ops, the first of them, or a wider crop"
 
@@ -54,46 +54,47 @@ State = Literal["nothing", "repair", "continue", "build"]
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What the same build would do at this moment.
+    """Actions of a build, as of this moment.
 
     Attributes
     ----------
     version
-        Id of the version that it makes, or finishes.
+        Id of the version that it builds, or finishes.
     state
         ``nothing``: the version is complete; ``repair``: objects of it were lost; ``continue``: a
         build of it began; ``build``.
     current
-        Id of the current version; None where there is none.
+        Id of the current version; None if there is none.
     differences
-        To the current version; None where there is none that can be read.
+        To the current version; None if there is none that can be read.
     keeps_rows
-        Whether samples keep the rows that they have in the current version.
+        Samples keep the rows that they have in the current version.
     base, base_reason
-        Id of the version of which rows are taken over, and why that one; or why there is none.
+        Id of the base version, and the reason for it; or the reason why there is none.
     samples, ignored, removed
-        Of the source; its files that are not images by suffix; rows whose samples it has no more.
+        Samples of the source; its files that are not images by suffix; rows whose samples it no
+        longer has.
     left_out
         As a build's result has it.
     shards, shards_skipped, shards_reused
-        Of the version; those that are there; those whose objects will be the base's.
+        Shards of the version; those that are done; those whose objects will be the base's.
     rows_retried
         Samples that failed before, and are tried again.
     rows_reused, rows_computed, rows_compared
-        Rows taken over without their samples, holes among them; rows whose samples are fetched;
-        those of the latter that are taken over after all, where their content is what it was.
+        Rows reused without their samples, holes among them; rows whose samples are fetched; those
+        of the latter that are reused after all if their content is what it was.
     fields
-        Rows by how they come about, of the shards that are to be made.
+        Rows by action, of the shards that are to be built.
     bytes_fetched, bytes_read, bytes_linked, bytes_written
-        Of samples; of the base's objects, read, or taken over unread; of new objects. None where
+        Of samples; of the base's objects that are read, or linked unread; of new objects. None if
         that is unknown without timing.
     estimate
-        None where nothing is to be computed, or timing was not asked for.
+        None if nothing is to be computed, or timing was not requested.
     ops
-        Of each field, where they are better done; none where no sample is to be fetched, or timing
-        was not asked for.
+        Costs of the ops of each field; empty if no sample is to be fetched, or timing was not
+        requested.
     hard_links
-        Whether what is linked takes no room; in a bucket the service copies it.
+        Linked objects take no space; in a bucket the service copies them.
     """
 
     version: str
@@ -125,7 +126,7 @@ class BuildPlan:
 
     @property
     def shards_to_make(self) -> int:
-        """Shards of which something is computed, or put together from the base's rows."""
+        """Shards with rows that are computed, or copied from the base."""
         return self.shards - self.shards_skipped - self.shards_reused
 
 
@@ -135,14 +136,14 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
     Parameters
     ----------
     timing
-        Make a few dozen rows, to tell time and bytes.
+        Build a few dozen rows in memory, to estimate time and bytes.
     shown
-        Whether progress goes to standard error.
+        Show progress on standard error.
 
     Raises
     ------
     UsageError, SourceError, RecipeError
-        The build would end so.
+        The build would raise it.
     """
     check_request(request)
     store = open_folder(request.store, request.storage_options)
@@ -152,27 +153,27 @@ def run_plan(request: Request, timing: bool, shown: bool) -> BuildPlan:
         follow_links=request.follow_links,
         most_bytes=request.max_sample_bytes,
     )
-    with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, forgetting():
+    with BuildProgress(shown) as progress, contextlib.ExitStack() as stack, cleared_on_mismatch():
         listed = list_rows(request, store, source, progress.listed)
         for line in listed.unfollowed():
             progress.say(line)
         progress.phase("Comparing")
-        trials = _Trials(request, source, listed, progress, stack)
-        goal = goal_of(request, store, listed.spec)
-        measure = trials.measure if timing else trials.measure_unless_declared
-        work = find_work(request, store, listed, goal, measure)
+        profiler = _Profiler(request, source, listed, progress, stack)
+        target = goal_of(request, store, listed.spec)
+        measure = profiler.measure if timing else profiler.measure_unless_declared
+        work = find_work(request, store, listed, target, measure)
         work = work if work.committed else remaining(work)
         shards = list(plan_shards(work, source.content_decides))
-        took = trials.estimate(work, shards) if shards and timing else None
-        plan = _plan(request, store, listed, work, shards, took)
-        if took is not None:
-            plan = replace(plan, ops=trials.time_ops(work, shards))
+        cost = profiler.estimate(work, shards) if shards and timing else None
+        plan = _plan(request, store, listed, work, shards, cost)
+        if cost is not None:
+            plan = replace(plan, ops=profiler.time_ops(work, shards))
         progress.finish("Nothing was written")
     return plan
 
 
-class _Trials:
-    """Rows made to see what they are like; what makes them starts with the first."""
+class _Profiler:
+    """Measures a few rows; the executor for them starts with the first."""
 
     def __init__(
         self,
@@ -212,23 +213,23 @@ class _Trials:
         )
 
     def measure(self, spec: VersionSpec) -> MeasuredRows:
-        """Row shapes and stored bytes, from a few samples."""
+        """Return row shapes and stored bytes, from a few samples."""
         from precache_workers.profiling.probe import probe_task, probed_rows, run_probe
 
         [(_, outcome)] = self._run(run_probe, [probe_task(self._job, spec.table)])
         return probed_rows(outcome, self._request.source)
 
     def measure_unless_declared(self, spec: VersionSpec) -> MeasuredRows:
-        """Row shapes as the ops tell them, where they do; nothing of stored bytes then."""
+        """Return declared row shapes, without stored bytes; else measures them."""
         shapes = {}
-        for name, each in spec.recipe.fields.items():
-            if each.shape is None or each.dtype is None:
+        for name, declared in spec.recipe.fields.items():
+            if declared.shape is None or declared.dtype is None:
                 return self.measure(spec)
-            shapes[name] = RowShape(each.shape, each.dtype)
+            shapes[name] = RowShape(declared.shape, declared.dtype)
         return MeasuredRows(shapes, 0.0)
 
     def time_ops(self, work: Work, shards: Sequence[ShardPlan]) -> tuple[FieldCosts, ...]:
-        """What the ops take of samples that are to be fetched."""
+        """Measure the ops on samples that are to be fetched."""
         from precache_workers.profiling.op_costs import OpsTask, time_ops
 
         table, rows = work.goal.table, _some_fetched(work, shards)
@@ -236,36 +237,36 @@ class _Trials:
             return ()
         job = replace(self._job, recipe=self._listed.spec.declared)
         keys, sizes = [table.keys[row] for row in rows], [int(table.sizes[row]) for row in rows]
-        [(_, found)] = self._run(time_ops, [OpsTask(job, keys, sizes)])
-        if isinstance(found, PrecacheError):
-            raise found
-        costs: tuple[FieldCosts, ...] = found
+        [(_, outcome)] = self._run(time_ops, [OpsTask(job, keys, sizes)])
+        if isinstance(outcome, PrecacheError):
+            raise outcome
+        costs: tuple[FieldCosts, ...] = outcome
         return costs
 
     def estimate(self, work: Work, shards: Sequence[ShardPlan]) -> Estimate | None:
-        """What the shards will take; None where all of them are taken over whole."""
+        """Estimate the cost of the shards; returns None if all of them are linked."""
         from precache_workers.profiling.rates import RatesTask, measure_rates
 
-        goal, table = work.goal, work.goal.table
-        made = [each for each in shards if not each.linked]
-        if not made:
+        target, table = work.goal, work.goal.table
+        built = [shard for shard in shards if not shard.linked]
+        if not built:
             return None
-        rows = _some_fetched(work, made)
-        old = next((each for each in made if len(each.taken) and each.offer is not None), None)
+        rows = _some_fetched(work, built)
+        old = next((s for s in built if len(s.taken) and s.offer is not None), None)
         task = RatesTask(
             self._job,
-            goal.shapes,
-            goal.rows_per_shard,
+            target.shapes,
+            target.rows_per_shard,
             [table.keys[row] for row in rows],
             [int(table.sizes[row]) for row in rows],
             old.offer if old else None,
             _some_taken(work, old).tolist() if old else [],
         )
-        [(_, rates)] = self._run(measure_rates, [task])
-        if isinstance(rates, PrecacheError):
-            raise rates
-        found: UnitTimes = rates
-        return estimate(shards, found, self._cpus(), self._listed.seconds)
+        [(_, outcome)] = self._run(measure_rates, [task])
+        if isinstance(outcome, PrecacheError):
+            raise outcome
+        times: UnitTimes = outcome
+        return estimate(shards, times, self._cpus(), self._listed.seconds)
 
     def _cpus(self) -> int:
         request = self._request
@@ -277,7 +278,7 @@ class _Trials:
 
 
 def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
-    """An even spread of the rows whose samples are to be fetched."""
+    """Choose an even spread of the rows whose samples are to be fetched."""
     rows = np.concatenate([work.goal.rows_of(s.shard).start + s.fetched for s in shards])
     spread = np.linspace(0, max(0, len(rows) - 1), TIMED).astype(int)
     chosen: np.ndarray = rows[np.unique(spread)[: len(rows)]]
@@ -285,9 +286,9 @@ def _some_fetched(work: Work, shards: Sequence[ShardPlan]) -> np.ndarray:
 
 
 def _some_taken(work: Work, shard: ShardPlan) -> np.ndarray:
-    """Places of rows that are taken over, all of those that share a chunk."""
-    goal = work.goal
-    step = max(shape.chunk_rows(goal.rows_per_shard) for shape in goal.shapes.values())
+    """Choose places of rows that are reused, all of those that share a chunk."""
+    target = work.goal
+    step = max(shape.chunk_rows(target.rows_per_shard) for shape in target.shapes.values())
     last: int = shard.taken[:TIMED][-1]
     places: np.ndarray = shard.taken[shard.taken < (last // step + 1) * step]
     return places
@@ -299,60 +300,69 @@ def _plan(
     listed: ListedSource,
     work: Work,
     shards: Sequence[ShardPlan],
-    took: Estimate | None,
+    cost: Estimate | None,
 ) -> BuildPlan:
-    goal, table = work.goal, work.goal.table
+    target, table = work.goal, work.goal.table
     commits = read_commits(store)
-    base = work.origin if any(each.read_nbytes + each.linked_nbytes for each in shards) else None
-    state: State = "build"
-    if work.committed:
-        state = "repair" if work.todo else "nothing"
-    elif goal.folder.size(DESCRIPTION) is not None:
-        state = "continue"
-    fetched = [table.sizes[goal.rows_of(s.shard).start + s.fetched] for s in shards]
-    sizes = np.concatenate([*fetched, np.zeros(0, np.int64)])
-    guessed = None if took is None else took.fetched
+    reads_base = any(shard.read_nbytes + shard.linked_nbytes for shard in shards)
+    base = work.origin if reads_base else None
     return BuildPlan(
-        goal.version,
-        state,
-        commits[-1].version if commits else None,
-        _differences(store, listed, base),
-        listed.placed.rows_per_shard is not None,
-        None if base is None else base.version.id,
-        _base_reason(request, store, listed, work, base) if shards else "",
-        len(table) - len(table.removed),
-        listed.ignored,
-        len(table.removed),
-        goal.shards,
-        goal.shards - len(shards),
-        sum(each.reused for each in shards),
-        sum(each.retried for each in shards),
-        sum(each.rows_reused for each in shards),
-        sum(len(each.fetched) for each in shards),
-        sum(each.compared for each in shards),
-        {name: FieldRows.total(each.fields[name] for each in shards) for name in goal.shapes},
-        int(sizes.sum()) if (sizes >= 0).all() else guessed,
-        sum(each.read_nbytes for each in shards),
-        sum(each.linked_nbytes for each in shards),
-        _written(work, shards, took),
-        took,
+        version=target.version,
+        state=_state(work),
+        current=commits[-1].version if commits else None,
+        differences=_differences(store, listed, base),
+        keeps_rows=listed.placed.rows_per_shard is not None,
+        base=None if base is None else base.version.id,
+        base_reason=_base_reason(request, store, listed, work, base) if shards else "",
+        samples=len(table) - len(table.removed),
+        ignored=listed.ignored,
+        removed=len(table.removed),
+        shards=target.shards,
+        shards_skipped=target.shards - len(shards),
+        shards_reused=sum(shard.reused for shard in shards),
+        rows_retried=sum(shard.retried for shard in shards),
+        rows_reused=sum(shard.rows_reused for shard in shards),
+        rows_computed=sum(len(shard.fetched) for shard in shards),
+        rows_compared=sum(shard.compared for shard in shards),
+        fields={n: FieldRows.total(shard.fields[n] for shard in shards) for n in target.shapes},
+        bytes_fetched=_fetched(work, shards, cost),
+        bytes_read=sum(shard.read_nbytes for shard in shards),
+        bytes_linked=sum(shard.linked_nbytes for shard in shards),
+        bytes_written=_written(work, shards, cost),
+        estimate=cost,
         hard_links=store.local("") is not None,
         left_out=listed.left_out,
     )
 
 
-def _written(work: Work, shards: Sequence[ShardPlan], took: Estimate | None) -> int | None:
+def _state(work: Work) -> State:
+    if work.committed:
+        return "repair" if work.todo else "nothing"
+    return "build" if work.goal.folder.size(DESCRIPTION) is None else "continue"
+
+
+def _fetched(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> int | None:
+    """Bytes of the samples, as listed, else by the estimate."""
+    target = work.goal
+    listed = [target.table.sizes[target.rows_of(s.shard).start + s.fetched] for s in shards]
+    sizes = np.concatenate([*listed, np.zeros(0, np.int64)])
+    if (sizes >= 0).all():
+        return int(sizes.sum())
+    return None if cost is None else cost.fetched
+
+
+def _written(work: Work, shards: Sequence[ShardPlan], cost: Estimate | None) -> int | None:
     if work.lost is not None:
         return sum(nbytes for nbytes, _ in work.lost.values())
-    if all(each.reused for each in shards):
+    if all(shard.reused for shard in shards):
         return 0
-    return None if took is None else took.written
+    return None if cost is None else cost.written
 
 
 def _differences(
     store: Folder, listed: ListedSource, base: BaseVersion | None
 ) -> Differences | None:
-    """To the current version; of libraries, to that of which rows are taken over."""
+    """Compare to the current version; libraries are compared to those of the base."""
     current = next(committed(store), None)
     if current is None:
         return None
@@ -369,7 +379,7 @@ def _differences(
 def _base_reason(
     request: Request, store: Folder, listed: ListedSource, work: Work, base: BaseVersion | None
 ) -> str:
-    """Why rows of this version are taken over, or of none."""
+    """Return the reason for the choice of the base, or why there is none."""
     recipe = listed.spec.recipe
     if base is not None:
         if base.rivals == 1:
@@ -384,7 +394,7 @@ def _base_reason(
     versions = [attributes for _, attributes in committed(store)]
     if not versions:
         return "the store has no version yet"
-    if not any(made_of(recipe, each) for each in versions):
+    if not any(made_of(recipe, attributes) for attributes in versions):
         return "no version has a field by these ops, code and libraries, or the first of them"
     if work.origin is not None and work.origin.rows_per_shard != work.goal.rows_per_shard:
         return (

@@ -1,4 +1,4 @@
-"""Commit: receipts -> small arrays and metadata -> the next entry of the commit log."""
+"""The commit: receipts -> small arrays and metadata -> the next entry of the commit log."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from precache_workers.planning.rows import shards_to_do
 from precache_workers.planning.target_version import SCRATCH, TargetVersion
 
 PUTS = 8
-"""Objects under way to a service at a time: it answers late."""
+"""Objects in flight to a service at a time: it answers late."""
 
 
 def commit(
     store: Folder,
-    goal: TargetVersion,
+    target: TargetVersion,
     receipts: Mapping[int, Receipt],
     source: str | None = None,
     code: Code = NO_CODE,
@@ -51,90 +51,89 @@ def commit(
     receipts
         Of every shard of the version, by number.
     source, code
-        What it was made of and by, for the commit log.
+        Source and code that it was built from, for the commit log.
 
     Raises
     ------
     BuildError
         Objects were removed meanwhile.
     """
-    with deciding(store, goal.version) as claim:
-        if goal.folder.size(ROOT) is None:
-            _write(goal, receipts, claim)
-    append_commit(store, goal.version, source, code)
+    with deciding(store, target.version) as claim:
+        if target.folder.size(ROOT) is None:
+            _write(target, receipts, claim)
+    append_commit(store, target.version, source, code)
 
 
 def tidy_current(store: Folder) -> None:
-    """Remove what a build that was cut off after its commit left in the current version."""
+    """Remove scratch files of a build that was cut off after its commit of the current version."""
     for commit in read_commits(store, newest=True):
         folder = store.folder(commit.version)
-        with contextlib.suppress(StorageError):  # of another user: gc says so
+        with contextlib.suppress(StorageError):  # of another user: gc reports it
             if folder.size(ROOT) is not None:
                 remove_left_scratch(folder)
 
 
-def _write(goal: TargetVersion, receipts: Mapping[int, Receipt], claim: Claim) -> None:
-    ordered = [receipts[shard] for shard in range(goal.shards)]
-    objects = small_objects(goal, facts_of(goal, ordered))
+def _write(target: TargetVersion, receipts: Mapping[int, Receipt], claim: Claim) -> None:
+    ordered = [receipts[shard] for shard in range(target.shards)]
+    objects = small_objects(target, facts_of(target, ordered))
 
     def create(item: tuple[str, bytes]) -> None:
         name, data = item
-        if goal.folder.create(name, [data], scratch=SCRATCH) or goal.folder.get(name) == data:
+        if target.folder.create(name, [data], scratch=SCRATCH) or target.folder.get(name) == data:
             return
         if not claim.is_held():
             raise BuildError(
-                f"another build took over the commit of {goal.folder}, which did not go on for "
+                f"another build took over the commit of {target.folder}, which did not go on for "
                 "long; run the same command again"
             )
-        goal.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
+        target.folder.put(name, [data], scratch=SCRATCH)  # of a commit that was cut off
 
-    at_once = 1 if goal.folder.local("") else PUTS
+    at_once = 1 if target.folder.local("") else PUTS
     deque(prefetch(create, objects.items(), at_once, at_once), maxlen=0)
     # Their own codec has no checksum, so that each stays the file that it is.
     digests = {name: xxhash.xxh3_64_hexdigest(objects[name]) for name in (ROW_TABLE, HOLES)}
-    attributes = {**_attributes(goal, ordered), "digests": digests}
+    attributes = {**_attributes(target, ordered), "digests": digests}
     root = as_json(zarr_metadata.group_document({"precache": attributes}))
-    if goal.folder.create(ROOT, [root], scratch=SCRATCH):
+    if target.folder.create(ROOT, [root], scratch=SCRATCH):
         try:
-            _require_whole(goal, receipts)
+            _require_whole(target, receipts)
         except BuildError:
-            goal.folder.remove(ROOT)
+            target.folder.remove(ROOT)
             raise
 
 
-def _require_whole(goal: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
-    """Raise `BuildError` where an object is gone since its receipt came."""
-    if lost := shards_to_do(goal.shards, receipts, goal.sizes()):
+def _require_whole(target: TargetVersion, receipts: Mapping[int, Receipt]) -> None:
+    """Raise `BuildError` if an object disappeared after its receipt."""
+    if lost := shards_to_do(target.shards, receipts, target.sizes()):
         raise BuildError(
-            f"{len(lost)} of {goal.shards} shards of {goal.folder} were removed while the others "
-            "were made; run the same command again to make them"
+            f"{len(lost)} of {target.shards} shards of {target.folder} were removed while the "
+            "others were made; run the same command again to make them"
         )
 
 
 def as_json(value: Any) -> bytes:
-    """A document, as all of a version are written."""
+    """Serialize a document in the format of all documents of a version."""
     return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
 def holes(receipts: Iterable[Receipt]) -> dict[int, str]:
-    """Row -> why it is a hole, in row order."""
-    found = {row: why for receipt in receipts for row, why in receipt.holes.items()}
-    return dict(sorted(found.items()))
+    """Return row -> reason of every hole, in row order."""
+    return dict(sorted(hole for receipt in receipts for hole in receipt.holes.items()))
 
 
 def failures(receipts: Iterable[Receipt]) -> dict[int, str]:
-    """Holes whose samples failed, in row order: not those that the source has no more."""
+    """Return the holes whose samples failed, in row order, without those of removed samples."""
     return {row: why for row, why in holes(receipts).items() if why != REMOVED}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the small objects of a version tell beside its row table.
+    """Contents of a version's small objects, beside its row table.
 
     Attributes
     ----------
     holes
-        Row -> why it is one, in row order.
+        Row -> reason, in row order.
     content
         XXH3-128 (hex) of each raw sample, empty where it could not be fetched.
     labels
@@ -152,28 +151,28 @@ class Facts:
     sums: Mapping[str, np.ndarray]
 
 
-def facts_of(goal: TargetVersion, receipts: Sequence[Receipt]) -> Facts:
-    """Of the receipts of all shards, in order."""
+def facts_of(target: TargetVersion, receipts: Sequence[Receipt]) -> Facts:
+    """Collect the facts from the receipts of all shards, in order."""
     shards, sums = {}, {}
-    for name in goal.shapes:
-        made = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
-        shards[name] = np.array(made, np.uint64)
+    for name in target.shapes:
+        stored = [(r.objects[name].size, r.objects[name].xxh3) for r in receipts]
+        shards[name] = np.array(stored, np.uint64)
         if all(name in receipt.sums for receipt in receipts):
             sums[name] = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)
     content = [digest for receipt in receipts for digest in receipt.content]
-    return Facts(holes(receipts), content, _labels(goal, receipts), shards, sums)
+    return Facts(holes(receipts), content, _labels(target, receipts), shards, sums)
 
 
-def small_objects(goal: TargetVersion, facts: Facts) -> dict[str, bytes]:
-    """Name -> bytes of every object of a version but its shards and its own document."""
-    table, reasons = goal.table, facts.holes
+def small_objects(target: TargetVersion, facts: Facts) -> dict[str, bytes]:
+    """Return name -> bytes of all objects of a version but its shards and its own document."""
+    table, reasons = target.table, facts.holes
     valid = np.ones(len(table), np.bool_)
     valid[list(reasons)] = False
     group = as_json(zarr_metadata.group_document({}))
     objects = {"shards/zarr.json": group, f"{SUMS}/zarr.json": group}
-    fields = goal.spec.recipe.fields
-    for name, row in goal.shapes.items():
-        document = field_document(fields[name], row, len(table), goal.rows_per_shard)
+    fields = target.spec.recipe.fields
+    for name, row in target.shapes.items():
+        document = field_document(fields[name], row, len(table), target.rows_per_shard)
         objects[f"{name}/zarr.json"] = as_json(document)
         objects |= shard_table_objects(name, facts.shards[name])
         if name in facts.sums:
@@ -190,7 +189,7 @@ def small_objects(goal: TargetVersion, facts: Facts) -> dict[str, bytes]:
 
 
 def shard_table_objects(field: str, table: np.ndarray) -> dict[str, bytes]:
-    """Name -> bytes of the objects of a field's (shards, 2) sizes and XXH3-64 of its shards."""
+    """Return name -> bytes of the objects that hold a field's (shards, 2) sizes and XXH3-64."""
     objects: dict[str, bytes] = {}
     _add(objects, f"shards/{field}", small_array(table, ["shard", "size_xxh3"]))
     return objects
@@ -200,53 +199,53 @@ def _add(objects: dict[str, bytes], folder: str, files: Mapping[str, bytes]) -> 
     objects.update({f"{folder}/{name}": data for name, data in files.items()})
 
 
-def _labels(goal: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
-    labels = goal.table.labels
+def _labels(target: TargetVersion, receipts: Sequence[Receipt]) -> np.ndarray:
+    labels = target.table.labels
     if any(receipt.labels for receipt in receipts):
         fetched = np.concatenate([np.array(r.labels or [-1] * len(r.content)) for r in receipts])
         labels = np.where(fetched < 0, labels, fetched)
     return labels
 
 
-def _attributes(goal: TargetVersion, receipts: Sequence[Receipt]) -> dict[str, Any]:
+def _attributes(target: TargetVersion, receipts: Sequence[Receipt]) -> dict[str, Any]:
     mean, std = channel_statistics(receipts)
-    own = goal.describe()
+    own = target.describe()
     for name, described in own["fields"].items():
-        field = goal.spec.recipe.fields[name]
+        field = target.spec.recipe.fields[name]
         described["codec"] = field.stored_as.name
-        described["recipe"] = ops_digest(goal.spec.recipe, name, len(field.ops))
+        described["recipe"] = ops_digest(target.spec.recipe, name, len(field.ops))
         described["raw"] = sum(receipt.objects[name].raw_nbytes for receipt in receipts)
         described["stored"] = sum(receipt.objects[name].size for receipt in receipts)
     return {
-        "format": format_of(goal.shapes),
+        "format": format_of(target.shapes),
         **own,
-        "rows": len(goal.table),
+        "rows": len(target.table),
         "holes": len(holes(receipts)),
-        "classes": list(goal.table.classes),
+        "classes": list(target.table.classes),
         "mean": mean,
         "std": std,
-        "pipeline": goal.spec.declared.to_dict(),
+        "pipeline": target.spec.declared.to_dict(),
         "libraries": _libraries(receipts),
-        "decides": decides(goal.spec.declared),
-        "behaviours": behaviours(goal.spec.declared),
+        "decides": decides(target.spec.declared),
+        "behaviours": behaviours(target.spec.declared),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
 def _libraries(receipts: Sequence[Receipt]) -> dict[str, str]:
-    """Versions of libraries on the nodes that made the shards; several of one are listed."""
-    found: dict[str, dict[str, None]] = {}
+    """Return versions of libraries on the nodes that built the shards, several of one joined."""
+    recorded: dict[str, set[str]] = {}
     for receipt in receipts:
         for name, version in receipt.libraries.items():
-            found.setdefault(name, {})[version] = None
-    known = {name: ", ".join(sorted(versions)) for name, versions in found.items()}
-    return {**installed_versions(), **known}
+            recorded.setdefault(name, set()).add(version)
+    joined = {name: ", ".join(sorted(versions)) for name, versions in recorded.items()}
+    return {**installed_versions(), **joined}
 
 
 def channel_statistics(
     receipts: Sequence[Receipt],
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Mean and standard deviation of each channel, by image field, over all valid rows."""
+    """Return mean and standard deviation of each channel, by image field, over all valid rows."""
     mean, std = {}, {}
     for name in receipts[0].sums:
         sums = np.array([receipt.sums[name].flat() for receipt in receipts], np.float64)

@@ -1,8 +1,7 @@
-"""Child versions with a fresh variant each: the oldest is dropped, all others are linked.
+"""Refresh: child versions with a fresh variant each; the oldest is dropped, others are linked.
 
-The recipe is the store's, and so is the source unless the user gives one. A folder or URL that the
-log of commits names is read; functions, and a ``python:`` source, are run only if the user allows
-it.
+The recipe is the store's, and so is the source unless the user names one. A folder or URL that the
+commit log names is read; functions, and a ``python:`` source, run only if the user allows it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from precache.maintenance.gc import ago
 from precache.messages import shown
 from precache.storage.open import open_folder
 from precache.store.attributes import Identity
-from precache.store.build_status import DESCRIPTION, live_leases
+from precache.store.build_status import DESCRIPTION
 from precache.store.commit_log import read_commits, source_of, source_to_keep
+from precache.store.lease import live_leases
 from precache.store.open import open_version
 from precache.store.row_table import REMOVED, RowTable
 from precache.store.version import ROW_TABLE, Version
@@ -39,22 +39,21 @@ from precache_workers.sources.user_code import refuse_stored_code
 
 
 def refresh_once(request: Request, shown: bool) -> BuildResult:
-    """Make the next child of the current version, and make it current; a killed one is finished.
+    """Build the next child of the current version, or finish a killed one, and make it current.
 
     Parameters
     ----------
     request
-        Of a build; its recipe is not looked at, and an empty source stands for that of the
-        current version.
+        Of a build; its recipe is ignored, and an empty source means that of the current version.
     shown
-        Whether progress goes to standard error.
+        Show progress on standard error.
 
     Raises
     ------
     StoreError
         There is no store, or its version has no variants.
     UsageError
-        The source is not known, or the store names code that the user did not allow to run.
+        The source is unknown, or the store names code that the user did not allow to run.
     BuildError
         It is incomplete, or a sample is not what it was.
     """
@@ -82,7 +81,7 @@ def refresh_once(request: Request, shown: bool) -> BuildResult:
 
 
 def _was_cut_off(version: Version) -> bool:
-    """Whether the version is of a refresh that was committed and did not end."""
+    """Return True if the version is of a refresh that was cut off after its commit."""
     data = version.folder.get(DESCRIPTION)
     if data is None or live_leases(version.folder):
         return False
@@ -91,37 +90,37 @@ def _was_cut_off(version: Version) -> bool:
 
 def _source(version: Version, request: Request) -> str:
     store = open_folder(request.store, request.storage_options)
-    found = source_of(read_commits(store), version.id)
-    if found is None:
+    uri = source_of(read_commits(store), version.id)
+    if uri is None:
         raise UsageError(
             f"{store} does not say what version {version.id[:8]} was built from; give "
             "--source SOURCE"
         )
-    if found.startswith("python:"):
+    if uri.startswith("python:"):
         if not request.run_functions:
-            refuse_stored_code([found], str(store))
-    elif found != source_to_keep(found):  # such as one relative to wherever this runs
+            refuse_stored_code([uri], str(store))
+    elif uri != source_to_keep(uri):  # such as one relative to wherever this runs
         raise UsageError(
-            f"{store} names {shown(found)!r} as its source, as no build writes it; give --source "
+            f"{store} names {shown(uri)!r} as its source, as no build writes it; give --source "
             "SOURCE"
         )
-    source = open_source(found, request.storage_options)
+    source = open_source(uri, request.storage_options)
     seen_here = not is_joined(request.address)
     if seen_here and isinstance(source, FolderSource) and source.folder.kind() is None:
         raise UsageError(
-            f"{store} was built from {found}, which is not there any more; give --source SOURCE"
+            f"{store} was built from {uri}, which is not there any more; give --source SOURCE"
         )
-    return found
+    return uri
 
 
 def rows_of(version: Version, request: Request, failed: Mapping[str, str]) -> ListedSource:
-    """The rows of a version as those to be made, by the request's recipe.
+    """Return the rows of a version as the listing of a build by the request's recipe.
 
     Parameters
     ----------
     failed
-        Key -> why, of the version's holes: what killed a worker or took too long is not tried
-        again.
+        Key -> reason, of the version's holes: samples that killed a worker or took too long are not
+        tried again.
     """
     folder, attributes = version.folder, version.attributes
     assert attributes is not None  # it has a recipe

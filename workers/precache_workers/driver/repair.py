@@ -1,11 +1,11 @@
-"""Repair of a committed version: small objects from what is whole, shards from other versions.
+"""Repair of a committed version: small objects from intact ones, shards from other versions.
 
-Every small object follows from others: metadata documents from the version's own; keys, labels and
-holes from the row table, which the listed source has again; what lists the shards, and their sums,
-from the shards; the hashes in the row table from the samples. An object is put only if what it is
-made of agrees with all that the version's own document tells of it. So that document is not mended:
-without it the version is made again. It changes in one case: where a lost shard is made again by
-another release of its encoder, its rows are the same and its bytes are not.
+Every small object follows from others: metadata documents from the version's own document; keys,
+labels and holes from the row table, which the listed source has again; the tables of shards, and
+their sums, from the shards; the hashes in the row table from the samples. An object is put only if
+its inputs agree with the version's own document. So that document cannot be repaired: without it
+the version is built again. It changes in one case: if a lost shard is built again by another
+release of its encoder, its rows are the same and its bytes are not.
 """
 
 from __future__ import annotations
@@ -48,71 +48,71 @@ Lost = Mapping[tuple[str, int], tuple[int, int]]
 
 
 def mend_small(
-    store: Folder, goal: TargetVersion, flaws: Sequence[Flaw], job: Job, run: Run
+    store: Folder, target: TargetVersion, flaws: Sequence[Flaw], job: Job, run: Run
 ) -> None:
-    """Put the small objects of a committed version that are flawed.
+    """Put the flawed small objects of a committed version again.
 
-    Sums of a field some of whose shards are lost are left for when these are there again.
+    Sums of a field with lost shards are left until these are built again.
 
     Parameters
     ----------
     flaws
-        As `standing.flaws_of` finds them.
+        As `committed.flaws_of` returns them.
     job
-        By which samples are fetched, where their hashes or labels are lost.
+        Fetches samples whose hashes or labels are lost.
     run
-        Runs tasks, where shards or samples have to be read.
+        Runs tasks that read shards or samples.
 
     Raises
     ------
     StoreError
-        Something cannot be mended.
+        An object cannot be repaired.
     """
     reasons = {flaw.name: flaw.reason for flaw in flaws}
     if ROOT in reasons:
-        raise _hopeless(goal, ROOT, reasons[ROOT], ROOT)
-    version = unchecked(goal.folder)
+        raise _hopeless(target, ROOT, reasons[ROOT], ROOT)
+    version = unchecked(target.folder)
     names = set(reasons)
     for field, _ in _known_losses(version, names):
         names = {name for name in names if not name.startswith(f"{SUMS}/{field}/")}
     for name in sorted(names & {ROW_TABLE, HOLES}):
         data = _of_twin(store, version, name)
         if data is not None:
-            goal.folder.put(name, [data], scratch=SCRATCH)
+            target.folder.put(name, [data], scratch=SCRATCH)
             names.remove(name)
     if not names:
         return
-    made = small_objects(goal, _Facts(goal, version, names, job, run).facts())
+    objects = small_objects(target, _FactReader(target, version, names, job, run).facts())
     if any(name.startswith("label/") for name in names):  # its document goes with its dtype
-        names |= {name for name in made if name.startswith("label/")}
+        names |= {name for name in objects if name.startswith("label/")}
     for name in names & {ROW_TABLE, HOLES}:
         try:
-            version.checked(name, made[name])
+            version.checked(name, objects[name])
         except DamageError:
             why = "what is made of its source today is not what it was"
-            raise _hopeless(goal, name, why) from None
+            raise _hopeless(target, name, why) from None
     for name in sorted(names):
-        goal.folder.put(name, [made[name]], scratch=SCRATCH)
+        target.folder.put(name, [objects[name]], scratch=SCRATCH)
 
 
 def _known_losses(version: Version, flawed: Collection[str]) -> Iterable[tuple[str, int]]:
-    """Shards that are lost, as far as their tables tell."""
+    """Return lost shards, as far as the tables of shards are intact."""
     if any(name.startswith("shards/") and "/c/" in name for name in flawed):
         return []
     return version.lost_objects()
 
 
-def _hopeless(goal: TargetVersion, name: str, why: str, remove: str = "") -> StoreError:
-    """The error that says so of an object, and what is left to do."""
-    place = goal.folder.path(remove) if remove else str(goal.folder)
+def _hopeless(target: TargetVersion, name: str, why: str, remove: str = "") -> StoreError:
+    """Return the error for an object that cannot be repaired, with the way out."""
+    place = target.folder.path(remove) if remove else str(target.folder)
     return StoreError(
-        f"{goal.folder.path(name)} is damaged and cannot be mended: {why}; remove {place} and run "
-        "the same command again, which makes all of the version again"
+        f"{target.folder.path(name)} is damaged and cannot be mended: {why}; remove {place} and "
+        "run the same command again, which makes all of the version again"
     )
 
 
 def _of_twin(store: Folder, version: Version, name: str) -> bytes | None:
-    """The same row table or list of holes from another version, by its checksum."""
+    """Return the same row table or list of holes of another version, by its checksum."""
     for folder, _ in committed(store):
         data = folder.get(name) if folder.name != version.id else None
         with contextlib.suppress(DamageError):
@@ -121,35 +121,35 @@ def _of_twin(store: Folder, version: Version, name: str) -> bytes | None:
     return None
 
 
-class _Facts:
-    """What the small objects of a version tell: from those that are not flawed, and from what has
-    to be read again for the others."""
+class _FactReader:
+    """Reads the facts of a version from its intact small objects, and from shards and samples."""
 
     def __init__(
-        self, goal: TargetVersion, version: Version, flawed: Collection[str], job: Job, run: Run
+        self, target: TargetVersion, version: Version, flawed: Collection[str], job: Job, run: Run
     ) -> None:
-        self.goal, self.version, self.job, self.run = goal, version, job, run
+        self.target, self.version, self.job, self.run = target, version, job, run
         self.flawed = flawed
-        self.fields = goal.spec.recipe.fields
+        self.fields = target.spec.recipe.fields
 
     def _is_flawed(self, array: str) -> bool:
         return any(name.startswith(f"{array}/c/") for name in self.flawed)
 
     def facts(self) -> Facts:
+        """Collect all facts."""
         holes = self._holes()
         valid = np.ones(self.version.rows, np.bool_)
         valid[list(holes)] = False
         self.version.valid = valid
         contents, labels = self._contents(holes), self._labels()
         shards, sums = {}, {}
-        for name, row in self.goal.shapes.items():
+        for name, row in self.target.shapes.items():
             summed = is_summed(self.fields[name], row)
             lost = self._is_flawed(f"shards/{name}")
             if lost or (summed and self._is_flawed(f"{SUMS}/{name}")):
-                found = self._survey(name, summed)
-                shards[name] = self._judged(name, found) if lost else self._table(name)
+                surveyed = self._survey(name, summed)
+                shards[name] = self._checked(name, surveyed) if lost else self._table(name)
                 if summed:
-                    sums[name] = self._judged_sums(name, found)
+                    sums[name] = self._checked_sums(name, surveyed)
             else:
                 shards[name] = self._table(name)
                 if summed:
@@ -164,7 +164,7 @@ class _Facts:
             return {row: why for row, why in enumerate(reasons) if why}
         if HOLES not in self.flawed:
             return {row: why for row, (_, why) in sorted(self.version.holes.items())}
-        raise _hopeless(self.goal, HOLES, f"{ROW_TABLE} is damaged, too")
+        raise _hopeless(self.target, HOLES, f"{ROW_TABLE} is damaged, too")
 
     def _contents(self, holes: Mapping[int, str]) -> list[str]:
         if ROW_TABLE not in self.flawed:
@@ -176,38 +176,38 @@ class _Facts:
         return ["" if row in absent else self._fetched(row).content for row in rows]
 
     def _fetched(self, row: int) -> SampleFacts:
-        found = self._samples[row]
-        if found.error is not None:
-            raise found.error
-        return found
+        facts = self._samples[row]
+        if facts.error is not None:
+            raise facts.error
+        return facts
 
     def _labels(self) -> np.ndarray:
-        if not has_labels_with_samples(self.goal.table):
-            return self.goal.table.labels
+        if not has_labels_with_samples(self.target.table):
+            return self.target.table.labels
         if not self._is_flawed("label"):
             return self.version.labels
         rows = np.flatnonzero(self.version.valid).tolist()
         fetched = np.full(self.version.rows, -1, np.int64)
         fetched[rows] = [self._fetched(row).label for row in rows]
-        return np.where(fetched < 0, self.goal.table.labels, fetched)
+        return np.where(fetched < 0, self.target.table.labels, fetched)
 
     @functools.cached_property
     def _samples(self) -> list[SampleFacts]:
-        """What is known of each row's sample once it is fetched again."""
+        """Facts of each row's sample, fetched again."""
         from precache_workers.shards.survey import FetchTask, SampleFacts, fetch_samples
 
-        goal, table = self.goal, self.goal.table
-        found: dict[int, list[SampleFacts]] = {}
+        target, table = self.target, self.target.table
+        by_shard: dict[int, list[SampleFacts]] = {}
         tasks = []
-        for shard in range(goal.shards):
-            rows = [row for row in goal.rows_of(shard) if row not in table.removed]
+        for shard in range(target.shards):
+            rows = [row for row in target.rows_of(shard) if row not in table.removed]
             keys, sizes = [table.keys[row] for row in rows], [int(table.sizes[row]) for row in rows]
             tasks.append(FetchTask(self.job, shard, keys, sizes))
         for task, outcome in self.run(fetch_samples, tasks, None, len(tasks)):
             if isinstance(outcome, PrecacheError):
                 raise outcome
-            found[task.shard] = outcome
-        samples = (each for shard in sorted(found) for each in found[shard])
+            by_shard[task.shard] = outcome
+        samples = (facts for shard in sorted(by_shard) for facts in by_shard[shard])
         nothing = SampleFacts("", -1)
         return [nothing if row in table.removed else next(samples) for row in range(len(table))]
 
@@ -219,47 +219,48 @@ class _Facts:
         return table
 
     def _survey(self, name: str, summed: bool) -> list[Surveyed]:
-        """All shards of a field, read again."""
+        """Read all shards of a field again."""
         from precache_workers.shards.survey import SurveyTask, survey_shard
 
-        goal, layout = self.goal, self.version.arrays[name][1]
+        target, layout = self.target, self.version.arrays[name][1]
         tasks = [
             SurveyTask(
                 layout,
-                goal.folder,
-                goal.object_name(name, shard),
+                target.folder,
+                target.object_name(name, shard),
                 shard,
-                self.version.valid[goal.rows_of(shard)],
+                self.version.valid[target.rows_of(shard)],
                 summed,
             )
-            for shard in range(goal.shards)
+            for shard in range(target.shards)
         ]
-        found: dict[int, Surveyed] = {}
+        surveyed: dict[int, Surveyed] = {}
         for task, outcome in self.run(survey_shard, tasks, None, len(tasks)):
             if isinstance(outcome, PrecacheError):
-                raise _hopeless(goal, f"shards/{name}", f"{task.name} is damaged, too: {outcome}")
-            found[task.shard] = outcome
-        return [found[shard] for shard in range(goal.shards)]
+                raise _hopeless(target, f"shards/{name}", f"{task.name} is damaged, too: {outcome}")
+            surveyed[task.shard] = outcome
+        return [surveyed[shard] for shard in range(target.shards)]
 
-    def _judged(self, name: str, found: Sequence[Surveyed]) -> np.ndarray:
-        """Sizes and checksums of shards that must be those that were written."""
+    def _checked(self, name: str, surveyed: Sequence[Surveyed]) -> np.ndarray:
+        """Return sizes and checksums of shards, which must be those that were written."""
         assert self.version.attributes is not None
-        stored, nbytes = self.version.attributes.fields[name].stored, sum(f.size for f in found)
+        stored = self.version.attributes.fields[name].stored
+        nbytes = sum(shard.size for shard in surveyed)
         if nbytes != stored:
             why = f"its shards have {nbytes} bytes, and {stored} were written"
-            raise _hopeless(self.goal, f"shards/{name}", why)
-        return np.array([(each.size, each.xxh3) for each in found], np.uint64)
+            raise _hopeless(self.target, f"shards/{name}", why)
+        return np.array([(shard.size, shard.xxh3) for shard in surveyed], np.uint64)
 
-    def _judged_sums(self, name: str, found: Sequence[Surveyed]) -> np.ndarray:
-        """Sums of shards, which must give the mean that the version has."""
-        sums = np.array([each.sums for each in found], np.float64)
+    def _checked_sums(self, name: str, surveyed: Sequence[Surveyed]) -> np.ndarray:
+        """Return sums of shards, which must give the mean that the version has."""
+        sums = np.array([shard.sums for shard in surveyed], np.float64)
         if why := sums_differ(self.version, name, sums):
             why = f"those of the rows of {name} are others: {why}"
-            raise _hopeless(self.goal, ROOT, why, ROOT)
+            raise _hopeless(self.target, ROOT, why, ROOT)
         known = None if self._is_flawed(f"{SUMS}/{name}") else self.version.stored_sums(name)
         if known is not None and not np.allclose(known, sums, rtol=1e-9, equal_nan=True):
             why = "its shards are not those that the sums by channel tell of"
-            raise _hopeless(self.goal, f"shards/{name}", why)
+            raise _hopeless(self.target, f"shards/{name}", why)
         return sums
 
 
@@ -267,63 +268,63 @@ class _Facts:
 
 
 _ENCODERS = {"image": "zstd", "zstd": "numcodecs"}
-"""Codec -> the library whose release decides the bytes it makes of a chunk."""
+"""Codec -> library whose release decides the bytes of a chunk."""
 
 
-def recorded_of(goal: TargetVersion, lost: Lost) -> dict[int, Recorded]:
-    """Shard -> what a committed version records of it, of those of which objects are lost."""
+def recorded_of(target: TargetVersion, lost: Lost) -> dict[int, Recorded]:
+    """Return shard -> its record in a committed version, of all shards with lost objects."""
     from precache_workers.shards.shard_objects import Recorded
 
     if not lost:
         return {}
-    version = unchecked(goal.folder)
+    version = unchecked(target.folder)
     assert version.attributes is not None
     content = kept_contents(version.read_checked(ROW_TABLE), ROW_TABLE)
     encoded: dict[str, np.ndarray | None] = {}
     for name in {name for name, _ in lost}:
-        field = goal.spec.recipe.fields[name]
+        field = target.spec.recipe.fields[name]
         if field.stored_as.name in _ENCODERS:
             with contextlib.suppress(DamageError, StorageError):  # else the bytes must be the same
-                summed = is_summed(field, goal.shapes[name])
+                summed = is_summed(field, target.shapes[name])
                 encoded[name] = version.stored_sums(name) if summed else None
-    found = {}
+    recorded = {}
     for shard in sorted({shard for _, shard in lost}):
-        rows = goal.rows_of(shard)
-        found[shard] = Recorded(
-            {name: made for (name, number), made in lost.items() if number == shard},
+        rows = target.rows_of(shard)
+        recorded[shard] = Recorded(
+            {name: stored for (name, number), stored in lost.items() if number == shard},
             content[rows.start : rows.stop],
             frozenset(row for row in version.holes if row in rows),
             {n: None if sums is None else sums[shard].tolist() for n, sums in encoded.items()},
         )
-    return found
+    return recorded
 
 
-def is_other_encoder(goal: TargetVersion, field: str) -> bool:
-    """Whether another release than the one here encoded shards of a field of a version."""
-    attributes = unchecked(goal.folder).attributes
+def is_other_encoder(target: TargetVersion, field: str) -> bool:
+    """Return True if another release than the installed one encoded shards of a field."""
+    attributes = unchecked(target.folder).attributes
     assert attributes is not None
-    library = _ENCODERS.get(goal.spec.recipe.fields[field].stored_as.name)
+    library = _ENCODERS.get(target.spec.recipe.fields[field].stored_as.name)
     return (
         library is not None and attributes.libraries.get(library) != installed_versions()[library]
     )
 
 
 def objects_of(receipts: Iterable[Receipt]) -> dict[tuple[str, int], tuple[int, int]]:
-    """(field, shard) -> size and XXH3-64 of the objects that were made."""
+    """Return (field, shard) -> size and XXH3-64 of the objects of receipts."""
     return {
-        (name, receipt.shard): (made.size, made.xxh3)
+        (name, receipt.shard): (stored.size, stored.xxh3)
         for receipt in receipts
-        for name, made in receipt.objects.items()
+        for name, stored in receipt.objects.items()
     }
 
 
-def restate(store: Folder, folder: Folder, lost: Lost, remade: Lost) -> None:
-    """Record the objects of a version that took the place of lost ones, where they differ.
+def restate(store: Folder, folder: Folder, lost: Lost, rebuilt: Lost) -> None:
+    """Record the objects of a version that replaced lost ones, if they differ.
 
-    Its own document goes first: where this is cut off between the two, the table is the one that
-    does not fit, and it is made again from the shards.
+    The version's own document is put first: if this is cut off before the tables are put, these do
+    not fit, and are repaired from the shards.
     """
-    changed = {each: remade[each] for each in lost.keys() & remade if remade[each] != lost[each]}
+    changed = {name: rebuilt[name] for name in lost.keys() & rebuilt if rebuilt[name] != lost[name]}
     if changed:
         with deciding(store, folder.name):
             _restate(folder, changed)
@@ -354,63 +355,63 @@ def _restate(folder: Folder, changed: Lost) -> None:
         folder.put(name, [data], scratch=SCRATCH)
 
 
-def copy_from_twins(store: Folder, goal: TargetVersion, lost: Lost) -> list[tuple[str, int]]:
-    """Put lost objects of a version that another has whole; returns which."""
-    found = []
-    for (field, shard), made in lost.items():
-        name = goal.object_name(field, shard)
-        for twin in _twins(store, goal, field, shard, made):
-            if _is_whole(twin, name, made):
-                goal.folder.copy(name, twin, name, scratch=SCRATCH)
-                found.append((field, shard))
+def copy_from_twins(store: Folder, target: TargetVersion, lost: Lost) -> list[tuple[str, int]]:
+    """Copy lost objects from other versions that have them whole; returns which."""
+    copied = []
+    for (field, shard), stored in lost.items():
+        name = target.object_name(field, shard)
+        for twin in _twins(store, target, field, shard, stored):
+            if _is_whole(twin, name, stored):
+                target.folder.copy(name, twin, name, scratch=SCRATCH)
+                copied.append((field, shard))
                 break
-    return found
+    return copied
 
 
-def copy_to_twins(store: Folder, goal: TargetVersion, lost: Lost, remade: Lost) -> list[str]:
-    """Put objects that were made again where other versions have the same ones damaged.
+def copy_to_twins(store: Folder, target: TargetVersion, lost: Lost, rebuilt: Lost) -> list[str]:
+    """Copy objects that were built again to other versions in which the same ones are damaged.
 
-    Returns the ids of these versions. They are found by what the goal recorded of the lost objects,
-    so that the goal is restated last.
+    Returns the ids of these versions. They are found by the target's records of the lost objects,
+    so the target is restated last.
     """
-    found = set()
-    for field, shard in lost.keys() & remade:
-        made, name = lost[field, shard], goal.object_name(field, shard)
-        for twin in _twins(store, goal, field, shard, made):
-            if not _is_one_file(twin, goal.folder, name) and not _is_whole(twin, name, made):
-                twin.copy(name, goal.folder, name, scratch=SCRATCH)
-                restate(store, twin, {(field, shard): made}, remade)
+    mended = set()
+    for field, shard in lost.keys() & rebuilt:
+        stored, name = lost[field, shard], target.object_name(field, shard)
+        for twin in _twins(store, target, field, shard, stored):
+            if not _is_one_file(twin, target.folder, name) and not _is_whole(twin, name, stored):
+                twin.copy(name, target.folder, name, scratch=SCRATCH)
+                restate(store, twin, {(field, shard): stored}, rebuilt)
                 twin.remove(SCRATCH)
                 if not twin.names(BUILD):
                     twin.remove(BUILD)
-                found.add(twin.name)
-    return sorted(found)
+                mended.add(twin.name)
+    return sorted(mended)
 
 
 def _twins(
-    store: Folder, goal: TargetVersion, field: str, shard: int, made: tuple[int, int]
+    store: Folder, target: TargetVersion, field: str, shard: int, stored: tuple[int, int]
 ) -> Iterator[Folder]:
-    """Other versions whose records name the same object."""
+    """Yield other versions whose records name the same object."""
     for folder, attributes in committed(store):
-        if folder.name == goal.version or field not in attributes.fields:
+        if folder.name == target.version or field not in attributes.fields:
             continue
         try:
             table = open_own(folder).shard_table(field)
         except (DamageError, StorageError, StoreError):
-            continue  # `verify` says why
-        if table is not None and shard < len(table) and tuple(table[shard].tolist()) == made:
+            continue  # `verify` reports it
+        if table is not None and shard < len(table) and tuple(table[shard].tolist()) == stored:
             yield folder
 
 
 def _is_one_file(one: Folder, other: Folder, name: str) -> bool:
-    here, there = one.local(name), other.local(name)
-    return bool(here and there and here.exists() and here.samefile(there))
+    path, other_path = one.local(name), other.local(name)
+    return bool(path and other_path and path.exists() and path.samefile(other_path))
 
 
-def _is_whole(folder: Folder, name: str, made: tuple[int, int]) -> bool:
-    if folder.size(name) != made[0]:
+def _is_whole(folder: Folder, name: str, stored: tuple[int, int]) -> bool:
+    if folder.size(name) != stored[0]:
         return False
     try:
-        return xxhash.xxh3_64_intdigest(folder.read(name)) == made[1]
+        return xxhash.xxh3_64_intdigest(folder.read(name)) == stored[1]
     except StorageError:
         return False

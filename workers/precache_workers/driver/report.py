@@ -21,9 +21,9 @@ from precache_workers.planning.request import BuildResult
 from precache_workers.shards.timing import STAGES
 
 BINS = 120
-"""Points of a curve over time."""
+"""Number of points of a curve over time."""
 SLOWEST = 20
-"""Samples named as the slowest of all."""
+"""Number of slowest samples that are named."""
 _LIBRARIES = ("matplotlib", "jinja2")
 
 

@@ -25,7 +25,7 @@ class RunMonitor:
     began
         Unix time.
     target
-        None before the version is known, and where nothing is to be made.
+        None before the version is known, and if nothing is to be built.
     new_receipts
         Receipts of this run.
     receipts
@@ -52,7 +52,7 @@ class RunMonitor:
         receipts: Mapping[int, Receipt],
         followed: bool = True,
     ) -> None:
-        """Prepare for the receipts of the shards to be made.
+        """Prepare for the receipts of the shards to be built.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class RunMonitor:
                 self.target.tell_failure(str(error) or type(error).__name__)
 
     def end(self) -> None:
-        """Export and log what is left: no more shards are made."""
+        """Export and log what is left: no more shards follow."""
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             with contextlib.suppress(Exception):  # if Ray is lost, the build's own error is raised

@@ -105,6 +105,6 @@ def keep_followed(store: Folder, target: TargetVersion, receipts: Mapping[int, R
         return
     shards = [shard for entry in read_entries(target.folder, 0) for shard in entry]
     logged = {shard.shard for shard in shards}
-    shards += [Finished.of(each) for n, each in sorted(receipts.items()) if n not in logged]
+    shards += [Finished.of(receipt) for n, receipt in sorted(receipts.items()) if n not in logged]
     name, scratch = kept_name(target.version), f"{target.version}/{SCRATCH}"
     store.put(name, [to_entry(shards)], scratch=scratch)

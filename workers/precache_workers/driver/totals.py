@@ -63,7 +63,7 @@ class Totals:
             images=len(receipt.content),
             failed=len(receipt.holes),
             fetched=receipt.fetched,
-            raw=sum(each.raw_nbytes for each in receipt.objects.values()),
+            raw=sum(stored.raw_nbytes for stored in receipt.objects.values()),
             stored=receipt.stored,
             reused=int(receipt.reused),
             rows_reused=receipt.rows_reused,
@@ -80,7 +80,7 @@ class Totals:
         return self._combined(other, -1)
 
     def _combined(self, other: Totals, sign: int) -> Totals:
-        names = [each.name for each in dataclasses.fields(self) if each.name != "stages"]
+        names = [spec.name for spec in dataclasses.fields(self) if spec.name != "stages"]
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in names}
         stages = {
             name: self.stages.get(name, 0.0) + sign * other.stages.get(name, 0.0)

@@ -1,9 +1,9 @@
-"""What ops make of fixed inputs, the probes: that part of an identity that libraries decide.
+"""Outputs of ops on fixed inputs, the probes: the part of an identity that libraries decide.
 
-An op is one step of a field; what it computes may hang on its neighbours and on the pixels before
-it, so that these are part of the step's name. A digest over what a step makes of all its probes
-stands for the step, whatever its libraries are called. Files in ``probes/`` are never changed:
-each release must find the same digests for the same pixels.
+An op is one step of a field. Its output may depend on its neighbours and on the pixels before it,
+so these are part of the step's name. A digest over the outputs of a step on all its probes
+identifies the step, whatever its libraries are called. Files in ``probes/`` are never changed:
+each release must compute the same digests for the same pixels.
 
 Steps are computed once for each state of libraries, processor and code, and kept below the user's
 cache folder (XDG Base Directory Specification).
@@ -46,30 +46,30 @@ from precache.recipe.recipe import Field, op_texts
 PROBES = Path(__file__).parent / "probes"
 
 SAMPLED_BYTES = 32
-"""Of what a step makes of a probe: kept beside its digest, so that one can tell how far two are."""
+"""Bytes of an output that are kept beside its digest, to show by how much two outputs differ."""
 
 MOST_PIXELS = 1 << 18
-"""Of a probe that is made for a resize, unless the resize needs more."""
+"""Pixels of a probe for a resize, unless the resize needs more."""
 
 LARGEST_PIXELS = 1 << 26
-"""That an op of geometry may make: such of larger ones are known by their parameters alone, as to
-try them takes more memory than to plan a build should."""
+"""Pixels of the output of an op of geometry above which it is identified by its parameters alone:
+to try it would take more memory than the plan of a build should."""
 
 SHORTER_SIDES = 20, 11, 5
-"""Down to which scaled decoding is tried: most JPEGs among the probes then shrink to 1/2, 1/4 and
-1/8. What libjpeg does for each does not hang on how large a picture is."""
+"""Shorter sides for which scaled decoding is tried: most JPEGs among the probes then shrink to 1/2,
+1/4 and 1/8. How libjpeg does each does not depend on the size of a picture."""
 
 DRAWS = 8
-"""Keys with which a random op is tried on each probe."""
+"""Number of keys with which a random op is tried on each probe."""
 
-MOST_KEPT = 500
-"""Files of outputs below the cache folder, of some 9 KB at most; the oldest are removed."""
+MOST_CACHED = 500
+"""Number of cached files of outputs, of some 9 KB at most; the oldest are removed."""
 
 RANDOM = "numpy.random"
-"""Name of the step that stands for the streams of numbers that random functions are given."""
+"""Name of the step for the streams of numbers that random functions receive."""
 
 FOLDERS = {"numpy": ("_core", "random"), "pillow": (), "simplejpeg": (), "torch": ("lib",)}
-"""Distribution of a library -> folders in its own that hold code."""
+"""Distribution of a library -> subfolders that hold its code."""
 
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "decode": ("pillow", "simplejpeg"),
@@ -82,14 +82,14 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 """Op -> distributions that compute it."""
 
 MODULES = "behaviour", "decoding", "field_recipe", "functions", "identity", "segments"
-"""Of this package: those that compute outputs."""
+"""Modules of this package that compute outputs."""
 
 _MODULES = {"pillow": "PIL"}
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 Outputs = Mapping[str, str]
-"""Probe -> digest of what a step makes of it and, after a space, some of its bytes in hex; or
-the class of the error."""
+"""Probe -> digest of a step's output and, after a space, some of its bytes in hex; or the class of
+the error."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,15 @@ class Step:
     Attributes
     ----------
     name
-        Tells what it computes, libraries apart, such as ``resize(size=256) of uint8 x 3``.
+        Describes what it computes, libraries apart, such as ``resize(size=256) of uint8 x 3``.
     libraries
-        That compute it.
+        Distributions that compute it.
     ops
-        It, and the op before it that it is computed together with.
+        The op, after the one that it is computed together with, if any.
     first
-        Its own place among these, or that of the op that it is computed together with.
+        Index of the first op to be applied.
     channels, dtype
-        Of the arrays that it is given; None where that is not known.
+        Of its input arrays; None if unknown.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Step:
 
 
 def steps_of(field: Field) -> list[Step | None]:
-    """A step for each op of a field; None for a function of the user's own."""
+    """Return a step for each op of a field; None for a custom function."""
     steps: list[Step | None] = []
     channels: int | None = None
     dtype: str | None = None
@@ -149,7 +149,7 @@ def steps_of(field: Field) -> list[Step | None]:
 
 
 def pattern(height: int, width: int, channels: int, dtype: str = "uint8") -> np.ndarray:
-    """(height, width, channels) with slopes, edges and noise; floats in [-1, 1)."""
+    """Return (height, width, channels) with slopes, edges and noise; floats in [-1, 1)."""
     tile = _tile(channels)
     values: np.ndarray = tile[np.arange(height) % len(tile)][:, np.arange(width) % tile.shape[1]]
     if dtype.startswith("float"):
@@ -168,7 +168,7 @@ def _tile(channels: int) -> np.ndarray:
 
 
 def _probes(step: Step) -> Iterator[tuple[str, Any]]:
-    """Name and value of everything that a step is tried on."""
+    """Yield name and value of each probe of a step."""
     op = step.ops[-1] if step.stop == 2 else step.ops[0]
     match op:
         case Decode():
@@ -203,7 +203,7 @@ def _decoded_probes() -> Iterator[tuple[str, Any]]:
 
 
 def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
-    """Files with more metadata than is read, made of others: as files they would be large."""
+    """Yield files with more metadata than is read; stored, they would be large."""
     turned, cmyk, png = (
         (PROBES / name).read_bytes()
         for name in ("jpeg-turned-6.jpg", "jpeg-cmyk.jpg", "png-turned.png")
@@ -217,8 +217,8 @@ def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
 
 
 def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
-    """Values whose conversion is defined: that of a negative float to an unsigned integer is not,
-    and processors disagree."""
+    """Yield values whose conversion is defined; processors disagree on others, such as a negative
+    float to an unsigned integer."""
     for each in (dtype,) if dtype else ("bool", "uint8", "int16", "int64", "float32", "float64"):
         kind = np.dtype(each).kind
         low = 0 if kind in "bu" or (kind == "f" and op.dtype.startswith("uint")) else -128
@@ -230,7 +230,7 @@ def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
 
 
 def _sizes(step: Step) -> list[tuple[int, int]]:
-    """(height, width) of arrays on which an op of geometry takes all its ways."""
+    """Return (height, width) of arrays that exercise all branches of an op of geometry."""
     own = step.ops[0]
     assert isinstance(own, Resize | CenterCrop | RandomResizedCrop)
     size = own.size if isinstance(own.size, tuple) else (own.size, own.size)
@@ -259,12 +259,12 @@ def _arrays(step: Step, sizes: list[tuple[int, int]]) -> Iterator[tuple[str, Any
                 yield name, pattern(max(0, height), max(0, width), channels, dtype)
 
 
-# --- what a step makes of them ------------------------------------------------------------------
+# --- outputs ------------------------------------------------------------------------------------
 
 
 @functools.cache
 def computed(step: Step) -> Outputs:
-    """What a step makes of its probes, computed here and now."""
+    """Compute the outputs of a step on its probes."""
     if not (isinstance(step.ops[0], Decode) and step.ops[0].scaled):
         return _outputs(step, step.ops)
     found: dict[str, str] = {}
@@ -313,7 +313,7 @@ def _sampled(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def streams() -> Outputs:
-    """Numbers of the generators that random functions are given."""
+    """Return numbers of the generators that random functions receive."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 1])))
     draws: dict[str, Callable[[], Any]] = {
         "random": lambda: generator.random(50),
@@ -335,17 +335,17 @@ def streams() -> Outputs:
 
 
 def digest_of(outputs: Outputs) -> str:
-    """XXH3-128 (hex) of what a step makes of its probes."""
+    """Return XXH3-128 (hex) of the outputs of a step."""
     return xxhash.xxh3_128_hexdigest(canonical_json(_digests(outputs)))
 
 
 def _digests(outputs: Outputs) -> dict[str, str]:
-    """Without the bytes that are kept for people: of these a release may keep others."""
+    """Drop the bytes that are kept for messages, which another release may choose otherwise."""
     return {probe: text.partition(" ")[0] for probe, text in outputs.items()}
 
 
-def how_far(before: Outputs, after: Outputs) -> tuple[str, str]:
-    """The first probe of which something else is made, and how far that is, in words."""
+def first_difference(before: Outputs, after: Outputs) -> tuple[str, str]:
+    """Return the first probe whose output differs, and by how much, in words."""
     old_digests, digests = _digests(before), _digests(after)
     probes = [each for each in after if old_digests.get(each) != digests[each]]
     probes = probes or [each for each in before if each not in after]
@@ -380,12 +380,12 @@ def _kind(outputs: Outputs, probe: str) -> str:
 
 
 def outputs_of(step: Step) -> Outputs:
-    """What a step makes of its probes, as it was computed before where nothing has changed."""
-    return _kept(step)
+    """Return the outputs of a step, from the cache if nothing has changed since."""
+    return _cached(step)
 
 
 @functools.cache
-def _kept(step: Step) -> Outputs:
+def _cached(step: Step) -> Outputs:
     name = f"{_state(step)}.json"
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # such as of no home
         found = json.loads((_folder() / name).read_bytes())
@@ -393,24 +393,24 @@ def _kept(step: Step) -> Outputs:
             return found
     outputs = computed(step)
     with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
-        _keep(_folder() / name, outputs)
+        _write_cache(_folder() / name, outputs)
     return outputs
 
 
 @contextlib.contextmanager
-def forgetting() -> Iterator[None]:
-    """Have steps computed anew next time where a process makes other pixels than were kept: then
-    libraries may have changed in a way that `_state` does not show."""
+def cleared_on_mismatch() -> Iterator[None]:
+    """Clear the cache if a process computes other pixels than it holds: then libraries may have
+    changed in a way that `_state` does not show."""
     try:
         yield
     except MismatchError:
-        forget()
+        clear_cache()
         raise
 
 
-def forget() -> None:
-    """Have all steps computed anew."""
-    _kept.cache_clear()
+def clear_cache() -> None:
+    """Clear the cache of outputs."""
+    _cached.cache_clear()
     with contextlib.suppress(RuntimeError):
         shutil.rmtree(_folder(), ignore_errors=True)
 
@@ -420,7 +420,7 @@ def _folder() -> Path:
     return (Path(home) if home.startswith("/") else Path("~/.cache").expanduser()) / "precache/ops"
 
 
-def _keep(file: Path, outputs: Outputs) -> None:
+def _write_cache(file: Path, outputs: Outputs) -> None:
     file.parent.mkdir(0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent)
     try:
@@ -428,7 +428,7 @@ def _keep(file: Path, outputs: Outputs) -> None:
             json.dump(outputs, temporary)
         Path(name).replace(file)
         oldest = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
-        for each in oldest[:-MOST_KEPT]:
+        for each in oldest[:-MOST_CACHED]:
             each.unlink(missing_ok=True)
     except OSError:
         Path(name).unlink(missing_ok=True)
@@ -436,7 +436,7 @@ def _keep(file: Path, outputs: Outputs) -> None:
 
 
 def _state(step: Step) -> str:
-    """Digest of everything by which the outputs of a step may change."""
+    """Return a digest of everything that may change the outputs of a step."""
     ops = [op.model_dump(mode="json") for op in step.ops]
     state = [
         step.name,
@@ -450,7 +450,7 @@ def _state(step: Step) -> str:
 
 @functools.cache
 def _files(library: str) -> list[Any]:
-    """Where a library lies, and size and time of the files of its code."""
+    """Return the location of a library, and size and time of the files of its code."""
     module = _MODULES.get(library, library)
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -475,7 +475,7 @@ def _own_code() -> str:
 
 @functools.cache
 def _processor() -> list[str]:
-    """What chooses among a library's kernels."""
+    """Return all that a library chooses its kernels by."""
     named = {f"{k}={v}" for k, v in os.environ.items() if k.startswith(("ATEN_", "JSIMD_", "NPY_"))}
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
         first = file.read(1 << 14).split(b"\n\n")[0].decode(errors="replace").splitlines()
@@ -484,4 +484,4 @@ def _processor() -> list[str]:
 
 
 installed_version = functools.cache(importlib.metadata.version)
-"""Library -> the version that is installed; to read it takes milliseconds."""
+"""Library -> installed version, which takes milliseconds to read."""

@@ -59,7 +59,7 @@ _EIGHT_BITS = frozenset(
     ("1", "L", "P", "LA", "PA", "La", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV")
 )
 _UNMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
-"""What Pillow converts modes to before any other."""
+"""Modes that Pillow converts others to first."""
 
 
 class Scratch:
@@ -71,7 +71,7 @@ class Scratch:
         self._held = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> np.ndarray:
-        """A uint8 buffer of `nbytes` or more; up to the limit the one given before, if it does."""
+        """Return a uint8 buffer of `nbytes` or more; the previous one, if it suffices."""
         if len(self._held) >= nbytes:
             return self._held
         buffer = np.empty(nbytes, np.uint8)
@@ -82,7 +82,7 @@ class Scratch:
 def decode(
     data: Any, op: Decode, shrink_to: int | None = None, scratch: Scratch | None = None
 ) -> np.ndarray:
-    """An image file, a Pillow image or a uint8 array -> (H, W, C) uint8.
+    """Decode an image file, a Pillow image or a uint8 array to (H, W, C) uint8.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def decode(
 def _decode_jpeg(
     data: bytes, op: Decode, shrink_to: int | None, scratch: Scratch
 ) -> np.ndarray | None:
-    """By libjpeg-turbo, bit for bit as Pillow; None for what Pillow must see to."""
+    """Decode by libjpeg-turbo, bit for bit like Pillow; returns None if only Pillow can."""
     if op.mode == "RGBA":
         return None
     try:
@@ -160,7 +160,7 @@ def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _orientation(data: bytes, tags: Sequence[bytes], op: Decode) -> int:
-    """EXIF's orientation, 1 where it is broken: a photograph is worth more than its tags."""
+    """Return EXIF's orientation, 1 if it is broken: a photograph is worth more than its tags."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -183,7 +183,7 @@ def _check_pixels(width: int, height: int, limit: int, of: str = "decode's max_p
 
 
 def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
-    """Raise `SampleError` where decoding is more work than the picture has pixels.
+    """Raise `SampleError` if decoding is more work than the picture has pixels.
 
     A TIFF may name the same strip again and again, and tiles larger than the picture. Run lengths
     of a BMP are decoded in Python.
@@ -202,7 +202,7 @@ def _check_parts(image: ImageFile.ImageFile, limit: int) -> None:
 
 @contextlib.contextmanager
 def _pillow_limit(pixels: int) -> Iterator[None]:
-    """Have Pillow refuse pictures, frames and canvases beyond a limit, and no others.
+    """Set Pillow's limit of pixels for pictures, frames and canvases.
 
     It warns above its own limit, and refuses above twice that.
     """
@@ -241,7 +241,7 @@ def _decode_pillow(data: bytes, op: Decode) -> np.ndarray:
 
 
 def _to_array(image: Image.Image, mode: str) -> np.ndarray:
-    """(H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, an alpha channel is dropped.
+    """Return (H, W, C) uint8 in `mode`; 16-bit grey keeps its high byte, alpha is dropped.
 
     Raises
     ------
@@ -272,7 +272,7 @@ def _to_array(image: Image.Image, mode: str) -> np.ndarray:
 
 
 def _is_wide(image: Image.Image) -> bool:
-    """Whether it is 16-bit grey; not so a TIFF of 12 bits, whose high byte is nearly black."""
+    """Return True for 16-bit grey, not for a TIFF of 12 bits, whose high byte is nearly black."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         bits: tuple[int, ...] = image.tag_v2.get(_BITS_PER_SAMPLE, ())
         return image.mode.startswith("I;16") and bits == (16,)

@@ -38,14 +38,14 @@ from precache_workers.sources.user_code import load_object
 
 
 class Common:
-    """What the ops before the first random one made of a sample, for all variants of a field."""
+    """Output of the ops before the first random one, shared by all variants of a field."""
 
     def __init__(self) -> None:
         self._of: Any = None
         self._value: Any = None
 
     def get(self, of: object, make: Callable[[], Any]) -> Any:
-        """What was made of the same object, else what `make` makes of it."""
+        """Return the cached value of the same object, else that of `make`."""
         if self._of is not of:
             self._of = None  # what was made lies in memory that is used again
             self._value = make()
@@ -59,9 +59,9 @@ class FieldRecipe:
     Parameters
     ----------
     name
-        Of the field, or of the array of one of its variants.
+        Name of the field, or of the array of one of its variants.
     code
-        Hash that the module of a function must have, by the function's name.
+        Digest that the code of a function must have, by the function's name.
     common
         Shared by the recipes of a field's variants.
     """
@@ -84,18 +84,18 @@ class FieldRecipe:
             if isinstance(op, Function)
         }
         self._shrink_to = shrink_to(field)
-        # A user's function may keep what it was given; our own ops do not.
+        # A custom function may keep its argument; our own ops do not.
         self._scratch = None if self._functions else Scratch()
         decoding = [op for op in field.ops if isinstance(op, Decode)] or [Decode()]
         self._max_pixels = decoding[0].max_pixels
 
     def __call__(self, sample: Sample, key: str) -> np.ndarray:
-        """One row: (C, H, W) for a decoded image, else as the ops leave it; valid until the next.
+        """Compute a row: (C, H, W) for a decoded image; valid until the next.
 
         Raises
         ------
         SampleError
-            Saying why this sample has no row.
+            The reason why this sample has no row.
         """
         if self._common is None or not self._field.fixed_ops:
             return self._finish(self._input(sample), 0, key)
@@ -104,15 +104,15 @@ class FieldRecipe:
     def _from_common(
         self, of: object, begin: Callable[[], Any], applied: int, key: str
     ) -> np.ndarray:
-        """A row whose ops up to the first random one were made for another variant, or are now."""
+        """Compute a row from the output of the ops that all variants have in common."""
         assert self._common is not None
         fixed = self._field.fixed_ops
         value = self._common.get(of, lambda: self.apply(begin(), applied, fixed, key))
-        # A user's function may write into its argument, which the other variants start from, too.
+        # A custom function may write into its argument, which the other variants start from, too.
         return self._finish(value.copy() if self._functions else value, fixed, key)
 
     def resume(self, row: np.ndarray, applied: int, key: str) -> np.ndarray:
-        """The row that comes of a stored one by the ops after the first `applied`.
+        """Apply the ops after the first `applied` to a stored row.
 
         `key` is the same object for all variants of one row, and another one for the next.
         """
@@ -132,7 +132,7 @@ class FieldRecipe:
         return self._finish(row, applied, key)
 
     def cut_of(self, shape: tuple[int, ...], applied: int) -> tuple[slice, slice] | None:
-        """Lines and columns that `resume` leaves of a stored row, where it does nothing else.
+        """Return the lines and columns of a stored row that `resume` keeps, if it only crops.
 
         Parameters
         ----------
@@ -165,12 +165,12 @@ class FieldRecipe:
         return value
 
     def steps(self, sample: Sample, key: str) -> Iterator[tuple[Op | None, Any]]:
-        """What each op leaves, behind what they start from; valid until the next sample.
+        """Yield each op and its output, after the input and None; valid until the next sample.
 
         Raises
         ------
         SampleError
-            As a call does, once the op is reached.
+            Like a call, once the op is reached.
         """
         value = self._input(sample)
         yield None, value
@@ -179,7 +179,7 @@ class FieldRecipe:
             yield op, value
 
     def row(self, value: Any) -> np.ndarray:
-        """What the last op leaves as it is stored: a decoded image as (C, H, W)."""
+        """Convert the output of the last op to a stored row: a decoded image to (C, H, W)."""
         array = np.asarray(value)
         if self._field.decodes and array.ndim == 3:
             array = array.transpose(2, 0, 1)
@@ -194,7 +194,7 @@ class FieldRecipe:
             names = ", ".join(map(repr, sample.inputs))
             raise SampleError(f"field {self.name!r} starts from {wanted!r}; samples have {names}")
         found = sample.inputs[wanted]
-        # A user's function may write into its argument, which other fields start from, too.
+        # A custom function may write into its argument, which other fields start from, too.
         return copy.deepcopy(found) if self._functions and not self._field.decodes else found
 
     def _apply(self, op: Op, number: int, value: Any, key: str) -> Any:
@@ -227,14 +227,14 @@ class FieldRecipe:
         return shape
 
     def _random(self, key: str, number: int) -> np.random.Generator:
-        """A generator that depends on (recipe seed, key, variant) and the op alone."""
+        """Return a generator that depends on (recipe seed, key, variant) and the op alone."""
         variant = self._field.first_variant
         entropy = [self._seed & (2**64 - 1), number, variant, *key.encode()]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 def _loaded(op: Function, code: str) -> Callable[..., Any]:
-    """What an op is called by: a function with its parameters, or an instance made with them."""
+    """Return the callable of an op: a function with its parameters, or an instance of a class."""
     found = load_object(op.function, code)
     if not isinstance(found, type):
         return functools.partial(found, **op.params)

@@ -19,7 +19,7 @@ _SUPPORT = {"bilinear": 1, "bicubic": 2}
 
 
 def resized_shape(height: int, width: int, size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) after a resize; the longer side is rounded down, as torchvision does."""
+    """Return (height, width) after a resize; the longer side is rounded down, as in torchvision."""
     if isinstance(size, tuple):
         return size
     if height <= width:
@@ -28,7 +28,7 @@ def resized_shape(height: int, width: int, size: int | tuple[int, int]) -> tuple
 
 
 def resize(array: np.ndarray, shape: tuple[int, int], interpolation: str) -> np.ndarray:
-    """Antialiased resize of (H, W, C) uint8; within 2 levels of Pillow, 3.5 times as fast."""
+    """Resize (H, W, C) uint8 with antialiasing; within 2 levels of Pillow, 3.5 times as fast."""
     if array.shape[:2] == shape:
         return array
     return _resampled(array, shape, (None, None), interpolation)
@@ -56,7 +56,7 @@ def _resampled(
 
 
 def center_crop(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The middle of (H, W, C), rounded as torchvision does.
+    """Crop the middle of (H, W, C), rounded as torchvision does.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def crop_corner(shape: tuple[int, int], size: tuple[int, int]) -> tuple[int, int
 def resize_and_crop(
     array: np.ndarray, shape: tuple[int, int], size: tuple[int, int], interpolation: str
 ) -> np.ndarray:
-    """`resize` and then `center_crop`, bit for bit, sparing what lies right of the crop and below.
+    """Do `resize` and then `center_crop`, bit for bit, without the pixels right of and below it.
 
     Raises
     ------
@@ -99,20 +99,20 @@ def resize_and_crop(
 
 
 def _seen(before: int, after: int, end: int, interpolation: str) -> int:
-    """How many pixels of an axis the first `end` of the resized one are made of, or a few more."""
+    """Return the number of pixels that the first `end` resized ones depend on, or a few more."""
     ratio = before / after
     reach = _SUPPORT[interpolation] * max(1.0, ratio)
     return min(before, math.ceil((end - 0.5) * ratio + reach) + 2)
 
 
 def _axis(before: int, after: int, end: int, seen: int) -> tuple[float | None, int, int]:
-    """What makes torch resize the beginning of an axis as it would the whole, bit for bit.
+    """Return arguments with which torch resizes the beginning of an axis like the whole axis.
 
     Returns
     -------
     tuple
-        A factor of which torch, which inverts it, gets the ratio of the sizes, or None where there
-        is none; the length to give, `seen` or more; the length to ask for, `end` or more.
+        A factor whose inverse is the ratio of the sizes to the bit, or None if there is none; the
+        length of the input, `seen` or more; the length of the output, `end` or more.
     """
     ratio, near = before / after, after / before
     candidates = near, math.nextafter(near, 0), math.nextafter(near, math.inf)
@@ -127,7 +127,7 @@ def _axis(before: int, after: int, end: int, seen: int) -> tuple[float | None, i
 def random_resized_crop(
     array: np.ndarray, op: RandomResizedCrop, random: np.random.Generator
 ) -> np.ndarray:
-    """A random box of the image, drawn as torchvision's RandomResizedCrop, resized."""
+    """Resize a random box of the image, drawn as torchvision's RandomResizedCrop does."""
     top, left, height, width = _random_box(array.shape[0], array.shape[1], op, random)
     box = np.ascontiguousarray(array[top : top + height, left : left + width])
     return resize(box, op.size, op.interpolation)

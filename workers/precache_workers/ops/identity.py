@@ -1,9 +1,8 @@
-"""What decides the pixels of a recipe, its parameters apart, and the digests that stand for it.
+"""Identity of a recipe's pixels, its parameters apart: the digests of whatever decides them.
 
-That is what libraries make of the ops (`behaviour`), and the code of custom functions
-(`precache_workers.sources.code_digest`). Each has a name, and under that name something stands for
-it: its digest, or what an older release had, which named libraries by their versions
-(`precache_workers.planning.adoption`).
+Pixels are decided by the outputs of libraries (`behaviour`) and by the code of custom functions
+(`precache_workers.sources.code_digest`). Each of these has a name and an identity: its digest, or,
+in versions of older releases, the versions of libraries (`precache_workers.planning.adoption`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from precache_workers.ops.behaviour import (
     Step,
     computed,
     digest_of,
-    how_far,
+    first_difference,
     installed_version,
     outputs_of,
     steps_of,
@@ -47,18 +46,18 @@ from precache_workers.ops.behaviour import (
 from precache_workers.sources.code_digest import code_digest
 
 Rule = Callable[[Recipe], Mapping[str, str]]
-"""Recipe -> name of whatever decides its pixels -> what stands for that."""
+"""Recipe -> name of whatever decides its pixels -> its identity."""
 
 
 def named_ops(recipe: Recipe) -> Iterator[tuple[str, Op, Step | None]]:
-    """(name, op, step) of each op of each field; functions have no step."""
+    """Yield (name, op, step) of each op of each field; functions have no step."""
     for field in recipe.fields.values():
         for op, step in zip(field.ops, steps_of(field), strict=True):
             yield _name(op, step), op, step
 
 
 def behaviours(recipe: Recipe) -> dict[str, Outputs]:
-    """What the libraries of this machine make of each step's probes, by name."""
+    """Return the outputs of each step by the libraries of this machine, by name."""
     found = {name: outputs_of(step) for name, _, step in named_ops(recipe) if step is not None}
     if any(map(_draws, recipe.functions)):
         found[RANDOM] = streams()
@@ -66,12 +65,12 @@ def behaviours(recipe: Recipe) -> dict[str, Outputs]:
 
 
 def require_same(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
-    """Check that this process makes of the probes what is expected.
+    """Check that this process computes the expected outputs.
 
     Raises
     ------
     MismatchError
-        It makes something else of one.
+        An output differs.
     """
     for name, op, step in named_ops(recipe) if expected else ():
         known = RANDOM if _draws(op) else name
@@ -79,7 +78,7 @@ def require_same(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
         if digest_of(expected.get(known, found)) != digest_of(found):
             libraries = step.libraries if step is not None else ("numpy",)
             versions = " and ".join(f"{each} {installed_version(each)}" for each in libraries)
-            probe, far = how_far(expected[known], found)
+            probe, far = first_difference(expected[known], found)
             raise MismatchError(
                 f"{os.uname().nodename} makes other pixels than the machine that planned the "
                 f"build: {known} by {versions}, first of the probe {probe}: {far}; "
@@ -88,18 +87,18 @@ def require_same(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
 
 
 def function_digests(recipe: Recipe) -> dict[str, str]:
-    """Digests of the code of custom functions that declare no version, by function."""
+    """Return digests of the code of custom functions that declare no version, by function."""
     return {op.function: code_digest(op.function) for op in recipe.functions if not op.version}
 
 
 def digests(recipe: Recipe) -> dict[str, str]:
-    """Digest of whatever decides the pixels, by name, as found on this machine."""
+    """Return digests of whatever decides the pixels, by name, as found on this machine."""
     found = {name: digest_of(outputs) for name, outputs in behaviours(recipe).items()}
     return found | function_digests(recipe)
 
 
 def with_code(recipe: Recipe, code: Mapping[str, str]) -> Recipe:
-    """The same recipe with `Operation.code` of each op that is named."""
+    """Return the recipe with `Operation.code` of each op that is named."""
 
     def known(op: Op, step: Step | None) -> Op:
         name = _name(op, step)
@@ -116,7 +115,7 @@ def with_code(recipe: Recipe, code: Mapping[str, str]) -> Recipe:
 
 
 def decides(recipe: Recipe) -> dict[str, str]:
-    """What stands for whatever decides the pixels, by name."""
+    """Return the identity of whatever decides the pixels, by name."""
     found: dict[str, str] = _versions(recipe)
     for name, op, step in named_ops(recipe):
         if not (isinstance(op, Function) and op.version):
@@ -126,13 +125,13 @@ def decides(recipe: Recipe) -> dict[str, str]:
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:
-    """Those that functions declare; where another op has the same function without one, its code
-    comes in their place."""
+    """Return versions that functions declare; the code of the same function in another op without
+    a version takes precedence."""
     return {op.function: op.version for op in recipe.functions if op.version}
 
 
 def _code(op: Op, step: Step | None) -> str:
-    """Digest of what an op computes here."""
+    """Return the digest of an op on this machine."""
     if step is not None:
         return digest_of(outputs_of(step))
     code = code_digest(_name(op, step))
@@ -147,16 +146,16 @@ def _name(op: Op, step: Step | None) -> str:
 
 
 def _draws(op: Op) -> bool:
-    """Whether streams of random numbers are part of what it computes."""
+    """Return True if the op depends on streams of random numbers."""
     return isinstance(op, Function) and op.random and not op.version
 
 
 NOTHING = "{}"
-"""Stands for an op that older releases identified by no library."""
+"""Identity of an op that older releases identified by no library."""
 
 
 def libraries_in(code: str) -> dict[str, str]:
-    """Versions of libraries that stand for an op, as older releases had it; none in a digest."""
+    """Return the versions of libraries in an identity of an older release; none in a digest."""
     found: dict[str, str] = {}
     if code.startswith("{"):
         with contextlib.suppress(ValidationError):  # a pulled log may hold anything
@@ -168,7 +167,7 @@ _VERSIONS = TypeAdapter(dict[str, str])
 
 
 def by_libraries(known: Mapping[str, str]) -> Rule:
-    """The rule of older releases: versions of libraries, and what stands for functions' code.
+    """Return the rule of older releases: versions of libraries, and the code of functions.
 
     Parameters
     ----------
@@ -189,19 +188,19 @@ def by_libraries(known: Mapping[str, str]) -> Rule:
 
 
 def libraries_of(op: Op) -> tuple[str, ...]:
-    """Libraries by whose versions older releases identified an op."""
+    """Return the libraries by whose versions older releases identified an op."""
     if isinstance(op, Decode):
         return "simplejpeg", "pillow"
     return ("torch",) if isinstance(op, Resize | RandomResizedCrop) else ()
 
 
 def plain_version(library: str, known: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Version of a library without what tells builds apart, such as ``+cpu``."""
+    """Return the version of a library without the tag of its build, such as ``+cpu``."""
     return (known.get(library) or installed_version(library)).split("+")[0]
 
 
 def as_recorded(attributes: Attributes) -> Rule:
-    """The rule by which a version was made, as its metadata tells."""
+    """Return the rule by which a version was built, from its metadata."""
     if not attributes.decides:
         return by_libraries(attributes.libraries)
 
@@ -218,7 +217,7 @@ def as_recorded(attributes: Attributes) -> Rule:
 
 
 def ops_digest(recipe: Recipe, name: str, count: int, rule: Rule = decides) -> str:
-    """SHA-256 (hex) of all that decides what the first `count` ops of a field make of a sample.
+    """Return SHA-256 (hex) of all that decides the output of the first `count` ops of a field.
 
     Parameters
     ----------
@@ -244,7 +243,7 @@ def ops_digest(recipe: Recipe, name: str, count: int, rule: Rule = decides) -> s
 
 
 def shrink_to(field: Field) -> int | None:
-    """Shorter side below which DCT-scaled decoding must not go; None where it is not asked for."""
+    """Return the shorter side below which DCT-scaled decoding must not go; None if not declared."""
     match field.ops[:2]:
         case (Decode(scaled=True), Resize(size=size)):
             return max(size) if isinstance(size, tuple) else size
@@ -258,6 +257,6 @@ LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 
 @functools.cache
 def installed_versions() -> dict[str, str]:
-    """Versions that receipts record; `zstd` is the one that encodes images."""
+    """Return the versions that receipts record; `zstd` is the one that encodes images."""
     found = {name: installed_version(name) for name in LIBRARIES}
     return found | {"zstd": load_zstd().zstd_version}

@@ -1,4 +1,4 @@
-"""Image files without what decoding has no use for, cut off before a library parses it.
+"""Removal of metadata that decoding does not use, before a library parses it.
 
 What Pillow does for a segment, a chunk or a tag costs microseconds, and more for those that belong
 together; a file may hold millions of them. So pixels, and at most a mebibyte of EXIF and XMP, are
@@ -48,7 +48,7 @@ _STRIP_OFFSETS, _TILE_OFFSETS = 273, 324
 
 
 def cut(data: bytes) -> bytes:
-    """An image file with all that decides its pixels, and its orientation.
+    """Return an image file with all that decides its pixels, and its orientation.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def cut(data: bytes) -> bytes:
 
 
 def _parts(what: str) -> Iterator[None]:
-    """One None for each part that a file may have; then an error."""
+    """Yield one None for each part that a file may have; then raise."""
     yield from itertools.repeat(None, MOST_PARTS)
     raise SampleError(f"has more than {MOST_PARTS:,} {what}; save it anew with an image editor")
 
@@ -76,7 +76,7 @@ def _parts(what: str) -> Iterator[None]:
 
 
 def _segments(data: bytes, at: int = 2) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of each segment up to the first scan's header."""
+    """Yield (marker, start, end) of each segment up to the first scan's header."""
     for _ in _parts("segments before its picture"):
         at = data.find(b"\xff", at)
         if not 0 <= at < len(data) - 4:
@@ -93,7 +93,7 @@ def _segments(data: bytes, at: int = 2) -> Iterator[tuple[int, int, int]]:
 
 
 def jpeg_tags(data: bytes) -> list[bytes]:
-    """What a JPEG's segments of EXIF and XMP hold, which may tell an orientation.
+    """Return the contents of a JPEG's EXIF and XMP segments, which may hold an orientation.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def jpeg_tags(data: bytes) -> list[bytes]:
 
 
 def _checked(data: bytes) -> list[tuple[int, int]]:
-    """Where the segments of EXIF and XMP are, of a JPEG that has not too many scans."""
+    """Locate the segments of EXIF and XMP; raises for a JPEG of too many scans."""
     tagged, nbytes, components = [], 0, 0
     for marker, start, end in _segments(data):
         if marker == _APP1 and data.startswith((_EXIF, _XMP), start + 4):
@@ -119,7 +119,7 @@ def _checked(data: bytes) -> list[tuple[int, int]]:
 
 
 def is_exif(tag: bytes) -> bool:
-    """Whether one of `jpeg_tags` is EXIF, not XMP."""
+    """Return True if one of `jpeg_tags` is EXIF, not XMP."""
     return tag.startswith(_EXIF)
 
 
@@ -143,8 +143,8 @@ def _cut_jpeg(data: bytes) -> bytes:
 def _check_scans(data: bytes) -> None:
     """Raise `SampleError` for a JPEG of too many scans.
 
-    The marker of a scan's header is nowhere inside a scan, so that to count it is enough for
-    nearly all files. Where there are many, some may be in segments, or behind the picture.
+    The marker of a scan's header never occurs inside a scan, so counting it is enough for nearly
+    all files. If there are many, some may be in segments, or behind the picture.
     """
     if data.count(b"\xff\xda") <= MOST_SCANS:
         return
@@ -186,7 +186,7 @@ def _cut_png(data: bytes) -> bytes:
 
 
 def _cut_gif(data: bytes) -> bytes:
-    """Without extensions but those that control how the first frame is shown."""
+    """Remove all extensions but those that control the first frame."""
     coloured = len(data) > 10 and data[10] & 0x80
     at = 13 + (3 << (data[10] & 7) + 1 if coloured else 0)
     kept = [data[:at]]
@@ -213,8 +213,8 @@ def _cut_gif(data: bytes) -> bytes:
 
 
 def _check_tiff(data: bytes) -> None:
-    """Raise `SampleError` where the first directory has too many entries, or names too many parts
-    of the picture: Pillow makes an object of each."""
+    """Raise `SampleError` if the first directory has too many entries, or names too many parts of
+    the picture: Pillow creates an object for each."""
     order = "<" if data.startswith(b"II") else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     first, count, entry = ("Q", "Q", "HHQ8x") if big else ("L", "H", "HHL4x")

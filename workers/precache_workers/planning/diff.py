@@ -13,7 +13,7 @@ from precache.recipe.ops import Function
 from precache.recipe.recipe import Recipe
 from precache.store.attributes import Attributes
 from precache.store.row_table import RowTable
-from precache_workers.ops.behaviour import Outputs, digest_of, how_far
+from precache_workers.ops.behaviour import Outputs, digest_of, first_difference
 from precache_workers.ops.identity import (
     as_recorded,
     behaviours,
@@ -325,7 +325,7 @@ def op_changes(
         if name in before and digest_of(before[name]) != digest_of(outputs):
             of = libraries.get(name, ("numpy",))
             named = tuple(each for each in of if each in changed) or of
-            found.append(OpChange(name, named, *how_far(before[name], outputs)))
+            found.append(OpChange(name, named, *first_difference(before[name], outputs)))
     return tuple(found)
 
 

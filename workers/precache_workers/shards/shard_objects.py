@@ -23,9 +23,8 @@ from precache.codecs.chunk import codec_metadata, decoder
 from precache.errors import BuildError, DamageError
 from precache.recipe.ops import Function
 from precache.storage.base import Buffer
-from precache.store.build_status import ALIVE_SECONDS, live_leases
 from precache.store.layout import MISSING, decode_index
-from precache.store.lease import deciding
+from precache.store.lease import ALIVE_SECONDS, deciding, live_leases
 from precache.store.receipts import ChannelSums, Receipt, ShardObject
 from precache_workers.planning.target_version import SCRATCH, receipt_name
 from precache_workers.shards.rows import Object

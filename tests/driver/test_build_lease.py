@@ -1,4 +1,4 @@
-"""The leases of builds: signs of life, and what their tasks may write under."""
+"""Leases of builds: their heartbeats, and what their tasks may write under."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 import precache
 from precache.errors import BuildError
 from precache.storage.local import LocalFolder
+from precache.store import lease
 from precache.store.attributes import Claimed
-from precache.store.build_status import DESCRIPTION, LEASES, live_leases, read_leases, read_status
-from precache_workers.driver import heartbeat as lease
-from precache_workers.driver.heartbeat import BuildLease
+from precache.store.build_status import DESCRIPTION, read_status
+from precache.store.lease import LEASES, BuildLease, live_leases, read_leases
+from precache_workers.planning.target_version import SCRATCH
 from tests.support.building import build_here, poll, remains, write, write_jpegs
 
 
@@ -30,7 +31,7 @@ def beating() -> list[str]:
 
 def test_it_is_renewed_until_it_ends(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
-    own = BuildLease(folder)
+    own = BuildLease(folder, SCRATCH)
     first = read_leases(folder)[own.name].time
     poll(lambda: read_leases(folder)[own.name].time > first, "a heartbeat")
     assert abs(time.time() - first) < 600
@@ -44,7 +45,7 @@ def test_it_is_renewed_until_it_ends(tmp_path: Path) -> None:
 
 def test_one_that_was_removed_is_not_renewed(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
-    own = BuildLease(folder)
+    own = BuildLease(folder, SCRATCH)
     folder.remove(own.name)
     poll(lambda: not beating(), "its thread ends")
     assert read_leases(folder) == {}
@@ -53,7 +54,7 @@ def test_one_that_was_removed_is_not_renewed(tmp_path: Path) -> None:
 
 def test_builds_see_each_other(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
-    with BuildLease(folder) as one, BuildLease(folder) as other:
+    with BuildLease(folder, SCRATCH) as one, BuildLease(folder, SCRATCH) as other:
         assert one.others().keys() == {other.name}
         assert other.others().keys() == {one.name}
 
@@ -63,7 +64,7 @@ def test_one_without_a_heartbeat_or_a_process_does_not_count(
     tmp_path: Path, change: dict[str, float]
 ) -> None:
     folder = LocalFolder(tmp_path)
-    own = BuildLease(folder)
+    own = BuildLease(folder, SCRATCH)
     own._over.set()
     own._thread.join()
     held = read_leases(folder)[own.name].model_dump()
@@ -82,7 +83,7 @@ def test_damaged_ones_do_not_count(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_written_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = BuildLease(LocalFolder(tmp_path))
+    own = BuildLease(LocalFolder(tmp_path), SCRATCH)
     monkeypatch.setattr(own, "_folder", LocalFolder(write(tmp_path / "file", b"") / "below"))
     monkeypatch.setattr(LocalFolder, "size", lambda folder, name: 1)
     poll(lambda: "no heartbeat" in caplog.text, "a line in the log")
@@ -97,7 +98,7 @@ def await_beats(array: np.ndarray, store: str) -> np.ndarray:
 
 
 def recipe_of(store: Path) -> precache.Recipe:
-    function = "tests.driver.test_heartbeat:await_beats"
+    function = "tests.driver.test_build_lease:await_beats"
     ops = [
         {"op": "decode"},
         {"op": "function", "function": function, "params": {"store": str(store)}},
