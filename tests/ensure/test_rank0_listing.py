@@ -1,4 +1,4 @@
-"""Ranks of one training ask for a version: one of them lists the source."""
+"""Ranks of one training job request a version: one of them lists the source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch.distributed as dist
 import precache
-from precache_workers.ensure import rank0_listing as told
+from precache_workers.ensure import rank0_listing
 from precache_workers.sources.base import FolderSource
 
 folder = Path(sys.argv[1])
@@ -58,7 +58,7 @@ ask("broken", source="broken", on_error="raise")
 if rank == 0:
     ask("alone", size=130)
 dist.barrier()
-told.COMES_WITHIN = timedelta(seconds=0.1)
+rank0_listing.BEGIN_TIMEOUT = timedelta(seconds=0.1)
 if rank == 1:
     ask("alone", size=120)
 dist.barrier()
@@ -127,8 +127,8 @@ def test_ranks_may_ask_alone(found: list[dict[str, Any]]) -> None:
 
 def test_a_failure_that_is_none_of_ours_is_named() -> None:
     store = HashStore()
-    leader = Rank0Channel(store, "asked", leads=True)
+    leader = Rank0Channel(store, "asked", is_rank0=True)
     leader.begin()
     leader.fail(MemoryError())
     with pytest.raises(BuildError, match=r"^rank 0: MemoryError\(\)$"):
-        Rank0Channel(store, "asked", leads=False).hear()
+        Rank0Channel(store, "asked", is_rank0=False).receive()

@@ -14,7 +14,7 @@ import precache
 from precache.cli.main import main
 from precache.store.layout import RowShape
 from precache_workers.profiling.measurements import TimeCost
-from precache_workers.profiling.op_costs import weigh
+from precache_workers.profiling.op_costs import field_costs
 from precache_workers.profiling.stage_times import Cut, MeasuredSample, StageTimes
 from tests.support.building import cut, encoded, write
 
@@ -78,7 +78,9 @@ def test_random_ops_are_left_to_the_device_if_reading_for_them_is_cheap(
     recipe = {"fields": {"image": {"ops": ops, "variants": variants}}}
     [field] = precache.Recipe.from_dict(recipe).fields.values()
     took = {"decode": 5.0, "resize": 1.0, "random_resized_crop": cpu, "horizontal_flip": 0.0}
-    found = weigh("image", field, stage_times(took, [99_999, before, 10_000, 10_000], one_shape))
+    found = field_costs(
+        "image", field, stage_times(took, [99_999, before, 10_000, 10_000], one_shape)
+    )
     more = (before - 10_000) / 10_000
     if abs(more - cpu) > 1e-6:
         where = "device" if one_shape and more < cpu else "variants"

@@ -1,1 +1,1 @@
-"""Measurements of a source and this machine before anything is cached, and answers from them."""
+"""Measurements of a source and this machine before anything is cached, and predictions."""

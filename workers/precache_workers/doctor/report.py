@@ -1,4 +1,4 @@
-"""What a few measured samples say of caching a whole source. Pure: figures in, answers out."""
+"""Predictions for caching a whole source from a few measured samples. Pure."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from precache_workers.profiling.measurements import (
 )
 
 FEW = 0.01
-"""Share of samples whose rows may have other shapes: a build lets as many fail."""
+"""Share of samples whose rows may have other shapes: a build allows as many failures."""
 NEAR = 0.1
-"""Share by which work may differ from the least and count as the same."""
+"""Relative difference below which two amounts of work count as the same."""
 SLOWEST = 5
-"""Samples that are named."""
+"""Number of samples that are named."""
 CONFIDENCE = 1.96
-"""Standard errors on either side of a mean, within which the true one lies in 95% of samples."""
+"""Standard errors on either side of a mean that hold the true mean in 95% of samples."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one quantity over the samples: milliseconds."""
+    """Distribution of a time over the samples, in milliseconds."""
 
     mean: float
     median: float
@@ -47,7 +47,7 @@ class Stage:
     share
         Of the CPU time of all stages.
     per_core_second
-        Samples that a core makes in a second of this stage alone: 1 / mean.
+        Samples per second of a core in this stage alone: 1 / mean.
     each_ms
         Of each sample, in the same order for all stages: CPU time; of ``fetch`` the time waited.
     """
@@ -62,16 +62,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class SlowestSample:
-    """A sample that took long.
+    """A slow sample.
 
     Attributes
     ----------
     ms
-        Waiting for it, and the CPU time of its ops and its encoding.
+        Time waited for it, and CPU time of its ops and its encoding.
     times_median
-        Over that of the median sample.
+        Ratio to that of the median sample.
     stage
-        Which took most of it.
+        The stage with the largest share.
     """
 
     key: str
@@ -83,7 +83,7 @@ class SlowestSample:
 
 @dataclass(frozen=True)
 class CodecFigures:
-    """What one codec would take and give.
+    """Cost and throughput of one codec.
 
     Attributes
     ----------
@@ -92,7 +92,8 @@ class CodecFigures:
     build_cpu_seconds
         Of a build of all samples.
     cores_at_rate, bytes_per_s_at_rate
-        To feed a device at the asked rate: cores, and stored bytes that memory or disk must give.
+        To feed a device at the requested rate: cores, and stored bytes that memory or disk must
+        deliver.
     """
 
     codec: str
@@ -109,19 +110,18 @@ class CodecFigures:
 
 @dataclass(frozen=True)
 class CutPoint:
-    """Work up to here is done once, the rest in every epoch.
+    """A point up to which work is done once, and after it in every epoch.
 
     Attributes
     ----------
     after
         The stage after which samples are stored; ``fetch``: the files as they are, no cache.
     storable
-        Whether a store can hold what is there: rows of one shape, or the files.
+        A store can hold the rows, which have one shape, or the files.
     offline_cpu_ms, online_cpu_ms
-        Of a sample: once; and in each epoch, reading and decompressing included.
+        Per sample: once; and in each epoch, reading and decompressing included.
     samples_per_s
-        With all the cores asked for, and no faster than the source gives files where these are
-        what is read.
+        With all requested cores, and no faster than the source delivers files if these are read.
     """
 
     after: str
@@ -137,18 +137,18 @@ class CutPoint:
 
 @dataclass(frozen=True)
 class BuildForecast:
-    """Of a build of all samples by the recipe's own codec.
+    """Cost of a build of all samples by the recipe's own codec.
 
     Attributes
     ----------
     cpu_seconds
-        What `BuildResult.cpu_seconds` should say.
+        Predicted `BuildResult.cpu_seconds`.
     error
-        Half the width of its 95% confidence interval over itself, as far as samples differ.
+        Half the width of its 95% confidence interval over itself, as samples differ.
     seconds
-        On the cores asked for, starting and listing not counted.
+        Wall time on the requested cores, without starting and listing.
     limited_by
-        ``cpu``, or ``fetch`` where one machine cannot read the source fast enough.
+        ``cpu``, or ``fetch`` if one machine cannot read the source fast enough.
     """
 
     cpu_seconds: float
@@ -160,27 +160,27 @@ class BuildForecast:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What `precache.doctor` answers; `dataclasses.asdict` of it is plain data.
+    """Result of `precache.doctor`; `dataclasses.asdict` of it is plain data.
 
     Attributes
     ----------
     sampled
-        Samples measured, broken ones included.
+        Number of samples measured, broken ones included.
     failed, failures
-        How many of these cannot be fetched or decoded; (key, why) of each.
+        Number of those that cannot be fetched or decoded; (key, reason) of each.
     misfits
-        (key, why) of those whose rows have other shapes than most: a build would leave holes.
+        (key, reason) of those whose rows have other shapes than most: a build would leave holes.
     rate
-        Samples a second that the device takes.
+        Samples per second that the device takes.
     cores
-        That a build, and training, would have.
+        Cores of a build, and of training.
     cores_without_cache
-        To feed that rate from the source: fetch and ops in every epoch.
+        Cores that feed that rate from the source: fetch and ops in every epoch.
     cut
-        After which stage to store: the least work in each epoch among what can be stored and
-        leaves random ops to training.
+        Stage after which to store: the least work in each epoch among the points that can be stored
+        and leave random ops to training.
     seconds
-        That measuring took.
+        Time of the measurement.
     """
 
     source: str
@@ -227,57 +227,57 @@ class DoctorReport:
 
 
 def doctor_report(
-    found: SourceMeasurements, rate: float, cores: int, seconds: float
+    measured: SourceMeasurements, rate: float, cores: int, seconds: float
 ) -> DoctorReport:
-    """Answers from what was measured.
+    """Compute the report from measurements.
 
     Throughput comes from means: a core that works through all samples takes the sum of their
-    times. Medians and percentiles tell how they differ.
+    times. Medians and percentiles show how they differ.
 
     Parameters
     ----------
     rate
-        Samples a second of the device to be fed.
+        Samples per second of the device to be fed.
     cores
         Of the build, and of training.
     seconds
-        That measuring took.
+        Time of the measurement.
     """
-    cuts = _cuts(found, rate, cores)
+    cuts = _cuts(measured, rate, cores)
     return DoctorReport(
-        found.source,
-        found.samples,
-        found.complete,
-        found.source_bytes,
-        found.listing_seconds,
-        len(found.keys) + len(found.failures),
-        len(found.failures),
-        found.failures,
-        found.misfits,
+        measured.source,
+        measured.samples,
+        measured.complete,
+        measured.source_bytes,
+        measured.listing_seconds,
+        len(measured.keys) + len(measured.failures),
+        len(measured.failures),
+        measured.failures,
+        measured.misfits,
         rate,
         cores,
         cuts[0].cores_at_rate,
         best_cut(cuts),
-        _build(found, cores),
-        _stages(found),
-        _slowest(found),
-        [_codec(found, each, rate) for each in found.codecs],
+        _build(measured, cores),
+        _stages(measured),
+        _slowest(measured),
+        [_codec(measured, codec, rate) for codec in measured.codecs],
         cuts,
-        found.storage,
-        found.host,
+        measured.storage,
+        measured.host,
         seconds,
     )
 
 
 def spread_ms(seconds: Times) -> Spread:
-    """Mean, median, 95th percentile and maximum of seconds, in milliseconds."""
+    """Return mean, median, 95th percentile and maximum of seconds, in milliseconds."""
     ms = np.asarray(seconds) * 1e3
     p50, p95 = np.percentile(ms, [50, 95]).tolist()
     return Spread(float(ms.mean()), p50, p95, float(ms.max()))
 
 
 def relative_error(values: Times, population: int) -> float:
-    """Half the 95% confidence interval of a mean over the mean, for a sample without replacement.
+    """Return half the 95% confidence interval of a mean over the mean, without replacement.
 
     Source: Cochran, Sampling Techniques, section 2.5, finite population correction included.
     """
@@ -289,42 +289,44 @@ def relative_error(values: Times, population: int) -> float:
 
 
 def best_cut(cuts: Sequence[CutPoint]) -> str:
-    """The stage after which to store: the smallest of those with nearly the least work online."""
+    """Return the stage after which to store: the smallest with nearly the least work online."""
     able = [cut for cut in cuts if cut.storable and not cut.frozen]
     least = min(cut.online_cpu_ms for cut in able)
     near = [cut for cut in able if cut.online_cpu_ms <= least * (1 + NEAR)]
     return min(near, key=lambda cut: cut.bytes_per_sample).after
 
 
-def _all_stages(found: SourceMeasurements) -> list[StepTimes]:
-    return [found.fetch, *found.ops, found.encode]
+def _all_stages(measured: SourceMeasurements) -> list[StepTimes]:
+    return [measured.fetch, *measured.ops, measured.encode]
 
 
-def _stages(found: SourceMeasurements) -> list[Stage]:
-    stages = _all_stages(found)
-    total = sum(_mean(each.cpu) for each in stages)
+def _stages(measured: SourceMeasurements) -> list[Stage]:
+    stages = _all_stages(measured)
+    total = sum(_mean(stage.cpu) for stage in stages)
     return [
         Stage(
-            each.name,
-            spread_ms(each.cpu),
-            spread_ms(each.wall),
-            _mean(each.cpu) / max(total, 1e-12),
-            1 / max(_mean(each.cpu), 1e-9),
-            ((each.wall if each is found.fetch else each.cpu) * 1e3).tolist(),
+            stage.name,
+            spread_ms(stage.cpu),
+            spread_ms(stage.wall),
+            _mean(stage.cpu) / max(total, 1e-12),
+            1 / max(_mean(stage.cpu), 1e-9),
+            ((stage.wall if stage is measured.fetch else stage.cpu) * 1e3).tolist(),
         )
-        for each in stages
+        for stage in stages
     ]
 
 
-def _slowest(found: SourceMeasurements) -> list[SlowestSample]:
-    parts = np.stack([found.fetch.wall, *(each.cpu for each in (*found.ops, found.encode))])
-    names = [each.name for each in _all_stages(found)]
+def _slowest(measured: SourceMeasurements) -> list[SlowestSample]:
+    parts = np.stack(
+        [measured.fetch.wall, *(stage.cpu for stage in (*measured.ops, measured.encode))]
+    )
+    names = [stage.name for stage in _all_stages(measured)]
     total = parts.sum(axis=0)
     median = max(float(np.median(total)), 1e-9)
     return [
         SlowestSample(
-            found.keys[at],
-            found.nbytes[at],
+            measured.keys[at],
+            measured.nbytes[at],
             float(total[at]) * 1e3,
             float(total[at]) / median,
             names[int(parts[:, at].argmax())],
@@ -333,16 +335,16 @@ def _slowest(found: SourceMeasurements) -> list[SlowestSample]:
     ]
 
 
-def _codec(found: SourceMeasurements, codec: CodecTimes, rate: float) -> CodecFigures:
-    own = found.codecs[0]
-    build_cpu = found.build_cpu + codec.encode_cpu - own.encode_cpu
+def _codec(measured: SourceMeasurements, codec: CodecTimes, rate: float) -> CodecFigures:
+    own = measured.codecs[0]
+    build_cpu = measured.build_cpu + codec.encode_cpu - own.encode_cpu
     return CodecFigures(
         codec.name,
         codec.stored,
-        codec.stored * found.samples,
+        codec.stored * measured.samples,
         codec.raw / max(codec.stored, 1e-9),
         codec.encode_cpu * 1e3,
-        build_cpu * found.samples,
+        build_cpu * measured.samples,
         codec.samples_per_s,
         codec.cpu_ms_per_1000,
         rate * codec.cpu_ms_per_1000 / 1e6,
@@ -350,35 +352,35 @@ def _codec(found: SourceMeasurements, codec: CodecTimes, rate: float) -> CodecFi
     )
 
 
-def source_rate(found: SourceMeasurements, cores: int) -> float:
-    """Samples a second that the source gives at best.
+def source_rate(measured: SourceMeasurements, cores: int) -> float:
+    """Return samples per second that the source delivers at best.
 
-    Where only single fetches were timed, of a `Dataset`: to as many processes as there are cores,
+    If only single fetches were measured, of a `Dataset`: to as many processes as there are cores,
     each of which waits for one at a time.
     """
-    if found.storage:
-        return max(each.requests_per_s for each in found.storage)
-    return cores / max(_mean(found.fetch.wall), 1e-9)
+    if measured.storage:
+        return max(reading.requests_per_s for reading in measured.storage)
+    return cores / max(_mean(measured.fetch.wall), 1e-9)
 
 
 def _mean(values: Times) -> float:
     return float(values.mean())
 
 
-def _cuts(found: SourceMeasurements, rate: float, cores: int) -> list[CutPoint]:
-    """After the fetch, and after each op; the last is the store of the recipe."""
-    fetch = _mean(found.fetch.cpu)
-    ops = [_mean(each.cpu) for each in found.ops]
-    own = found.codecs[0]
+def _cuts(measured: SourceMeasurements, rate: float, cores: int) -> list[CutPoint]:
+    """Return the points after the fetch and after each op; the last is the store of the recipe."""
+    fetch = _mean(measured.fetch.cpu)
+    ops = [_mean(stage.cpu) for stage in measured.ops]
+    own = measured.codecs[0]
     last = len(ops) - 1
-    # A loader does more than decode: at the last cut it is known how much.
-    beyond = max(1.0, own.cpu_ms_per_1000 / 1e6 / max(_mean(found.cuts[-1].decode_cpu), 1e-12))
-    few = len(found.misfits) <= FEW * len(found.keys)
-    encode = _mean(found.encode.cpu)
-    # What a build does between its stages is the same wherever it stops.
-    between = max(0.0, found.build_cpu - fetch - sum(ops) - encode)
-    cuts = [("fetch", True, False, found.source_bytes / found.samples, 0.0, fetch + sum(ops))]
-    for at, (step, cut) in enumerate(zip(found.ops, found.cuts, strict=True)):
+    # A loader does more than decode: at the last cut, the ratio is known.
+    beyond = max(1.0, own.cpu_ms_per_1000 / 1e6 / max(_mean(measured.cuts[-1].decode_cpu), 1e-12))
+    few = len(measured.misfits) <= FEW * len(measured.keys)
+    encode = _mean(measured.encode.cpu)
+    # The work of a build between its stages is the same wherever it stops.
+    between = max(0.0, measured.build_cpu - fetch - sum(ops) - encode)
+    cuts = [("fetch", True, False, measured.source_bytes / measured.samples, 0.0, fetch + sum(ops))]
+    for at, (step, cut) in enumerate(zip(measured.ops, measured.cuts, strict=True)):
         stored = own.stored if at == last else _mean(cut.nbytes)
         read = own.cpu_ms_per_1000 / 1e6 if at == last else _mean(cut.decode_cpu) * beyond
         kept = encode if at == last else _mean(cut.encode_cpu)
@@ -391,24 +393,24 @@ def _cuts(found: SourceMeasurements, rate: float, cores: int) -> list[CutPoint]:
             storable,
             frozen,
             stored,
-            stored * found.samples,
+            stored * measured.samples,
             done * 1e3,
             left * 1e3,
             rate * left,
-            min(cores / max(left, 1e-12), source_rate(found, cores) if at == 0 else math.inf),
+            min(cores / max(left, 1e-12), source_rate(measured, cores) if at == 0 else math.inf),
         )
         for at, (after, storable, frozen, stored, done, left) in enumerate(cuts)
     ]
 
 
-def _build(found: SourceMeasurements, cores: int) -> BuildForecast:
-    whole = sum(each.cpu for each in _all_stages(found))
-    cpu_seconds = found.build_cpu * found.samples
-    by_cpu, by_fetch = cpu_seconds / cores, found.samples / source_rate(found, cores)
+def _build(measured: SourceMeasurements, cores: int) -> BuildForecast:
+    whole = sum(stage.cpu for stage in _all_stages(measured))
+    cpu_seconds = measured.build_cpu * measured.samples
+    by_cpu, by_fetch = cpu_seconds / cores, measured.samples / source_rate(measured, cores)
     return BuildForecast(
         cpu_seconds,
-        relative_error(np.asarray(whole), found.samples),
+        relative_error(np.asarray(whole), measured.samples),
         max(by_cpu, by_fetch),
         "fetch" if by_fetch > by_cpu else "cpu",
-        1 / max(found.build_cpu, 1e-9),
+        1 / max(measured.build_cpu, 1e-9),
     )

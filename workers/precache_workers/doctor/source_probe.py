@@ -1,4 +1,4 @@
-"""How fast a source gives files: in order and at random, one request at a time and several."""
+"""Throughput of a source: in order and at random, with one request at a time and several."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ import numpy as np
 from precache.errors import StorageError
 from precache.runtime.machine import MachineReader
 from precache_workers.profiling.measurements import Throughput
-from precache_workers.shards.timing import Timing
 from precache_workers.sources.base import FolderSource, Sample, Source
 
 DEPTHS = (1, 4, 16)
 REMOTE_DEPTHS = (1, 4, 16, 64)
-"""Requests at a time; a service answers late, and takes more."""
+"""Requests in flight; a service has a higher latency, and takes more."""
 MOST = 512
-"""Files read at each depth."""
+"""Files read at each depth, at most."""
 
 
 def probe_source(
     source: Source, keys: Sequence[str], sizes: Sequence[int], seconds: float
 ) -> tuple[list[Throughput], float | None]:
-    """Whole files of a folder, read at several depths; of a `Dataset`, nothing.
+    """Read whole files of a folder at several depths; of a `Dataset`, nothing.
 
-    Before each reading the page cache is asked to drop the files, where they are on a local disk.
+    Before each reading, files on a local disk are dropped from the page cache.
 
     Parameters
     ----------
     keys, sizes
         Of all samples, in order.
     seconds
-        For all.
+        Time for all readings.
 
     Returns
     -------
     tuple
-        The readings; and the share of the time in which something waited for I/O, None where the
-        machine does not tell.
+        The readings; and the share of the time in which a process waited for I/O, None if the
+        machine does not report it.
     """
     if not isinstance(source, FolderSource):
         return [], None
@@ -49,15 +48,15 @@ def probe_source(
     plans = [("sequential", 1), *(("random", depth) for depth in depths)]
     machine = MachineReader()
     machine.read()
-    found = []
+    readings = []
     for number, (pattern, depth) in enumerate(plans):
         rows = _chosen(len(keys), pattern, number)
         some, expected = [keys[row] for row in rows], [sizes[row] for row in rows]
         _drop(source, some)
         read = _read(source, some, expected, depth, seconds / len(plans))
         if read:
-            found.append(_throughput(pattern, depth, *read))
-    return found, machine.read().io_wait
+            readings.append(_throughput(pattern, depth, *read))
+    return readings, machine.read().io_wait
 
 
 def _chosen(count: int, pattern: str, seed: int) -> list[int]:
@@ -70,7 +69,7 @@ def _chosen(count: int, pattern: str, seed: int) -> list[int]:
 
 
 def _drop(source: FolderSource, keys: Sequence[str]) -> None:
-    """Have the page cache forget local files; pages that somebody maps stay."""
+    """Drop local files from the page cache; mapped pages stay."""
     for key in keys:
         with contextlib.suppress(StorageError):
             if (descriptor := source.folder.open(key)) is not None:
@@ -81,7 +80,7 @@ def _drop(source: FolderSource, keys: Sequence[str]) -> None:
 def _read(
     source: Source, keys: Sequence[str], sizes: Sequence[int], depth: int, seconds: float
 ) -> tuple[list[float], int, float] | None:
-    """Seconds of each request, bytes in all and wall seconds; None where no request succeeded."""
+    """Return seconds of each request, total bytes and wall seconds; None if none succeeded."""
     work: Iterator[tuple[str, int]] = zip(keys, sizes, strict=True)
     started = time.perf_counter()
     until = started + seconds
@@ -93,16 +92,16 @@ def _read(
             [fetched] = source.fetch([key], [size])
             ended = time.perf_counter()
             if isinstance(fetched, Sample):
-                done.append((ended - began, Timing().count(fetched)))
+                done.append((ended - began, fetched.nbytes))
             if ended > until:
                 break
         return done
 
     with ThreadPoolExecutor(depth, "precache-probe") as pool:
         parts = [pool.submit(fetch_some) for _ in range(depth)]
-        done = [each for part in parts for each in part.result()]
+        done = [request for part in parts for request in part.result()]
     wall = time.perf_counter() - started
-    return ([each for each, _ in done], sum(n for _, n in done), wall) if done else None
+    return ([seconds for seconds, _ in done], sum(n for _, n in done), wall) if done else None
 
 
 def _throughput(

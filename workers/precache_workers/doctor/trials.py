@@ -1,4 +1,4 @@
-"""Trials with sampled rows: what a build burns on them, and what reading them back costs."""
+"""Trials with sampled rows: CPU time of a build, and the cost of reading a store."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from precache_workers.shards.shard_task import Job, ShardTask, run_shard
 from precache_workers.sources.base import Fetched, Listing, Sample, Tick
 
 MOST_BYTES = 256 << 20
-"""Raw, of a store to read: more than a processor's caches hold."""
+"""Raw bytes of a store to read: more than a processor's caches hold."""
 EPOCHS = 5
 ROUNDS = 5
-"""Of building, at most."""
+"""Trial builds, at most."""
 
 
 @dataclass(frozen=True)
 class HeldRows:
-    """Finished rows in memory as a source, over and over until there are `count`."""
+    """Finished rows in memory as a source, repeated until there are `count`."""
 
     rows: Sequence[Mapping[Any, np.ndarray]]
     count: int
@@ -57,42 +57,42 @@ def build_cpu(
     folder: Path,
     seconds: float,
 ) -> float:
-    """CPU seconds of a sample in the tasks of a real build: median of a few.
+    """Measure CPU seconds per sample in the tasks of a real build: median of a few.
 
     Parameters
     ----------
     population
         Samples of the whole source, on which the size of a shard depends.
     folder
-        Where shards go for the moment.
+        Temporary place of the shards.
     seconds
-        After which no further build is begun.
+        Time after which no further build is begun.
     """
     nbytes = [row.nbytes for row in shapes.values()]
     per_shard = min(rows_per_shard(population, nbytes), len(keys))
     until = time.monotonic() + seconds
-    found = []
+    rounds = []
     for number in range(ROUNDS):
-        where = LocalFolder(folder / str(number))
-        burnt = 0.0
+        version = LocalFolder(folder / str(number))
+        cpu = 0.0
         for shard, first in enumerate(range(0, len(keys), per_shard)):
             part = slice(first, first + per_shard)
             names = {name: f"{name}/{shard}" for name in shapes}
             task = ShardTask(
-                job, where, shapes, names, per_shard, shard, keys[part], sizes[part],
+                job, version, shapes, names, per_shard, shard, keys[part], sizes[part],
                 accept_missing=True,
             )  # fmt: skip
-            burnt += run_shard(task).cpu_seconds
-        where.remove("")
-        found.append(burnt / len(keys))
+            cpu += run_shard(task).cpu_seconds
+        version.remove("")
+        rounds.append(cpu / len(keys))
         if time.monotonic() > until:
             break
-    return statistics.median(found)
+    return statistics.median(rounds)
 
 
 @dataclass(frozen=True)
 class Read:
-    """A store of sampled rows, read: mean stored bytes of a row, and what reading costs."""
+    """A store of sampled rows: mean stored bytes of a row, raw bytes, and the cost of reading."""
 
     stored: float
     raw: int
@@ -100,10 +100,10 @@ class Read:
 
 
 def rows_to_read(population: int, sampled: int, row_nbytes: int, most_bytes: float) -> int:
-    """Rows of a store to read: as many as the source has or a little more, up to some bytes, in
-    whole samples.
+    """Return the number of rows of a store to read.
 
-    Where the bytes do not suffice for the sample, a part of it.
+    As many as the source has, rounded up to whole repetitions of the sampled rows, within the limit
+    of bytes; a part of the sampled rows if the limit is smaller.
     """
     most = int(min(MOST_BYTES, most_bytes) // max(1, row_nbytes))
     whole = min(-(-population // sampled), most // sampled) * sampled
@@ -116,14 +116,14 @@ def read_codec(
     rows: Sequence[Mapping[str, np.ndarray]],
     count: int,
     folder: Path,
-    tick: Callable[[str], None] = lambda what: None,
+    tick: Callable[[str], None] = lambda step: None,
 ) -> Read:
     """Write `count` rows to a store and read epochs of it.
 
     Parameters
     ----------
     codec
-        Of every field that it can hold; None for each field's own.
+        Codec of every field that it can hold; None for each field's own.
     """
     shapes = {name: RowShape(row.shape, row.dtype.name) for name, row in rows[0].items()}
     fields = {
@@ -136,22 +136,24 @@ def read_codec(
 
 
 def _write(recipe: Recipe, shapes: Mapping[str, RowShape], source: HeldRows, folder: Path) -> int:
-    """A committed store of all rows of a source; returns the bytes of its shards."""
+    """Build a committed store of all rows of a source; returns the bytes of its shards."""
     table = source.list(lambda count: None).table
     per_shard = rows_per_shard(len(table), [row.nbytes for row in shapes.values()])
     store = LocalFolder(folder)
-    goal = TargetVersion.of(store, VersionSpec(recipe, "", table, table.digest), per_shard, shapes)
-    goal.begin()
+    target = TargetVersion.of(
+        store, VersionSpec(recipe, "", table, table.digest), per_shard, shapes
+    )
+    target.begin()
     job = Job(source, recipe)
     receipts = {}
-    for shard in range(goal.shards):
-        rows = goal.rows_of(shard)
+    for shard in range(target.shards):
+        rows = target.rows_of(shard)
         part = slice(rows.start, rows.stop)
-        names = {name: goal.object_name(name, shard) for name in shapes}
+        names = {name: target.object_name(name, shard) for name in shapes}
         task = ShardTask(
-            job, goal.folder, shapes, names, per_shard, shard, table.keys[part],
+            job, target.folder, shapes, names, per_shard, shard, table.keys[part],
             table.sizes[part].tolist(),
         )  # fmt: skip
         receipts[shard] = run_shard(task)
-    commit(store, goal, receipts)
-    return sum(each.stored for each in receipts.values())
+    commit(store, target, receipts)
+    return sum(receipt.stored for receipt in receipts.values())

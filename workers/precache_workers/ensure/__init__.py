@@ -1,1 +1,1 @@
-"""The version that a training asks for: there, or built once, however many ask."""
+"""The version that a training script needs: opened, or built once for all that need it."""

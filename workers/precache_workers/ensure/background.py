@@ -1,4 +1,4 @@
-"""A build in a process of its own, which goes on when the one that wanted it ends."""
+"""A build in a background process, which outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Background:
-    """A build in the background, begun by this process; its lines go into a log file.
+    """A build in the background, started by this process; its output goes to a log file.
 
     Attributes
     ----------
     ended
-        Whether it had ended well when it was looked at before.
+        It had succeeded at the previous check.
     """
 
     process: subprocess.Popen[bytes]
@@ -40,12 +40,12 @@ class Background:
     ended: bool = False
 
     def check(self) -> str | None:
-        """None; the store tells what it made.
+        """Raise if it failed; returns None, since its version is found in the store.
 
         Raises
         ------
         UsageError, BuildError
-            It has failed, with its last line; or it had ended before the store was last looked at.
+            It failed, with its last line; or it had ended before the store was last read.
         """
         status = self.process.poll()
         if self.ended:
@@ -63,15 +63,15 @@ class Background:
         raise kind(f"the build in the background failed: {why} (its log: {self.log})")
 
 
-class _Apart(subprocess.Popen[bytes]):
-    """A process that is meant to outlive this one."""
+class _Detached(subprocess.Popen[bytes]):
+    """A process that may outlive this one."""
 
     def __del__(self) -> None:
-        """Nothing: `Popen` would warn that it still runs."""
+        """Do nothing: `Popen` would warn that it still runs."""
 
 
 def new_log(store: str) -> Path:
-    """An empty file for the lines of a build."""
+    """Create an empty log file for a build."""
     name = shown(store).rstrip("/").rpartition("/")[2]
     descriptor, path = tempfile.mkstemp(prefix=f"precache-{name}-", suffix=".log")
     os.close(descriptor)
@@ -79,23 +79,23 @@ def new_log(store: str) -> Path:
 
 
 def begin_build(
-    request: Request, listed: ListedSource | None, claim: Claim, lines: Path
+    request: Request, listed: ListedSource | None, claim: Claim, log_path: Path
 ) -> Background:
-    """Have another process build under a claim that this one took and did not enter.
+    """Start a process that builds under a claim that this one took and did not enter.
 
-    It gets what it is to do by a pipe, for storage options may hold credentials.
+    It receives the request by a pipe, for storage options may hold credentials.
 
     Parameters
     ----------
     listed
-        The source, where it was listed a moment ago.
-    lines
+        The listing of the source, if this process has it.
+    log_path
         Its log.
     """
-    # Whatever this process can import, the other can, too.
+    # So that it can import whatever this process can.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(request.import_path)}
-    with lines.open("ab") as log_file:
-        process = _Apart(
+    with log_path.open("ab") as log_file:
+        process = _Detached(
             [sys.executable, "-P", "-m", "precache_workers.ensure.background"],
             stdin=subprocess.PIPE,
             stdout=log_file,
@@ -103,23 +103,23 @@ def begin_build(
             env=environment,
             start_new_session=True,
         )
-    claim.give_to(process_of(process.pid), str(lines))
+    claim.give_to(process_of(process.pid), str(log_path))
     assert process.stdin is not None  # it is a pipe
-    # One that has ended already takes nothing; `Background.check` tells why.
+    # A process that has ended reads nothing; `Background.check` raises its error.
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pickle.dump((request, listed, claim.name, str(lines)), pipe)
-    return Background(process, lines)
+        pickle.dump((request, listed, claim.name, str(log_path)), pipe)
+    return Background(process, log_path)
 
 
 def main(job: Any) -> int:
-    """Build; the exit status."""
+    """Build; returns the exit status."""
     from precache_workers.driver.build import run_build
 
     guard_output()
-    request, listed, name, lines = job
+    request, listed, name, log_path = job
     store = open_folder(request.store, request.storage_options)
     try:
-        with Claim(store, name, lines):
+        with Claim(store, name, log_path):
             run_build(request, True, listed)
     except PrecacheError as error:
         say_error(error)

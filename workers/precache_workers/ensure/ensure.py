@@ -1,4 +1,4 @@
-"""The version that a training asks for: there, or made once, however many ask."""
+"""The version that a training script needs: opened, or built once for all that need it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ from precache.store.small_arrays import small_layout
 from precache.store.version import Version
 from precache_workers.driver.build import run_build
 from precache_workers.ensure.background import Background, begin_build, new_log
-from precache_workers.ensure.rank0_listing import told_by_rank_0
+from precache_workers.ensure.rank0_listing import rank0_channel
 from precache_workers.planning.adoption import note_code
 from precache_workers.planning.committed import is_whole
 from precache_workers.planning.listing import ListedSource, list_rows
@@ -41,42 +42,43 @@ from precache_workers.sources import base as sources
 if TYPE_CHECKING:
     from precache_workers.jobs.submission import ClusterJob
 
-LIFE_SECONDS = 5.0
-"""Between two looks for signs of life of a build, which lists its receipts."""
+LEASE_EVERY = 5.0
+"""Seconds between two reads of the leases of a version's builds."""
 
-ASK_EVERY = 5.0
-"""Seconds between two questions to a cluster about a job, each of which fetches its log."""
+JOB_EVERY = 5.0
+"""Seconds between two polls of a cluster's job, each of which fetches its log."""
 
 GRACE = 10.0
-"""Seconds after which a rank other than 0 makes what nobody is at work on."""
+"""Seconds after which a rank other than 0 builds a version that no process builds."""
 
 LINE_EVERY = 30.0
-"""Seconds between two lines that say what is awaited."""
+"""Seconds between two lines about the build that is awaited."""
 
 
 def _unread(rows: int) -> RowTable:
-    """A row table of which only the length is known; the version's own has the rest."""
+    """Return a row table of which only the length is known; the version's own has the rest."""
     unknown = np.full(rows, -1, np.int64)
     return RowTable([""] * rows, unknown, unknown, [""] * rows, unknown, ())
 
 
 class WantedVersion:
-    """A version that is wanted, and whoever makes it.
+    """A requested version, and the state of its build.
 
     Attributes
     ----------
     listed
-        The source, where this process listed it: other ranks of a job have it from rank 0.
+        The listing of the source, if this process listed it: other ranks of a job have its result
+        from rank 0.
 
     Parameters
     ----------
     shown
-        Whether progress, and what is awaited, goes to standard error.
+        Show progress, and the build that is awaited, on standard error.
 
     Raises
     ------
     UsageError
-        The request cannot be met, found before anything is written.
+        The request cannot be met; nothing was written.
     """
 
     def __init__(self, request: Request, shown: bool) -> None:
@@ -84,36 +86,36 @@ class WantedVersion:
         self.request = request
         self.shown = shown
         self.store = open_folder(request.store, request.storage_options)
-        self.told = told_by_rank_0(request)
+        self._rank0 = rank0_channel(request)
         self.listed: ListedSource | None = None
-        self.spec = self._find_out()
+        self.spec = self._find_spec()
         self.poll = POLL_REMOTE if self.store.local("") is None else POLL_LOCAL
         self.claims = Claims(self.store, self._digest())
         self._idle_since = time.monotonic()
-        self._goal: TargetVersion | None = None
-        self._looked, self._lives = -math.inf, False
-        self.said = -math.inf
+        self._target: TargetVersion | None = None
+        self._leases_read, self._is_alive = -math.inf, False
+        self._line_shown = -math.inf
 
-    def _find_out(self) -> VersionSpec:
-        """What the version is made of: rank 0 of a job lists the source, for all."""
-        told = self.told
-        if told is not None and not told.leads:
-            found = told.hear()
-            if found is not None:
-                recipe = Recipe.from_dict(found["pipeline"])
-                table = _unread(found["rows"])
-                return VersionSpec(recipe, found["fingerprint"], table, found["rows_digest"])
-        if told is not None and told.leads:
-            told.begin()
+    def _find_spec(self) -> VersionSpec:
+        """List the source, or receive the result of rank 0, which lists it for all ranks."""
+        channel = self._rank0
+        if channel is not None and not channel.is_rank0:
+            listing = channel.receive()
+            if listing is not None:
+                recipe = Recipe.from_dict(listing["pipeline"])
+                table = _unread(listing["rows"])
+                return VersionSpec(recipe, listing["fingerprint"], table, listing["rows_digest"])
+        if channel is not None and channel.is_rank0:
+            channel.begin()
         with self.failing_for_all():
             request = self.request
             source = sources.open_source(
                 request.source, request.storage_options, follow_links=request.follow_links
             )
-            self.listed = list_rows(request, self.store, source, lambda found: None)
+            self.listed = list_rows(request, self.store, source, lambda count: None)
         spec = self.listed.spec
-        if told is not None and told.leads:
-            told.tell(
+        if channel is not None and channel.is_rank0:
+            channel.send(
                 {
                     "pipeline": spec.declared.to_dict(),
                     "rows": len(spec.table),
@@ -125,91 +127,96 @@ class WantedVersion:
 
     @contextlib.contextmanager
     def failing_for_all(self) -> Iterator[None]:
-        """What rank 0 raises here, the others raise as well."""
+        """Send errors that rank 0 raises in the block to the other ranks."""
         try:
             yield
         except Exception as error:
-            if self.told is not None and self.told.leads:
-                self.told.fail(error)
+            if self._rank0 is not None and self._rank0.is_rank0:
+                self._rank0.fail(error)
             raise
 
     def _digest(self) -> str:
-        """Of what makes a build the same, before its row shapes are known."""
+        """Digest that identifies the build before its row shapes are known."""
         spec = self.spec
         parts = [spec.fingerprint, spec.rows_digest, self.request.shard_samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
-    def goal(self) -> TargetVersion | None:
-        """The version, where somebody began it."""
-        if self._goal is None:
-            self._goal = find_goal(self.store, self.spec, self.request.shard_samples)
-        return self._goal
+    def target(self) -> TargetVersion | None:
+        """Return the version if a build of it has begun."""
+        if self._target is None:
+            self._target = find_goal(self.store, self.spec, self.request.shard_samples)
+        return self._target
 
     def version(self) -> Version | None:
-        """The version, where it is there whole."""
-        goal = self.goal()
-        # What describes a build goes last: until then its commit may have been cut off.
-        if goal is None or goal.folder.size(DESCRIPTION) is not None:
+        """Open the version if it is complete."""
+        target = self.target()
+        # The description of a build is removed last: until then its commit may have been cut off.
+        if target is None or target.folder.size(DESCRIPTION) is not None:
             return None
-        if goal.folder.size(ROOT) is None or not is_whole(goal, self.listed is not None):
+        if target.folder.size(ROOT) is None or not is_whole(target, self.listed is not None):
             return None
         if self.listed is not None:
-            note_code(self.store, goal.version, self.listed.code)
-        return open_own(goal.folder)
+            note_code(self.store, target.version, self.listed.code)
+        return open_own(target.folder)
 
-    def is_made(self) -> bool:
-        """Whether a build of it goes on that holds no claim."""
-        goal, now = self.goal(), time.monotonic()
-        if goal is not None and now - self._looked >= LIFE_SECONDS:
-            self._looked, self._lives = now, is_alive(goal.folder)
-        return self._lives
+    def _is_building(self) -> bool:
+        """Return True if a build of it is alive, by its lease; it may hold no claim."""
+        target, now = self.target(), time.monotonic()
+        if target is not None and now - self._leases_read >= LEASE_EVERY:
+            self._leases_read, self._is_alive = now, is_alive(target.folder)
+        return self._is_alive
 
-    def is_at_work(self) -> bool:
-        """Whether anybody is making it."""
-        return self.claims.holder() is not None or self.is_made()
+    def is_in_progress(self) -> bool:
+        """Return True if any process builds it."""
+        return self.claims.holder() is not None or self._is_building()
 
     def claim(self) -> Claim | None:
-        """A claim to make it, to be entered; None where somebody else is at it.
+        """Take the claim to build it, to be entered; returns None if another process builds it.
 
-        A rank that has the source's listing from rank 0 leaves the build to that, unless nobody is
-        at it for a while.
+        A rank that has the listing from rank 0 leaves the build to that, unless no process builds
+        it for a while.
         """
         now = time.monotonic()
-        if self.listed is None and self.is_at_work():
+        if self.listed is None and self.is_in_progress():
             self._idle_since = now
         if self.listed is None and now - self._idle_since < GRACE:
             return None
-        return None if self.is_made() else self.claims.take()
+        return None if self._is_building() else self.claims.take()
 
-    def how_far(self) -> str:
-        """What is known of its build, for people."""
-        goal = self.goal()
-        build = read_build(goal.folder) if goal is not None else None
-        if goal is None or build is None:
+    def progress(self) -> str:
+        """Return the progress of its build, for people."""
+        target = self.target()
+        build = read_build(target.folder) if target is not None else None
+        if target is None or build is None:
             return "none of its shards is done"
-        return f"{build.done} of {goal.shards} shards are done"
+        return f"{build.done} of {target.shards} shards are done"
 
     def say(self, text: str) -> None:
-        """A line on standard error."""
+        """Show a line on standard error."""
         if self.shown:
             say(f"precache: {text}", stderr=True)
 
-    def say_waiting(self) -> None:
-        """What is awaited, now and then; raises what rank 0 has failed with."""
-        if self.told is not None and not self.told.leads:
-            self.told.heed()
-        if time.monotonic() - self.said >= LINE_EVERY:
-            self.said = time.monotonic()
+    def check_waiting(self) -> None:
+        """Raise the error of rank 0, if it failed; shows the awaited build now and then."""
+        if self._rank0 is not None and not self._rank0.is_rank0:
+            self._rank0.raise_failure()
+        if time.monotonic() - self._line_shown >= LINE_EVERY:
+            self._line_shown = time.monotonic()
             holder = self.claims.holder()
             who = str(holder.holder) if holder else "another process"
             log = f" (its log: {holder.note})" if holder and holder.note else ""
-            self.say(f"waiting for {self.store}, which {who} builds{log}: {self.how_far()}")
+            self.say(f"waiting for {self.store}, which {who} builds{log}: {self.progress()}")
+
+    def say_background(self, log: Path) -> None:
+        """Show that the build began in the background, in place of the next waiting line."""
+        self.say(f"building {self.store} in the background; its log: {log}")
+        self._line_shown = time.monotonic()
 
 
 def ensure_here(wanted: WantedVersion) -> Version:
-    """The version: there already, or made by this process, or by another that is awaited.
+    """Open the version, or build it here, or wait for the process that builds it.
 
-    Whoever waits takes over where the other ends without having made it.
+    If that process ends without having built it, one that waits takes over.
     """
     while True:
         version = wanted.version()
@@ -217,30 +224,30 @@ def ensure_here(wanted: WantedVersion) -> Version:
             return version
         claim = wanted.claim()
         if claim is None:
-            wanted.say_waiting()
-            time.sleep(wanted.poll)  # a store tells nobody
+            wanted.check_waiting()
+            time.sleep(wanted.poll)  # a store has no notifications
             continue
         with claim:
-            version = wanted.version()  # who held one before may just have ended
+            version = wanted.version()  # the previous holder may just have finished it
             if version is None:
-                made = run_build(wanted.request, wanted.shown, wanted.listed)
-                return open_own(wanted.store.folder(made.version))
+                result = run_build(wanted.request, wanted.shown, wanted.listed)
+                return open_own(wanted.store.folder(result.version))
             return version
 
 
-def growing(goal: TargetVersion, wanted: WantedVersion) -> LiveVersion:
-    """A version that was begun, to be read while it is made, or in the order in which it was."""
+def live_version(target: TargetVersion, wanted: WantedVersion) -> LiveVersion:
+    """Open a version that was begun, to be read during its build, or in the order of its build."""
     if wanted.listed is None:
-        frozen = goal.frozen_rows()
-        goal = replace(goal, spec=replace(goal.spec, table=frozen))
-    own, table = goal.describe(), goal.table
+        frozen = target.frozen_rows()
+        target = replace(target, spec=replace(target.spec, table=frozen))
+    own, table = target.describe(), target.table
     for name, described in own["fields"].items():
-        codec = goal.spec.recipe.fields[name].stored_as.name
+        codec = target.spec.recipe.fields[name].stored_as.name
         described.update(codec=codec, raw=0, stored=0)
     more = {"rows": len(table), "holes": 0, "classes": list(table.classes)}
-    told = {"format": FORMAT, **own, **more, "pipeline": goal.spec.declared.to_dict()}
-    attributes = Attributes.read(json.dumps(told).encode(), str(goal.folder))
-    layouts = {name: field_layout(attributes, name, str(goal.folder)) for name in goal.shapes}
+    document = {"format": FORMAT, **own, **more, "pipeline": target.spec.declared.to_dict()}
+    attributes = Attributes.read(json.dumps(document).encode(), str(target.folder))
+    layouts = {name: field_layout(attributes, name, str(target.folder)) for name in target.shapes}
     layouts["label"] = small_layout((len(table),), "int64", -1)
     arrays = {name: (name, layout) for name, layout in layouts.items()}
     columns = table.keys, table.labels, table.removed
@@ -248,93 +255,92 @@ def growing(goal: TargetVersion, wanted: WantedVersion) -> LiveVersion:
 
 
 class PendingBuild(Protocol):
-    """A build that goes on elsewhere, begun by this process."""
+    """A build in another process or on a cluster, started by this process."""
 
     def check(self) -> str | None:
-        """The version that it made, where that is known; raises where it failed."""
+        """Return the version that it built, None if unknown yet; raises if it failed."""
 
 
 class PendingJob:
-    """A build that a job of a cluster makes."""
+    """A build by a job of a cluster."""
 
     def __init__(self, job: ClusterJob) -> None:
         self.job = job
-        self._asked = self._heard = time.monotonic()
+        self._polled = self._answered = time.monotonic()
 
     def check(self) -> str | None:
-        """Poll the cluster now and then; it is no error at first that it does not answer."""
+        """Poll the cluster now and then; that it does not answer is no error at first."""
         from precache_workers.jobs.submission import ENDED, PATIENCE
 
         now = time.monotonic()
-        if now - self._asked < ASK_EVERY:
+        if now - self._polled < JOB_EVERY:
             return None
-        self._asked = now
+        self._polled = now
         try:
             ended = self.job.status().state in ENDED
         except BuildError:
-            if now - self._heard > PATIENCE:
+            if now - self._answered > PATIENCE:
                 raise
             return None
-        self._heard = now
+        self._answered = now
         return self.job.wait().version if ended else None
 
 
 def follow(wanted: WantedVersion, begin: Callable[[], PendingBuild | None]) -> Version:
-    """The version, as soon as its shards can be followed; or whole, where nobody followed it.
+    """Open the version as soon as its shards can be followed; or whole, if nobody followed it.
 
-    All who ask get the same: who comes after the commit follows as well if others do, by the log
-    that was kept for them.
+    All ranks get the same: one that comes after the commit follows if others do, by the log that
+    was kept for them.
 
     Parameters
     ----------
     begin
-        Has it made elsewhere; None where somebody is at it.
+        Starts the build elsewhere; returns None if another process builds it.
     """
     begun = None
     while True:
-        version, goal = wanted.version(), wanted.goal()
+        version, target = wanted.version(), wanted.target()
         if version is not None:
             kept = wanted.store.exists(kept_name(version.id))
-            return growing(goal, wanted) if kept and goal is not None else version
+            return live_version(target, wanted) if kept and target is not None else version
         begun = begun or begin()
         if begun is not None:
-            made = begun.check()
-            if made is not None and wanted.version() is None:
-                return open_own(wanted.store.folder(made))
-        if goal is not None and goal.folder.exists(DESCRIPTION) and wanted.is_at_work():
-            follows = follow_log(goal.folder)
-            if goal.folder.size(ROOT) is not None:
-                goal.folder.remove(FATE)  # it came too late
+            built = begun.check()
+            if built is not None and wanted.version() is None:
+                return open_own(wanted.store.folder(built))
+        if target is not None and target.folder.exists(DESCRIPTION) and wanted.is_in_progress():
+            follows = follow_log(target.folder)
+            if target.folder.size(ROOT) is not None:
+                target.folder.remove(FATE)  # it came too late
             elif follows:
-                return growing(goal, wanted)
-        wanted.say_waiting()
-        time.sleep(wanted.poll)  # a store tells nobody
+                return live_version(target, wanted)
+        wanted.check_waiting()
+        time.sleep(wanted.poll)  # a store has no notifications
 
 
 def begin_apart(wanted: WantedVersion) -> Background | None:
-    """Have a process of its own make the version; None where somebody else is at it."""
+    """Start a background process that builds the version; None if another process builds it."""
     claim = wanted.claim()
     if claim is None:
         return None
-    lines = new_log(wanted.request.store)
-    begun = begin_build(wanted.request, wanted.listed, claim, lines)
-    wanted.say(f"building {wanted.store} in the background; its log: {lines}")
-    wanted.said = time.monotonic()
-    return begun
+    log_path = new_log(wanted.request.store)
+    background = begin_build(wanted.request, wanted.listed, claim, log_path)
+    wanted.say_background(log_path)
+    return background
 
 
 def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
-    """The version, made meanwhile by a process of its own.
+    """Open the version, which a background process builds if needed.
 
     Parameters
     ----------
     seconds
-        To wait for it at most; with 0 None is returned where it is not there.
+        To wait for it at most; with 0, None is returned if it is not complete.
 
     Raises
     ------
     BuildError
-        It is not there in time, or its build failed.
+        It is not complete in time, or its build failed.
     """
     until, begun = time.monotonic() + seconds, None
     while (version := wanted.version()) is None:
@@ -345,15 +351,15 @@ def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
         if not seconds:
             return None
         if begun is None:
-            wanted.say_waiting()
+            wanted.check_waiting()
         if time.monotonic() > until:
             holder = wanted.claims.holder()
             where = f" ({holder.note})" if holder and holder.note else ""
             raise BuildError(
-                f"{wanted.store} is not built after {seconds:g} seconds: {wanted.how_far()}; the "
+                f"{wanted.store} is not built after {seconds:g} seconds: {wanted.progress()}; the "
                 f"build goes on{where}: ask again, or wait longer"
             )
-        # A store tells nobody.
+        # A store has no notifications.
         time.sleep(min(wanted.poll, max(0.0, until - time.monotonic())))
     return version
 
@@ -361,19 +367,19 @@ def ensure_apart(wanted: WantedVersion, seconds: float) -> Version | None:
 def ensure_by_job(
     wanted: WantedVersion, submit: Callable[[], ClusterJob], seconds: float
 ) -> Version | None:
-    """The version, made meanwhile by a job of a cluster.
+    """Open the version, which a job of a cluster builds if needed.
 
     Parameters
     ----------
     submit
-        Has the cluster build, or joins the job that does.
+        Submits the job, or joins the one that builds it.
     seconds
         As `ensure_apart` takes them.
 
     Raises
     ------
     UsageError, BuildError
-        It is not there in time, or the job failed.
+        It is not complete in time, or the job failed.
     """
     from precache_workers.jobs.submission import ENDED
 
@@ -389,11 +395,11 @@ def ensure_by_job(
         if time.monotonic() > until:
             raise BuildError(
                 f"{wanted.store} is not built after {seconds:g} seconds: "
-                f"{status.progress or wanted.how_far()}; job {job.id} goes on: ask again, or wait "
+                f"{status.progress or wanted.progress()}; job {job.id} goes on: ask again, or wait "
                 "longer"
             )
-        # Nor does a cluster.
-        time.sleep(min(ASK_EVERY, max(wanted.poll, until - time.monotonic())))
-    made = job.wait(lambda line: None if job.attached else wanted.say(line))
-    # Not always the one that was wanted here: libraries of the cluster decide, too.
-    return open_own(wanted.store.folder(made.version))
+        # Nor has a cluster.
+        time.sleep(min(JOB_EVERY, max(wanted.poll, until - time.monotonic())))
+    result = job.wait(lambda line: None if job.attached else wanted.say(line))
+    # Not always the requested one: libraries of the cluster decide, too.
+    return open_own(wanted.store.folder(result.version))

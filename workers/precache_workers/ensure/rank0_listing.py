@@ -1,4 +1,4 @@
-"""What rank 0 of a job found in a source, told to its other ranks, so that one of them lists it."""
+"""Rank 0's listing of a source, shared with the other ranks of a job."""
 
 from __future__ import annotations
 
@@ -18,61 +18,68 @@ from precache_workers.planning.request import Request
 
 log = logging.getLogger(__name__)
 
-COMES_WITHIN = timedelta(seconds=30)
-"""For rank 0 to ask for the same; after it the others look for themselves."""
+BEGIN_TIMEOUT = timedelta(seconds=30)
+"""Time for rank 0 to make the same request; after it the other ranks list the source themselves."""
 
-KNOWS_WITHIN = timedelta(minutes=10)
-"""For rank 0 to list the source."""
+LISTING_TIMEOUT = timedelta(minutes=10)
+"""Time for rank 0 to list the source."""
 
-_asked: Counter[str] = Counter()
-"""How often this process asked for what: what ranks ask for the nth time belongs together."""
+_requests: Counter[str] = Counter()
+"""Number of times this process made a request: the nth requests of all ranks belong together."""
 
 
 class Rank0Channel:
-    """What rank 0 says of one request, by the key-value store of its job.
+    """Messages of rank 0 on one request, in the key-value store of its job.
 
-    It waits for nobody, and nobody for a rank that never asks: ranks may ask or not, as they like.
+    Rank 0 waits for no other rank, and no rank waits for one that never makes the request.
+
+    Attributes
+    ----------
+    is_rank0
+        This process is rank 0, which sends; the others receive.
     """
 
-    def __init__(self, store: Any, name: str, leads: bool) -> None:
-        self.leads = leads
+    def __init__(self, store: Any, name: str, is_rank0: bool) -> None:
+        self.is_rank0 = is_rank0
         self._store = store
-        self._begun, self._found, self._failed = (f"{name}/{n}" for n in ("0", "found", "failed"))
+        self._begun, self._listing, self._failed = (
+            f"{name}/{n}" for n in ("0", "listing", "failed")
+        )
 
     def begin(self) -> None:
-        """Rank 0 asks: the others wait for what it finds."""
+        """Announce that rank 0 lists the source: the others wait for it."""
         self._set(self._begun, {})
 
-    def tell(self, found: Mapping[str, Any]) -> None:
-        """What it found, as JSON can hold it."""
-        self._set(self._found, found)
+    def send(self, listing: Mapping[str, Any]) -> None:
+        """Send the result of the listing, which JSON can hold."""
+        self._set(self._listing, listing)
 
     def fail(self, error: Exception) -> None:
-        """It has none of it, for all alike."""
+        """Send an error of rank 0, which the others raise, too."""
         text = str(error) if isinstance(error, PrecacheError) else repr(error)
         self._set(self._failed, {"kind": type(error).__name__, "text": text})
-        self.tell({})
+        self.send({})
 
-    def hear(self) -> dict[str, Any] | None:
-        """What rank 0 found; None where it cannot be had.
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the result of rank 0; returns None if there is none in time.
 
         Raises
         ------
         PrecacheError
-            Its failure.
+            The error of rank 0.
         """
         try:
-            self._store.wait([self._begun], COMES_WITHIN)
-            self._store.wait([self._found], KNOWS_WITHIN)
-            found: dict[str, Any] = json.loads(self._store.get(self._found))
+            self._store.wait([self._begun], BEGIN_TIMEOUT)
+            self._store.wait([self._listing], LISTING_TIMEOUT)
+            listing: dict[str, Any] = json.loads(self._store.get(self._listing))
         except RuntimeError as error:
-            log.info("this rank lists the source itself, for rank 0 says nothing: %s", error)
+            log.info("this rank lists the source itself, as rank 0 sent nothing: %s", error)
             return None
-        self.heed()
-        return found
+        self.raise_failure()
+        return listing
 
-    def heed(self) -> None:
-        """Raise what rank 0 failed with, if it has."""
+    def raise_failure(self) -> None:
+        """Raise the error of rank 0, if it failed."""
         try:
             if not self._store.check([self._failed]):
                 return
@@ -88,8 +95,8 @@ class Rank0Channel:
             log.info("other ranks list the source themselves: %s", error)
 
 
-def told_by_rank_0(request: Request) -> Rank0Channel | None:
-    """The words on a request; None where `torch.distributed` joins this process to no others."""
+def rank0_channel(request: Request) -> Rank0Channel | None:
+    """Open the channel for a request; returns None if `torch.distributed` joins no processes."""
     if "torch.distributed" not in sys.modules:
         return None
     from precache.loading.ranks import find_rank
@@ -99,13 +106,13 @@ def told_by_rank_0(request: Request) -> Rank0Channel | None:
     store = job_store(world_size)
     if store is None:
         return None
-    what = _what(request)
-    _asked[what] += 1
-    return Rank0Channel(store, f"{own_prefix(what)}/{_asked[what]}", rank == 0)
+    digest = _digest(request)
+    _requests[digest] += 1
+    return Rank0Channel(store, f"{own_prefix(digest)}/{_requests[digest]}", rank == 0)
 
 
-def _what(request: Request) -> str:
-    """Digest of all that decides which version is asked for."""
+def _digest(request: Request) -> str:
+    """Digest of all that decides which version is requested."""
     parts = [
         request.source,
         request.store,

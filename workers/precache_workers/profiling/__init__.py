@@ -1,1 +1,1 @@
-"""Times of rows, ops and stages, and the estimates made of them."""
+"""Measured times of samples by stage and op, and the estimates computed from them."""

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -20,11 +20,11 @@ from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.measurements import TimeCost
 from precache_workers.runtime.time_limit import DECODING, notes
 from precache_workers.shards.shard_task import one_thread
-from precache_workers.sources.base import Fetched, Sample, Source
+from precache_workers.sources.base import Fetched, Sample
 
 Result = TypeVar("Result")
 Samples = Generator[tuple[str, Fetched], None, None]
-"""Keys and samples, as `fetch_ahead` and `fetch_singly` yield them."""
+"""Keys and samples, as `fetch_ahead` yields them."""
 
 LEAST = 8
 """Samples that are run however long they take."""
@@ -125,18 +125,6 @@ def _warm_up(recipes: Mapping[str, FieldRecipe], key: str, sample: Sample) -> No
     for recipe in recipes.values():
         with contextlib.suppress(Exception):  # raised again when the sample is measured
             recipe(replace(sample), key)  # another object, of which variants remember nothing
-
-
-def fetch_singly(
-    source: Source, keys: Sequence[str], sizes: Sequence[int], barred: Mapping[str, str]
-) -> Samples:
-    """Fetch samples one at a time, so that the time of each can be measured; no barred ones."""
-    for key, size in zip(keys, sizes, strict=True):
-        if key in barred:
-            yield key, SampleError(barred[key])
-        else:
-            [sample] = source.fetch([key], [size])
-            yield key, sample
 
 
 def reason_of(error: Exception) -> str:

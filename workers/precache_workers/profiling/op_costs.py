@@ -96,10 +96,10 @@ class OpsTask(SampleTask):
 
 def time_ops(task: OpsTask) -> tuple[FieldCosts, ...]:
     """Measure the ops of each field; leaves out fields without ops, and those without any row."""
-    return tuple(_field_costs(task))
+    return tuple(_fields_with_ops(task))
 
 
-def _field_costs(task: OpsTask) -> Iterator[FieldCosts]:
+def _fields_with_ops(task: OpsTask) -> Iterator[FieldCosts]:
     for name, spec in task.job.recipe.fields.items():
         if not spec.ops:
             continue
@@ -107,10 +107,10 @@ def _field_costs(task: OpsTask) -> Iterator[FieldCosts]:
         job = replace(task.job, recipe=alone)
         with contextlib.suppress(SampleError):
             times = measure_stages(job, task.keys, task.sizes, (), SECONDS, barred=task.barred)
-            yield weigh(name, spec, times)
+            yield field_costs(name, spec, times)
 
 
-def weigh(name: str, declared: Field, times: StageTimes) -> FieldCosts:
+def field_costs(name: str, declared: Field, times: StageTimes) -> FieldCosts:
     """Choose the better place for each op of a field, by the times of samples.
 
     Notes

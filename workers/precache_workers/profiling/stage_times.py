@@ -23,14 +23,13 @@ from precache_workers.ops.field_recipe import FieldRecipe
 from precache_workers.profiling.harness import (
     LEAST,
     SampleRun,
-    fetch_singly,
     reason_of,
     run_samples,
     timed,
 )
 from precache_workers.profiling.measurements import CutTimes, StepTimes, TimeCost
 from precache_workers.runtime.time_limit import run_in_time
-from precache_workers.shards.shard_task import Job, recipes_of
+from precache_workers.shards.shard_task import Job, fetch_ahead, recipes_of
 from precache_workers.sources.base import Sample
 
 Codec = RawCodec | ZstdCodec | ImageCodec
@@ -92,7 +91,7 @@ class MeasuredSample:
 
     @property
     def shapes(self) -> tuple[RowShape, ...]:
-        """Of the finished rows."""
+        """Shapes of the finished rows."""
         return self.cuts[-1].shapes
 
 
@@ -251,11 +250,10 @@ class _StageTimer:
         samples: list[MeasuredSample] = []
         failures: list[tuple[str, str]] = []
         keys, sizes = list(self._sizes), list(self._sizes.values())
+        # Each alone, so that the time of each is measured.
+        fetched = fetch_ahead(self._job.source, keys, sizes, barred, alone=self._sizes.keys())
         runs = run_samples(
-            fetch_singly(self._job.source, keys, sizes, barred),
-            self._measure,
-            warm_up=self._recipes,
-            seconds=seconds,
+            fetched, self._measure, barred=barred, warm_up=self._recipes, seconds=seconds
         )
         held = 0
         with contextlib.closing(runs):

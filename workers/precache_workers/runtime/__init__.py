@@ -1,1 +1,1 @@
-"""A limit of time for each sample, in a worker's process."""
+"""Time limits for samples, and the name of the node, in a worker's process."""

@@ -6,9 +6,9 @@ import os
 import socket
 
 NODE = "PRECACHE_NODE"
-"""Environment variable: what receipts call the node, in place of the machine's name."""
+"""Environment variable: the name of the node in receipts, in place of the machine's name."""
 
 
 def node_name() -> str:
-    """What receipts call this node."""
+    """Return the name of this node in receipts."""
     return os.environ.get(NODE) or socket.gethostname()

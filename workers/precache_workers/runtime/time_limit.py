@@ -1,4 +1,4 @@
-"""A limit of time for each sample: what hangs at one ends with its process.
+"""A time limit for each sample: a process that hangs at one ends.
 
 No thread can be ended from outside, and one that hangs may hold a lock that others need. So nothing
 more is done with samples in its process: a worker of Ray is replaced, and its task begins again
@@ -33,28 +33,28 @@ from precache_workers.runtime.watchdog import SLOT_BYTES, SLOTS, explain
 Result = TypeVar("Result")
 
 SAMPLE_SECONDS = 300.0
-"""By default; more than all attempts at a request may take."""
+"""Default; more than all attempts at a request may take."""
 
 FETCHING, DECODING = "fetching it took longer than", "decoding it took longer than"
-"""How a reason begins that a sample like these is a hole for."""
+"""Beginnings of the reasons for holes whose samples took too long."""
 
 LOOK_SECONDS = 1.0
 
 GRACE_SECONDS = 3.0
-"""That a heartbeat may come late, where a sample may take next to no time."""
+"""Time that a heartbeat may be late by, even if samples may take next to no time."""
 
 ENDING_SECONDS = 5.0
-"""For a thread to clean up behind itself where the caller is interrupted."""
+"""Time for a thread to clean up if the caller is interrupted."""
 
 _here = threading.local()
 
 
 class _GivenUp(BaseException):
-    """Raised on threads of an attempt that was given up."""
+    """Ends the threads of an attempt that was given up."""
 
 
 class Lookout:
-    """A process that ends this one where work holds the interpreter's lock for too long."""
+    """A process that ends this one if work holds the interpreter's lock for too long."""
 
     def __init__(self) -> None:
         self._report = ""
@@ -72,7 +72,7 @@ class Lookout:
 
     @contextlib.contextmanager
     def on_duty(self, report: str = "") -> Iterator[None]:
-        """Have it watch what this thread calls `run_in_time` for.
+        """Watch the work for which this thread calls `run_in_time`.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class Lookout:
                 self._notes[at : at + size] = len(data).to_bytes(2, "little") + data
 
     def beat(self, seconds: float) -> None:
-        """Have the process ended unless the next heartbeat comes within so many seconds, if any."""
+        """Send a heartbeat: the process ends unless the next one comes in time; 0 for no limit."""
         with contextlib.suppress(OSError):  # somebody ended or stopped the other process
             os.write(self._pipe, os.fsencode(f"{seconds} {self._report}\n"))
 
@@ -108,7 +108,7 @@ class Lookout:
 
 @contextlib.contextmanager
 def lookout_kept() -> Iterator[None]:
-    """Have a process of its own watch what this thread calls `run_in_time` for."""
+    """Start a process that watches the work for which this thread calls `run_in_time`."""
     if not sys.executable:  # Python is embedded in another program
         yield
         return
@@ -117,7 +117,7 @@ def lookout_kept() -> Iterator[None]:
 
 
 class Notes:
-    """The samples that the threads of one attempt are at, and since when."""
+    """The samples at which the threads of one attempt work, and since when."""
 
     def __init__(self, seconds: float = SAMPLE_SECONDS, watcher: Lookout | None = None) -> None:
         self.clock = 0.0
@@ -129,7 +129,7 @@ class Notes:
         self._numbers = itertools.count()
 
     def begin(self, what: str, *keys: str, foreign: bool = True) -> None:
-        """Note that this thread is at samples from now on.
+        """Note that this thread begins to work on samples.
 
         Parameters
         ----------
@@ -147,26 +147,26 @@ class Notes:
             self._watcher.note(slot, what + self._limit, *keys)
 
     def end(self) -> None:
-        """Note that this thread is at none."""
+        """Note that this thread works on none."""
         thread = threading.get_ident()
         self._at.pop(thread, None)
         if self._watcher and thread in self._slots:
             self._watcher.note(self._slots[thread])
 
     def late(self) -> dict[str, str]:
-        """Key -> why, of samples of which one takes longer than it may."""
+        """Return key -> reason of the samples of which one takes too long."""
         at = list(self._at.values())
         late = [each for each in at if self.clock - each[0] > self._seconds]
         suspects = [each for each in at if each[-1] or each in late] if late else []
         return {key: what + self._limit for _, what, keys, _ in suspects for key in keys}
 
     def give_up(self) -> None:
-        """Have every thread of the attempt end at its next note."""
+        """End every thread of the attempt at its next note."""
         self._over = True
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Have this thread's notes go here."""
+        """Collect the notes of this thread here."""
         before, _here.notes = getattr(_here, "notes", None), self
         try:
             yield
@@ -176,18 +176,18 @@ class Notes:
 
 
 def notes() -> Notes:
-    """Where this thread's notes go; nobody reads them outside of `run_in_time`."""
+    """Return the notes of this thread; nobody reads them outside of `run_in_time`."""
     found: Notes | None = getattr(_here, "notes", None)
     return found or Notes()
 
 
 def is_late(reason: str) -> bool:
-    """Whether a sample is a hole because it took too long."""
+    """Return True if a sample is a hole because it took too long."""
     return reason.startswith((FETCHING, DECODING))
 
 
 def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
-    """Do some work, unless a sample takes longer than it may.
+    """Run some work, unless a sample takes longer than it may.
 
     Raises
     ------
@@ -202,7 +202,7 @@ def run_in_time(work: Callable[[], Result], seconds: float) -> Result:
 
 
 class _Attempt(Generic[Result]):
-    """Some work on a thread of its own; `future` has what comes of it."""
+    """Some work on a thread of its own; `future` has its outcome."""
 
     def __init__(self, work: Callable[[], Result], seconds: float) -> None:
         self._watcher: Lookout | None = getattr(_here, "lookout", None)
@@ -221,7 +221,7 @@ class _Attempt(Generic[Result]):
         self._ended.set()
 
     def watch(self) -> dict[str, str]:
-        """Wait for the end; earlier, key -> why of samples of which one takes too long."""
+        """Wait for the end; returns early with key -> reason if a sample takes too long."""
         try:
             self._beat(self._seconds + GRACE_SECONDS)
             self._thread.start()

@@ -23,7 +23,7 @@ SLOTS, SLOT_BYTES = 8, 8 << 10
 bytes that follow (16 bits, little-endian): a reason and keys, with NUL between them."""
 
 IDLE_SECONDS = 60.0
-"""Between two looks whether the process is there, while it has no limit."""
+"""Between two checks that the process exists, while it has no limit."""
 
 WAY_OUT = (
     "Only the end of its process ends what hangs. Mend or remove the sample, or build on Ray "
@@ -32,12 +32,12 @@ WAY_OUT = (
 
 
 def explain(late: Mapping[str, str]) -> str:
-    """Text on samples that take too long, of which one may hang and the others wait for it."""
+    """Return the message on samples that take too long: one may hang, the others wait for it."""
     return f"{'; or '.join(f'{key}: {why}' for key, why in late.items())}. {WAY_OUT}"
 
 
 def write_report(path: str, late: Mapping[str, str]) -> None:
-    """Make a file for who asks why a process was ended: key -> why, of samples."""
+    """Write the file that explains why a process was ended: key -> reason, of samples."""
     import json
 
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -64,7 +64,7 @@ def _watch(process: int, notes: int) -> None:
 
 
 def _is_stopped(process: int) -> bool:
-    """Whether its state is that of a process that waits to be continued (proc_pid_stat(5))."""
+    """Return True if a process is stopped and waits to be continued (proc_pid_stat(5))."""
     with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - pathlib takes long to import
         return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
 

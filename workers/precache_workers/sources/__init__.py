@@ -1,1 +1,1 @@
-"""Where samples are listed and fetched; the user's own code and its identity."""
+"""Sources, which list and fetch samples; the user's own code and its identity."""

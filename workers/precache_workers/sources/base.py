@@ -1,4 +1,4 @@
-"""Sources: where samples are listed and fetched.
+"""Sources, which list and fetch samples.
 
 A source fetches only samples of its own, whatever key it is given: keys may come out of a store.
 """
@@ -38,14 +38,14 @@ IMAGE_SUFFIXES = frozenset(
 )
 MOST_SAMPLE_BYTES = 512 << 20
 TICK = 1000
-"""Files between two reports of how many were found."""
+"""Files between two reports of their number."""
 
 Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One raw sample: what its fields start from, its label where only it knows, its content hash.
+    """One raw sample: the inputs of its fields, its label if only it has one, its content hash.
 
     `inputs` maps names to bytes, arrays or Pillow images; the first is the default input.
     """
@@ -56,21 +56,21 @@ class Sample:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, as far as it tells them: a Pillow image does not."""
+        """Bytes, as far as known: those of a Pillow image are not."""
         values = self.inputs.values()
         return sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in values)
 
 
 Fetched = Sample | FetchError | SampleError
-"""A sample, or why it could not be had, then it is tried again, or is a hole."""
+"""A sample, or the error: after a FetchError it is tried again, after a SampleError a hole."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source holds, sorted by key; `ignored` files are not images by suffix.
+    """The samples of a source, sorted by key; `ignored` files are not images by suffix.
 
-    It is not `complete` where the time was up before the end. What else was `left_out` is counted
-    by reason, as a walk of a folder names it.
+    It is not `complete` if the time was up before the end. `left_out` counts other files by the
+    reason that a walk of a folder gives.
     """
 
     table: RowTable
@@ -84,26 +84,26 @@ class Source(Protocol):
 
     @property
     def labels_with_samples(self) -> bool:
-        """Whether labels are known only once samples are fetched."""
+        """True if labels are known only once samples are fetched."""
 
     @property
     def content_decides(self) -> bool:
-        """Whether samples of one content hash are the same, in shape and type as well."""
+        """True if samples of one content hash are the same, in shape and type as well."""
 
     @property
     def fetch_threads(self) -> int:
-        """Threads of a task that may fetch at a time."""
+        """Number of threads of a task that may fetch at a time."""
 
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
-        """Every sample, or those found in `seconds`; `tick` is told how many there are so far."""
+        """List all samples, or those found in `seconds`; `tick` is called with their number."""
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
-        """Samples in order, or why each could not be had or cannot be used.
+        """Fetch samples, in order, or the errors of those that cannot be had or used.
 
         Parameters
         ----------
         sizes
-            What the listing said, -1 for unknown.
+            As listed, -1 for unknown.
         """
 
 
@@ -115,7 +115,7 @@ class FolderSource:
     labels_with_samples: bool = False
     content_decides: bool = True
     most_bytes: int = MOST_SAMPLE_BYTES
-    """Of a sample; larger ones are not fetched."""
+    """Limit of a sample; larger ones are not fetched."""
 
     @property
     def fetch_threads(self) -> int:
@@ -167,7 +167,7 @@ class FolderSource:
         return self._fetch([key], [size])
 
     def _fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
-        """As many at a time as the service likes; one by one where memory does not suffice."""
+        """Fetch as many at a time as the service allows; one by one if memory is short."""
         wanted = [n for n, size in enumerate(sizes) if size <= self.most_bytes]
         try:
             some, expected = [keys[n] for n in wanted], [sizes[n] for n in wanted]
@@ -180,7 +180,7 @@ class FolderSource:
         return [self._sample(key, sizes[n], read.get(n)) for n, key in enumerate(keys)]
 
     def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[bytes | StorageError]:
-        """Files that are listed at a size together; of others no more than a sample may have."""
+        """Read files of a known size together; of others no more than a sample may have."""
         known = [n for n, size in enumerate(sizes) if size >= 0]
         notes().begin(FETCHING, *(keys[n] for n in known), foreign=False)
         found = self.folder.read_many([keys[n] for n in known], [sizes[n] for n in known])
@@ -212,7 +212,7 @@ class FolderSource:
 
 
 class _Files:
-    """Files as a walk finds them, column by column: a million are to take little memory."""
+    """Files in the order of a walk, column by column: a million must take little memory."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -227,7 +227,7 @@ class _Files:
         self._etags.append(file.etag)
 
     def table(self) -> RowTable:
-        """The files sorted by name, with the first folder of each as its class."""
+        """Return the files sorted by name, with the first folder of each as its class."""
         labels, classes = _classes(self.keys)
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
         found = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
@@ -250,7 +250,7 @@ def _require_utf8(names: Sequence[str]) -> None:
 
 
 def _classes(keys: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The number of each key's first folder, -1 where it has none, and the folders' names."""
+    """Return the number of each key's first folder, -1 for none, and the folders' names."""
     names = [key.partition("/")[0] if "/" in key else None for key in keys]
     classes = tuple(sorted({name for name in names if name is not None}))
     numbers: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
@@ -259,7 +259,7 @@ def _classes(keys: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """A torch map-style `Dataset` that ``module:factory()`` makes.
+    """A torch map-style `Dataset` that ``module:factory()`` returns.
 
     Keys are indices. Its samples are tuples (input, label) or dicts with a `label`; `targets` and
     `classes`, as torchvision names them, are used where it has them. The source counts as changed
@@ -282,13 +282,13 @@ class DatasetSource:
 
     @property
     def labels_with_samples(self) -> bool:
-        """Not so where it has fingerprints and `targets`: then rows can be taken over unseen."""
+        """False if it has fingerprints and `targets`: then rows can be reused unseen."""
         dataset = _dataset(self.factory, self.code)
         return not (hasattr(dataset, "fingerprint") and hasattr(dataset, "targets"))
 
     @property
     def etag(self) -> str:
-        """Identity of all samples: two factories of one module may give different ones."""
+        """Identity of all samples: two factories of one module may return different ones."""
         return xxhash.xxh3_128_hexdigest(f"{self.factory} {self.code}".encode())
 
     def list(self, tick: Tick, seconds: float = math.inf) -> Listing:
@@ -337,7 +337,7 @@ class DatasetSource:
 
 
 class _Numbers(Mapping[str, int]):
-    """Keys of a dataset that names none of its samples: the numbers of these."""
+    """Keys of a dataset without names of samples: their numbers."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -355,7 +355,7 @@ class _Numbers(Mapping[str, int]):
 
 
 def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
-    """Key -> number of each sample of a dataset, in their order."""
+    """Return key -> number of each sample of a dataset, in order."""
     if not hasattr(dataset, "key"):
         return _Numbers(len(dataset))
     held = _named.get(factory)
@@ -370,7 +370,7 @@ def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
 
 
 def _texts(method: Any, count: int, what: str) -> list[str]:
-    """What a method of a dataset gives each of its samples."""
+    """Return the text that a method of a dataset has for each of its samples."""
     try:
         found = [method(number) for number in range(count)]
     except Exception as error:
@@ -387,7 +387,7 @@ _lock = threading.Lock()
 
 
 def _dataset(factory: str, code: str) -> Any:
-    """The dataset of a factory, made once for each state of its code."""
+    """Return the dataset of a factory, created once for each state of its code."""
     with _lock:
         held = _datasets.get(factory)
         if held is None or held[0] != code:
@@ -452,7 +452,7 @@ def open_source(
     follow_links: bool = False,
     most_bytes: int = MOST_SAMPLE_BYTES,
 ) -> Source:
-    """The source that a path, a URL or ``python:module:factory`` names.
+    """Open the source that a path, a URL or ``python:module:factory`` names.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ _known: dict[str, tuple[list[str], _Stats, Code]] = {}
 
 
 def code_of(name: str) -> Code | None:
-    """The identity of ``package.module:attribute``; None if its module has no file."""
+    """Return the identity of ``package.module:attribute``; None if its module has no file."""
     known = _known.get(name)
     if known is not None:
         path, stats, code = known
@@ -96,7 +96,7 @@ def code_of(name: str) -> Code | None:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Hold off garbage collection: each pass would go over all the syntax trees again."""
+    """Pause garbage collection: each pass would visit all the syntax trees again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -107,7 +107,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def code_digest(name: str) -> str:
-    """Digest (32 hex digits) of the code of ``package.module:attribute``.
+    """Return the digest (32 hex digits) of the code of ``package.module:attribute``.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def code_digest(name: str) -> str:
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """Where a module is, found without importing the packages that it is in."""
+    """Locate a module without importing the packages that contain it."""
     root, *parts = name.split(".")
     try:
         spec = importlib.util.find_spec(root)
@@ -143,7 +143,7 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def file_state(path: Path) -> State:
-    """Changes whenever a file or folder does, even where its modification time is set back."""
+    """Return a state that changes with a file or folder, even if its mtime is set back."""
     try:
         status = path.stat()
     except OSError:
@@ -188,7 +188,7 @@ class _Tracer:
         self._unfollowed: set[str] = set()
 
     def trace(self, module: str, attribute: str) -> Code:
-        """The identity of a module's attribute, or of the whole module where it has none such."""
+        """Return the identity of a module's attribute, or of the module if it has none."""
         self._import({(module, "")})
         roots = self._follow((module, (attribute,)))
         if module in self._broken:
@@ -235,7 +235,7 @@ class _Tracer:
             self._hold(effect)
 
     def _conclude(self, fact: _Fact) -> None:
-        """Hold what follows from a fact, and reach what it is about."""
+        """Record what follows from a fact, and reach what it is about."""
         if isinstance(fact, Statement):
             self._enter(fact)
         elif isinstance(fact, str):
@@ -267,7 +267,7 @@ class _Tracer:
                 self._unfollowed.add(f"{labels[-1][:-1]}, which is not found")
 
     def _is_dynamic(self, label: str) -> bool:
-        """Whether calls of it reach code that is not followed."""
+        """Return True if calls of it reach code that is not followed."""
         module, _, name = label.partition(":")
         root = module.partition(".")[0]
         if root == "builtins" or self._is_own(label):
@@ -275,7 +275,7 @@ class _Tracer:
         return root in _DYNAMIC_MODULES or label in _DYNAMIC_NAMES
 
     def _is_imported(self, statement: Statement, chain: Chain) -> bool:
-        """Whether a name is of a module that is imported come what may."""
+        """Return True if a name is of a module that is imported in any case."""
         code = self._modules[statement.module]
         binders = code.binders.get(chain[0]) if code is not None else None
         if binders is None:  # in a function
@@ -283,7 +283,7 @@ class _Tracer:
         return all(each.is_import for each in binders)
 
     def _entry(self, label: str) -> str:
-        """What counts of a label, as text; empty where nothing is known of it."""
+        """Return the text that identifies a label; empty if nothing is known of it."""
         known = self._versions.get(label) or self._hashes.get(label, "")
         names = [(part, self._labels([part])) for part in self._parts(label)]
         texts = [self._text(each) for each in self._bound(label)]
@@ -308,12 +308,12 @@ class _Tracer:
         return uses
 
     def _labels(self, targets: Iterable[Target]) -> list[str]:
-        """What names stand for, in order."""
+        """Resolve names, in order."""
         labels = [label for target in targets for label in self._resolution(target)[0]]
         return list(dict.fromkeys(labels))
 
     def _resolution(self, target: Target) -> tuple[list[str], set[str]]:
-        """What a name stands for, and the modules of the user's own by which it is resolved."""
+        """Resolve a name; returns the modules of the user's own that this depends on, too."""
         if target not in self._resolved:
             visited: set[str] = set()
             self._resolved[target] = self._resolve(*target, set(), visited), visited
@@ -366,7 +366,7 @@ class _Tracer:
         return [f"{module}:{name}"]
 
     def _provides(self, module: str, name: str, seen: set[str]) -> bool:
-        """Whether a star import of a module binds a name."""
+        """Return True if a star import of a module binds a name."""
         if module in seen or self._place(module) is None:
             return False
         seen.add(module)
@@ -382,20 +382,20 @@ class _Tracer:
         return name in code.binders or any(self._provides(s, name, seen) for _, s in code.stars)
 
     def _group(self, label: str) -> str:
-        """The label by which what a name stands for is kept."""
+        """Return the label of what a name resolves to."""
         module = label.partition(":")[0]
         if self._packages.get(module) is not None:
             return f"{module.partition('.')[0]}=="
         return module if module in self._hashes else label
 
     def _is_own(self, label: str) -> bool:
-        """Whether it is of a module of the user's own, of which the source is known."""
+        """Return True if it is of a module of the user's own whose source is known."""
         return self._modules.get(label.partition(":")[0]) is not None
 
     # Statements about a label
 
     def _parts(self, label: str) -> list[Target]:
-        """What a module binds, where a label is of all of it."""
+        """Return all names that a module binds, if a label is of the whole module."""
         code = self._modules.get(label)
         if code is None:
             return []
@@ -480,12 +480,12 @@ class _Tracer:
                     left += labels
 
     def _is_fixed(self, label: str) -> bool:
-        """Whether only an assignment to its name changes it."""
+        """Return True if only an assignment to its name changes it."""
         bound = self._bound(label)
         return ":" in label and bool(bound) and all(each.is_fixed for each in bound)
 
     def _is_variable(self, label: str) -> bool:
-        """Whether calls may change it."""
+        """Return True if calls may change it."""
         name = label.partition(":")[2]
         return not self._is_fixed(label) and not all(
             each.defines(name) for each in self._bound(label) if ":" in label
@@ -495,7 +495,7 @@ class _Tracer:
         return ":" in label and any(isinstance(s.node, ast.ClassDef) for s in self._bound(label))
 
     def _has_hooks(self, label: str, seen: set[str]) -> bool:
-        """Whether code of the user's own runs when a class inherits from this one."""
+        """Return True if code of the user's own runs when a class inherits from this one."""
         if label in seen or ":" not in label:
             return False
         seen.add(label)
@@ -515,7 +515,7 @@ class _Tracer:
         return self._places[module]
 
     def _module(self, name: str) -> Module | None:
-        """A module of the user's own; None for one without Python source."""
+        """Return a module of the user's own; None for one without Python source."""
         if name in self._modules:
             return self._modules[name]
         place = self._places[name]
@@ -548,13 +548,13 @@ class _Tracer:
                 self._module(each)
 
     def _imports(self, name: str) -> set[str]:
-        """Of the modules that are reached, those that a module imports."""
+        """Return the reached modules that a module imports."""
         code = self._modules.get(name)
         imported = code.imported if code is not None else ()
         return {each for pair in imported for each in _with_parents(*pair)} & self._visited - {name}
 
     def _in_order(self) -> Iterator[str]:
-        """The modules that are reached, each after those that it imports."""
+        """Return the reached modules, each after those that it imports."""
         seen: set[str] = set()
         left = [(name, False) for name in sorted(self._visited, reverse=True)]
         while left:
@@ -568,13 +568,13 @@ class _Tracer:
 
 
 def _with_parents(module: str, name: str) -> list[str]:
-    """The modules that are imported with a module, and with a name in it that may be one."""
+    """Return the modules that are imported with a module, and with a name in it that may be one."""
     parts = [*module.split("."), *([name] if name else [])]
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def _installed(place: ModuleSpec) -> str | None:
-    """Versions of the installed packages that a module may be of, empty for Python's library.
+    """Return versions of the packages that a module may be of, empty for Python's library.
 
     None for a module of the user's own.
     """
@@ -591,7 +591,7 @@ def _installed(place: ModuleSpec) -> str | None:
 
 @functools.cache
 def _distributions(root: str) -> str | None:
-    """As `importlib.metadata.packages_distributions` finds them, without parsing them all."""
+    """Do `importlib.metadata.packages_distributions` without parsing all metadata."""
     try:
         return f"{root}=={importlib.metadata.version(root).split('+')[0]}"
     except importlib.metadata.PackageNotFoundError:

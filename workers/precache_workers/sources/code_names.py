@@ -1,4 +1,4 @@
-"""Names in Python source: what each top-level statement of a module binds, uses and may change.
+"""Names in Python source that each top-level statement of a module binds, uses and may change.
 
 Nothing is run. Docstrings, and annotations that nothing evaluates, are left out.
 """
@@ -42,7 +42,7 @@ LATER, NOW, EFFECT = range(3)
 
 
 def canonical(tree: ast.AST) -> str:
-    """A dump without what releases of Python add or leave out: positions, empty fields."""
+    """Dump a tree without what releases of Python add or leave out: positions, empty fields."""
     text: list[str] = []
     left: list[Any] = [tree]
     while left:
@@ -125,7 +125,7 @@ class Module:
                     self.stars.append((statement.number, _from(node, package)))
 
     def providers(self, name: str) -> list[Statement | str]:
-        """What binds a name, or may: statements and modules of star imports, in order."""
+        """Return the statements and modules of star imports that bind a name, or may, in order."""
         found: list[tuple[int, Statement | str]] = [*self.stars]
         found += [(each.number, each) for each in self.binders.get(name, ())]
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
@@ -165,7 +165,7 @@ class Statement:
 
     @property
     def may_have_effects(self) -> bool:
-        """Whether it may change more at import than the names that it binds."""
+        """Return True if it may change more at import than the names that it binds."""
         node = self.node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             outside = [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]
@@ -174,7 +174,7 @@ class Statement:
 
     @functools.cached_property
     def is_fixed(self) -> bool:
-        """Whether it binds names to values that only another binding could change."""
+        """Return True if it binds names to values that only another binding could change."""
         node = self.node
         if not isinstance(node, ast.Assign):
             return False
@@ -449,7 +449,7 @@ class Names:
             self._found.append((targets, chain, scope))
 
     def _targets(self, chain: Chain, scope: _Scope | None) -> list[Target]:
-        """What a dotted name stands for: nothing of a local variable's."""
+        """Resolve a dotted name: to nothing for a local variable's."""
         innermost = True
         while scope is not None and scope.outer is not None:
             targets = scope.names.get(chain[0]) if innermost or not scope.is_class else None
@@ -505,7 +505,7 @@ def _is_idle(node: ast.stmt) -> bool:
 
 
 def _children(node: ast.AST) -> list[Any]:
-    """The nodes below a node in which there may be names."""
+    """Yield the nodes below a node in which there may be names."""
     children = []
     for name in node._fields:
         if name not in _WITHOUT_NAMES:
@@ -522,7 +522,7 @@ def _parts_of_comprehension(node: ast.AST) -> list[Any]:
 
 
 def _run_at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements within a statement that run when its module is imported."""
+    """Yield the statements within a statement that run when its module is imported."""
     left = [node]
     while left:
         node = left.pop()
@@ -533,7 +533,7 @@ def _run_at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _chain(node: ast.AST) -> Chain | None:
-    """The dotted name that an expression is."""
+    """Return the dotted name that an expression is."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -542,7 +542,7 @@ def _chain(node: ast.AST) -> Chain | None:
 
 
 def _chains(node: ast.AST) -> Iterator[Chain]:
-    """The dotted names in an expression."""
+    """Return the dotted names in an expression."""
     left = [node]
     while left:
         node = left.pop()
@@ -554,7 +554,7 @@ def _chains(node: ast.AST) -> Iterator[Chain]:
 
 
 def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Target]]:
-    """The names that an import binds, and what they are names of."""
+    """Return the names that an import binds, and what they are names of."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             if alias.name != "*":
@@ -567,21 +567,21 @@ def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str) -> set[tuple[str, str]]:
-    """The modules that it imports, and names in these that may be modules."""
+    """Return the modules that it imports, and names in these that may be modules."""
     if isinstance(node, ast.Import):
         return {(alias.name, "") for alias in node.names}
     return {(_from(node, package), alias.name) for alias in node.names}
 
 
 def _from(node: ast.ImportFrom, package: str) -> str:
-    """The module that names are imported from."""
+    """Return the module that names are imported from."""
     parts = package.split(".")
     base = parts[: len(parts) - node.level + 1] if node.level else []
     return ".".join([*base, *([node.module] if node.module else [])])
 
 
 def _imported_by(call: ast.Call) -> str | None:
-    """The module that a call imports by a constant name."""
+    """Return the module that a call imports by a constant name."""
     called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     if called not in _IMPORT_CALLS or len(call.args) != 1 or call.keywords:
         return None

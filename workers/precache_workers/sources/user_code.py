@@ -39,7 +39,7 @@ _loaded: dict[str, tuple[State, bytes]] = {}
 
 
 def require_permission(recipe: Recipe, allowed: bool) -> None:
-    """Raise `UsageError` where a recipe came out of a store and names functions.
+    """Raise `UsageError` if a recipe came out of a store and names functions.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def refuse_stored_code(names: Sequence[str], store: str) -> NoReturn:
 
 
 def load_object(name: str, code: str = "") -> Any:
-    """The object that ``package.module:attribute`` names, by the code that its files hold.
+    """Load the object that ``package.module:attribute`` names, by the present code of its files.
 
     Modules that it reaches are executed again where their files, or modules that they use, changed.
 
@@ -103,7 +103,7 @@ _lock = threading.RLock()
 
 
 def _bring_up_to_date(code: Code, present: Collection[str]) -> None:
-    """Execute modules again that may run an older state of their files, or that import such.
+    """Reload modules that may run an older state of their files, and those that import them.
 
     Parameters
     ----------
@@ -128,13 +128,13 @@ def _compiled(source: bytes, path: Path) -> CodeType:
 
 
 def _path_of(module: str) -> Path | None:
-    """The file of an imported module with Python source."""
+    """Return the file of an imported module with Python source."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return Path(file) if file.endswith(".py") else None
 
 
 def _is_outdated(module: str, path: Path, present: bool) -> bool:
-    """Whether a module may run an older state of its file, comments and layout apart.
+    """Return True if a module may run an older state of its file, comments and layout apart.
 
     Modification times tell nothing: copies of files keep theirs, and of two edits within a second
     Python takes the code that it cached of the first for that of the second.
@@ -155,7 +155,7 @@ def _is_outdated(module: str, path: Path, present: bool) -> bool:
 
 @functools.cache
 def _began() -> float:
-    """Unix time of this process's start, a clock tick late at most.
+    """Return the Unix time of this process's start, a clock tick late at most.
 
     Of what it runs, nothing is imported within a tick. The time of boot, which psutil adds to the
     ticks since, is told to whole seconds only.
@@ -166,7 +166,7 @@ def _began() -> float:
 
 
 def tree_hash(module: str) -> str:
-    """XXH3-128 (hex) of a module's syntax tree; empty for a module without Python source."""
+    """Return XXH3-128 (hex) of a module's syntax tree; empty if it has no Python source."""
     path = _source_of(module)
     if path is None:
         return ""
