@@ -219,13 +219,13 @@ def _probes_of_much_metadata() -> Iterator[tuple[str, bytes]]:
 def _value_probes(op: ToDType, dtype: str | None) -> Iterator[tuple[str, Any]]:
     """Yield values whose conversion is defined; processors disagree on others, such as a negative
     float to an unsigned integer."""
-    for each in (dtype,) if dtype else ("bool", "uint8", "int16", "int64", "float32", "float64"):
-        kind = np.dtype(each).kind
+    for name in (dtype,) if dtype else ("bool", "uint8", "int16", "int64", "float32", "float64"):
+        kind = np.dtype(name).kind
         low = 0 if kind in "bu" or (kind == "f" and op.dtype.startswith("uint")) else -128
         values = np.arange(low, 256 if kind == "u" else 128)
         yield (
-            f"values of {each}",
-            (values * (0.87 if kind == "f" else 1)).astype(each)[None, :, None],
+            f"values of {name}",
+            (values * (0.87 if kind == "f" else 1)).astype(name)[None, :, None],
         )
 
 
@@ -267,11 +267,11 @@ def computed(step: Step) -> Outputs:
     """Compute the outputs of a step on its probes."""
     if not (isinstance(step.ops[0], Decode) and step.ops[0].scaled):
         return _outputs(step, step.ops)
-    found: dict[str, str] = {}
+    by_probe: dict[str, str] = {}
     for size in SHORTER_SIDES:
-        outputs = _outputs(step, (*step.ops, Resize(size=size)), ".jpg" if found else "")
-        found |= {f"{probe}, to {size}": output for probe, output in outputs.items()}
-    return found
+        outputs = _outputs(step, (*step.ops, Resize(size=size)), ".jpg" if by_probe else "")
+        by_probe |= {f"{probe}, to {size}": output for probe, output in outputs.items()}
+    return by_probe
 
 
 def _outputs(step: Step, ops: tuple[Op, ...], only: str = "") -> Outputs:
@@ -279,12 +279,12 @@ def _outputs(step: Step, ops: tuple[Op, ...], only: str = "") -> Outputs:
 
     recipe = FieldRecipe("probe", Field().model_copy(update={"ops": ops}), 0)
     random = isinstance(step.ops[0], RandomResizedCrop | HorizontalFlip)
-    found = {}
+    outputs = {}
     for name, value in _probes(step):
         for draw in range(DRAWS if random else 1) if name.endswith(only) else ():
             probe = f"{name}, draw {draw}" if random else name
-            found[probe] = _output(recipe.apply, step, value, f"{draw}")
-    return found
+            outputs[probe] = _output(recipe.apply, step, value, f"{draw}")
+    return outputs
 
 
 def _output(apply: Callable[..., Any], step: Step, value: Any, key: str) -> str:
@@ -347,11 +347,11 @@ def _digests(outputs: Outputs) -> dict[str, str]:
 def first_difference(before: Outputs, after: Outputs) -> tuple[str, str]:
     """Return the first probe whose output differs, and by how much, in words."""
     old_digests, digests = _digests(before), _digests(after)
-    probes = [each for each in after if old_digests.get(each) != digests[each]]
-    probes = probes or [each for each in before if each not in after]
+    probes = [probe for probe in after if old_digests.get(probe) != digests[probe]]
+    probes = probes or [probe for probe in before if probe not in after]
     first = probes[0]
     many = f"; {len(probes)} of {len(after)} probes differ"
-    old, new = (_values_of(each.get(first, "")) for each in (before, after))
+    old, new = (_values_of(outputs.get(first, "")) for outputs in (before, after))
     if old is None or new is None or old.dtype != new.dtype or old.shape != new.shape:
         return first, f"{_kind(before, first)} became {_kind(after, first)}{many}"
     apart = np.abs(old.astype(np.float64) - new.astype(np.float64))
@@ -388,9 +388,9 @@ def outputs_of(step: Step) -> Outputs:
 def _cached(step: Step) -> Outputs:
     name = f"{_state(step)}.json"
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # such as of no home
-        found = json.loads((_folder() / name).read_bytes())
-        if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()):
-            return found
+        loaded = json.loads((_folder() / name).read_bytes())
+        if isinstance(loaded, dict) and all(isinstance(text, str) for text in loaded.values()):
+            return loaded
     outputs = computed(step)
     with contextlib.suppress(OSError, RuntimeError):  # then it is computed each time
         _write_cache(_folder() / name, outputs)
@@ -427,9 +427,9 @@ def _write_cache(file: Path, outputs: Outputs) -> None:
         with os.fdopen(handle, "w") as temporary:
             json.dump(outputs, temporary)
         Path(name).replace(file)
-        oldest = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
-        for each in oldest[:-MOST_CACHED]:
-            each.unlink(missing_ok=True)
+        oldest = sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in oldest[:-MOST_CACHED]:
+            path.unlink(missing_ok=True)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
@@ -458,19 +458,19 @@ def _files(library: str) -> list[Any]:
     home = Path(spec.origin).parent
     folders = [home, *(home / name for name in FOLDERS[library])]
     folders += [home.parent / f"{library}.libs"]
-    found: list[Any] = [str(home), installed_version(library)]
+    state: list[Any] = [str(home), installed_version(library)]
     for folder in filter(Path.is_dir, folders):
         with os.scandir(folder) as entries:
-            files = [(each.name, each.stat()) for each in entries if each.is_file()]
-        found += sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
-    return found
+            files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+        state += sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+    return state
 
 
 @functools.cache
 def _own_code() -> str:
     own = [Path(__file__).with_name(f"{name}.py") for name in MODULES]
     own += sorted(PROBES.iterdir())
-    return xxhash.xxh3_128_hexdigest(b"".join(each.read_bytes() for each in own))
+    return xxhash.xxh3_128_hexdigest(b"".join(path.read_bytes() for path in own))
 
 
 @functools.cache

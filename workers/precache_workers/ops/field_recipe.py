@@ -186,16 +186,16 @@ class FieldRecipe:
         return array
 
     def _input(self, sample: Sample) -> Any:
-        wanted = self._field.input
-        if wanted is None:
-            name = field_of(self.name)
-            wanted = name if name in sample.inputs else next(iter(sample.inputs))
-        if wanted not in sample.inputs:
+        name = self._field.input
+        if name is None:
+            default = field_of(self.name)
+            name = default if default in sample.inputs else next(iter(sample.inputs))
+        if name not in sample.inputs:
             names = ", ".join(map(repr, sample.inputs))
-            raise SampleError(f"field {self.name!r} starts from {wanted!r}; samples have {names}")
-        found = sample.inputs[wanted]
+            raise SampleError(f"field {self.name!r} starts from {name!r}; samples have {names}")
+        value = sample.inputs[name]
         # A custom function may write into its argument, which other fields start from, too.
-        return copy.deepcopy(found) if self._functions and not self._field.decodes else found
+        return copy.deepcopy(value) if self._functions and not self._field.decodes else value
 
     def _apply(self, op: Op, number: int, value: Any, key: str) -> Any:
         match op:
@@ -235,14 +235,14 @@ class FieldRecipe:
 
 def _loaded(op: Function, code: str) -> Callable[..., Any]:
     """Return the callable of an op: a function with its parameters, or an instance of a class."""
-    found = load_object(op.function, code)
-    if not isinstance(found, type):
-        return functools.partial(found, **op.params)
+    loaded = load_object(op.function, code)
+    if not isinstance(loaded, type):
+        return functools.partial(loaded, **op.params)
     try:
-        made: Callable[..., Any] = found(**op.params)
+        instance: Callable[..., Any] = loaded(**op.params)
     except Exception as error:
         raise RecipeError(f"{op.function}(**{op.params}) failed: {error!r}") from error
-    return made
+    return instance
 
 
 def _call(function: Callable[..., Any], array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:

@@ -116,7 +116,7 @@ def _axis(before: int, after: int, end: int, seen: int) -> tuple[float | None, i
     """
     ratio, near = before / after, after / before
     candidates = near, math.nextafter(near, 0), math.nextafter(near, math.inf)
-    factor = next((each for each in candidates if 1 / each == ratio), None)
+    factor = next((candidate for candidate in candidates if 1 / candidate == ratio), None)
     if factor is None or before == after:
         return None, before, after
     if seen == end:  # torch leaves an axis alone that keeps its length

@@ -58,10 +58,10 @@ def named_ops(recipe: Recipe) -> Iterator[tuple[str, Op, Step | None]]:
 
 def behaviours(recipe: Recipe) -> dict[str, Outputs]:
     """Return the outputs of each step by the libraries of this machine, by name."""
-    found = {name: outputs_of(step) for name, _, step in named_ops(recipe) if step is not None}
+    outputs = {name: outputs_of(step) for name, _, step in named_ops(recipe) if step is not None}
     if any(map(_draws, recipe.functions)):
-        found[RANDOM] = streams()
-    return found
+        outputs[RANDOM] = streams()
+    return outputs
 
 
 def require_same(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
@@ -74,11 +74,13 @@ def require_same(recipe: Recipe, expected: Mapping[str, Outputs]) -> None:
     """
     for name, op, step in named_ops(recipe) if expected else ():
         known = RANDOM if _draws(op) else name
-        found = computed(step) if step is not None else streams()
-        if digest_of(expected.get(known, found)) != digest_of(found):
+        outputs = computed(step) if step is not None else streams()
+        if digest_of(expected.get(known, outputs)) != digest_of(outputs):
             libraries = step.libraries if step is not None else ("numpy",)
-            versions = " and ".join(f"{each} {installed_version(each)}" for each in libraries)
-            probe, far = first_difference(expected[known], found)
+            versions = " and ".join(
+                f"{library} {installed_version(library)}" for library in libraries
+            )
+            probe, far = first_difference(expected[known], outputs)
             raise MismatchError(
                 f"{os.uname().nodename} makes other pixels than the machine that planned the "
                 f"build: {known} by {versions}, first of the probe {probe}: {far}; "
@@ -93,8 +95,8 @@ def function_digests(recipe: Recipe) -> dict[str, str]:
 
 def digests(recipe: Recipe) -> dict[str, str]:
     """Return digests of whatever decides the pixels, by name, as found on this machine."""
-    found = {name: digest_of(outputs) for name, outputs in behaviours(recipe).items()}
-    return found | function_digests(recipe)
+    by_name = {name: digest_of(outputs) for name, outputs in behaviours(recipe).items()}
+    return by_name | function_digests(recipe)
 
 
 def with_code(recipe: Recipe, code: Mapping[str, str]) -> Recipe:
@@ -108,20 +110,20 @@ def with_code(recipe: Recipe, code: Mapping[str, str]) -> Recipe:
         return op.with_code(code[name] if drawn == NOTHING else f"{code[name]} {drawn}")
 
     fields = {
-        name: each.model_copy(update={"ops": tuple(map(known, each.ops, steps_of(each)))})
-        for name, each in recipe.fields.items()
+        name: field.model_copy(update={"ops": tuple(map(known, field.ops, steps_of(field)))})
+        for name, field in recipe.fields.items()
     }
     return recipe.model_copy(update={"fields": fields})
 
 
 def decides(recipe: Recipe) -> dict[str, str]:
     """Return the identity of whatever decides the pixels, by name."""
-    found: dict[str, str] = _versions(recipe)
+    identities: dict[str, str] = _versions(recipe)
     for name, op, step in named_ops(recipe):
         if not (isinstance(op, Function) and op.version):
             code = op.code or _code(op, step)
-            found |= libraries_in(code) or {name: code}
-    return {name: code for name, code in found.items() if code != NOTHING}
+            identities |= libraries_in(code) or {name: code}
+    return {name: code for name, code in identities.items() if code != NOTHING}
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:
@@ -156,11 +158,11 @@ NOTHING = "{}"
 
 def libraries_in(code: str) -> dict[str, str]:
     """Return the versions of libraries in an identity of an older release; none in a digest."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     if code.startswith("{"):
         with contextlib.suppress(ValidationError):  # a pulled log may hold anything
-            found = _VERSIONS.validate_json(code)
-    return found
+            versions = _VERSIONS.validate_json(code)
+    return versions
 
 
 _VERSIONS = TypeAdapter(dict[str, str])
@@ -181,7 +183,7 @@ def by_libraries(known: Mapping[str, str]) -> Rule:
             if isinstance(op, Function):
                 versions[name] = op.version or op.code or code_digest(name)
             else:
-                versions |= {each: plain_version(each, known) for each in libraries_of(op)}
+                versions |= {library: plain_version(library, known) for library in libraries_of(op)}
         return versions
 
     return rule
@@ -205,13 +207,13 @@ def as_recorded(attributes: Attributes) -> Rule:
         return by_libraries(attributes.libraries)
 
     def rule(recipe: Recipe) -> dict[str, str]:
-        found = _versions(recipe)
+        identities = _versions(recipe)
         for name, op, _ in named_ops(recipe):
             if isinstance(op, Function) and op.version:
                 continue
             names = (name,) if name in attributes.decides else libraries_of(op)
-            found |= {each: attributes.decides.get(each, "") for each in names}
-        return found
+            identities |= {known: attributes.decides.get(known, "") for known in names}
+        return identities
 
     return rule
 
@@ -258,5 +260,5 @@ LIBRARIES = ("precache", "torch", "numpy", "numcodecs", "simplejpeg", "pillow")
 @functools.cache
 def installed_versions() -> dict[str, str]:
     """Return the versions that receipts record; `zstd` is the one that encodes images."""
-    found = {name: installed_version(name) for name in LIBRARIES}
-    return found | {"zstd": load_zstd().zstd_version}
+    versions = {name: installed_version(name) for name in LIBRARIES}
+    return versions | {"zstd": load_zstd().zstd_version}

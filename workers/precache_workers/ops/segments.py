@@ -149,7 +149,7 @@ def _check_scans(data: bytes) -> None:
     if data.count(b"\xff\xda") <= MOST_SCANS:
         return
     scans, at = 0, 2
-    while segment := next((each for each in _segments(data, at) if each[0] in (_SOS, _EOI)), None):
+    while segment := next((part for part in _segments(data, at) if part[0] in (_SOS, _EOI)), None):
         marker, _, end = segment
         if marker == _EOI:
             return
@@ -197,10 +197,10 @@ def _cut_gif(data: bytes) -> bytes:
             kept.append(data[at:])
             break
         if data[at] != ord("!"):
-            found = re.compile(rb"[!,;]").search(data, at)
-            if found is None or found.group() == b";":
+            block = re.compile(rb"[!,;]").search(data, at)
+            if block is None or block.group() == b";":
                 break
-            at = found.start()
+            at = block.start()
             continue
         start, at = at, at + 2
         while at < len(data) and data[at]:

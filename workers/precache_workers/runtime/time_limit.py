@@ -156,8 +156,8 @@ class Notes:
     def late(self) -> dict[str, str]:
         """Return key -> reason of the samples of which one takes too long."""
         at = list(self._at.values())
-        late = [each for each in at if self.clock - each[0] > self._seconds]
-        suspects = [each for each in at if each[-1] or each in late] if late else []
+        late = [note for note in at if self.clock - note[0] > self._seconds]
+        suspects = [note for note in at if note[-1] or note in late] if late else []
         return {key: what + self._limit for _, what, keys, _ in suspects for key in keys}
 
     def give_up(self) -> None:
@@ -177,8 +177,8 @@ class Notes:
 
 def notes() -> Notes:
     """Return the notes of this thread; nobody reads them outside of `run_in_time`."""
-    found: Notes | None = getattr(_here, "notes", None)
-    return found or Notes()
+    current: Notes | None = getattr(_here, "notes", None)
+    return current or Notes()
 
 
 def is_late(reason: str) -> bool:

@@ -126,7 +126,7 @@ class FolderSource:
         if (kind := self.folder.kind()) != "folder":
             what = "is not a folder" if kind else "does not exist"
             raise SourceError(f"the source {self.folder} {what}; give a folder of images")
-        found = _Files()
+        files = _Files()
         ignored, complete, left_out = 0, True, Counter[str]()
 
         def leave_out(name: str, reason: str) -> None:
@@ -137,23 +137,23 @@ class FolderSource:
                 ignored += 1
 
         for file in self.folder.walk(leave_out):
-            if found.keys and time.monotonic() > until:
+            if files.keys and time.monotonic() > until:
                 complete = False
                 break
             if _is_image(file.name):
-                found.add(file)
-                if len(found.keys) % TICK == 0:
-                    tick(len(found.keys))
+                files.add(file)
+                if len(files.keys) % TICK == 0:
+                    tick(len(files.keys))
             else:
                 ignored += 1
-        if not found.keys:
+        if not files.keys:
             raise SourceError(
                 f"the source {self.folder} has no image ({ignored} other files); "
                 f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}{left_out_text(left_out)}"
             )
-        tick(len(found.keys))
-        _require_utf8(found.keys)
-        return Listing(found.table(), ignored, complete, dict(left_out))
+        tick(len(files.keys))
+        _require_utf8(files.keys)
+        return Listing(files.table(), ignored, complete, dict(left_out))
 
     def fetch(self, keys: Sequence[str], sizes: Sequence[int]) -> Sequence[Fetched]:
         if self.folder.local("") is None:
@@ -230,8 +230,8 @@ class _Files:
         """Return the files sorted by name, with the first folder of each as its class."""
         labels, classes = _classes(self.keys)
         sizes, mtimes = np.array(self._sizes, np.int64), np.array(self._mtimes, np.int64)
-        found = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
-        return found.take(sorted(range(len(found)), key=self.keys.__getitem__))
+        table = RowTable(self.keys, sizes, mtimes, self._etags, labels, classes)
+        return table.take(sorted(range(len(table)), key=self.keys.__getitem__))
 
 
 def _is_image(name: str) -> bool:
@@ -372,13 +372,13 @@ def _indices(dataset: Any, factory: str) -> Mapping[str, int]:
 def _texts(method: Any, count: int, what: str) -> list[str]:
     """Return the text that a method of a dataset has for each of its samples."""
     try:
-        found = [method(number) for number in range(count)]
+        texts = [method(number) for number in range(count)]
     except Exception as error:
         raise SourceError(f"{what} failed: {error!r}") from error
-    for number, text in enumerate(found):
+    for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise SourceError(f"{what}({number}) is {text!r}; it is to be text")
-    return found
+    return texts
 
 
 _named: dict[str, tuple[Any, Mapping[str, int]]] = {}

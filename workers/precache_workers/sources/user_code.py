@@ -77,12 +77,12 @@ def load_object(name: str, code: str = "") -> Any:
     """
     module, _, attribute = name.partition(":")
     try:
-        found = code_of(name)
+        identity = code_of(name)
         with _lock:
             present = set(sys.modules)
             loaded = importlib.import_module(module)
-            if found is not None:
-                _bring_up_to_date(found, present)
+            if identity is not None:
+                _bring_up_to_date(identity, present)
         attained = getattr(loaded, attribute)
     except PrecacheError:
         raise
@@ -91,7 +91,7 @@ def load_object(name: str, code: str = "") -> Any:
             f"cannot load {name!r}: {error}; give package.module:name, importable from "
             f"{sys.path[0] or 'the current folder'}"
         ) from None
-    if found is not None and code not in ("", code_digest(name)):  # it may have changed since
+    if identity is not None and code not in ("", code_digest(name)):  # it may have changed since
         raise RecipeError(
             f"the code of {name!r}, or a package that it uses, is not what it was when the build "
             "began; run the same command again, with the same packages on all nodes"
