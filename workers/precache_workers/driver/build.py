@@ -405,8 +405,8 @@ class _Build:
         ----------
         lost
             Shard -> what is recorded of it, where only lost objects are to be made again.
-        origin
-            A version whose rows are taken over where the samples are the same.
+        base
+            A version whose rows are reused where the samples are the same.
         """
         from precache_workers.shards.shard_task import run_shard
 
