@@ -193,7 +193,7 @@ class RemoteFolder:
                 found[number] = refusal
             else:
                 wanted.append(number)
-        for attempt in retries.attempts():
+        for attempt in self._attempts():
             if not wanted:
                 break
             pause = 0.0
@@ -210,7 +210,8 @@ class RemoteFolder:
             for number, got in zip(wanted, tried, strict=True):
                 error = got if isinstance(got, Exception) else None
                 short = error is None and len(got) < least[number]
-                if not attempt.last and (short or (error and retries.is_transient(error))):
+                again_short = short and attempt.number + 1 < retries.ATTEMPTS
+                if not attempt.last and (again_short or (error and retries.is_transient(error))):
                     waited = retries.pause(attempt.number, error)
                     if error is not None:
                         told = self._error(error, parts[number][0], "read")
@@ -467,6 +468,9 @@ class RemoteFolder:
     def _by_obstore(self) -> bool:
         return EXTRAS.get(self.protocol) in ("s3", "azure")
 
+    def _attempts(self) -> Iterator[Attempt]:
+        return retries.attempts(retries.BUSY_ATTEMPTS if self._by_obstore else None)
+
     def _create_copy(self, source: str, target: str) -> None:
         if self._by_obstore:
             self._fs.cp_file(source, target, create=True)
@@ -522,7 +526,7 @@ class RemoteFolder:
         """Make a request until it succeeds or fails for good; `retries.FINAL` errors pass."""
         if doing != "list" and (refusal := self._refusal(name, doing)) is not None:
             raise refusal
-        for attempt in retries.attempts():
+        for attempt in self._attempts():
             try:
                 return action(self._at(name))
             except PrecacheError:

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ATTEMPTS = 9
+ATTEMPTS = 6
+BUSY_ATTEMPTS = 9
+"""Attempts in general, and at a request that fails where no library retries: for a minute."""
+
 RETRY_SECONDS = 60.0
 """After these since the first attempt, there is no other."""
 
@@ -50,12 +53,13 @@ class Attempt:
     last: bool
 
 
-def attempts() -> Iterator[Attempt]:
+def attempts(most: int | None = None) -> Iterator[Attempt]:
     """Yield attempts within the limits of number and time; stop iterating after a success."""
     began = time.monotonic()
-    for number in range(ATTEMPTS):
+    most = most or ATTEMPTS
+    for number in range(most):
         late = time.monotonic() - began > RETRY_SECONDS
-        yield Attempt(number, late or number + 1 == ATTEMPTS)
+        yield Attempt(number, late or number + 1 == most)
         if late:
             return
 

@@ -404,7 +404,7 @@ def test_a_server_that_stays_busy_is_an_error_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(retries, "ATTEMPTS", 3)
+    monkeypatch.setattr(retries, "BUSY_ATTEMPTS", 3)
     faulty.put("a", [b"1"])
     proxy.faults["GET", "/a"] = [status(503)] * 1000
     with pytest.raises(StorageError, match=r"cannot read s3://bucket/\d+/a"):

@@ -38,5 +38,5 @@ def test_what_other_credentials_would_help_is_not_asked_for_again(
 
 def test_a_server_that_is_busy_has_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries.random, "uniform", lambda low, high: 1.0)
-    pauses = [retries.pause(number, None) for number in range(retries.ATTEMPTS - 1)]
+    pauses = [retries.pause(number, None) for number in range(retries.BUSY_ATTEMPTS - 1)]
     assert sum(pauses) >= retries.RETRY_SECONDS
