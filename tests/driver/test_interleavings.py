@@ -63,7 +63,7 @@ from tests.support.interleaving import (
     Killed,
     Memory,
     MemoryFolder,
-    MixSchedule,
+    Turns,
     Visited,
     digest,
     explore,
@@ -251,7 +251,7 @@ def remove_old() -> object:
 
 def alone(memory: Memory, act: Callable[[], Any]) -> Any:
     """What an actor returns that has the store to itself."""
-    outcome = MixSchedule(memory, lambda able: able[0]).run({"again": act})["again"]
+    outcome = Turns(memory, lambda able: able[0]).run({"again": act})["again"]
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
@@ -316,10 +316,10 @@ def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
             ACTORS.store.size("work")
             inside.clear()
 
-    def run(choose: Callable[[MixSchedule, Sequence[str]], str]) -> None:
+    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
         inside.clear()
         memory = Memory(left)
-        turns = MixSchedule(memory, lambda able: choose(turns, able))
+        turns = Turns(memory, lambda able: choose(turns, able))
         with contextlib.suppress(Visited):
             outcomes = turns.run(dict.fromkeys(("first", "second", "third"), hold))
             assert set(outcomes.values()) == {None}, outcomes
@@ -330,7 +330,7 @@ def test_one_at_a_time_holds_a_claim_in_every_order(ended: int) -> None:
 
 def turns_of(memory: Memory, source: Rows) -> int:
     """How many turns a build takes that is alone."""
-    turns = MixSchedule(memory, lambda able: able[0])
+    turns = Turns(memory, lambda able: able[0])
     turns.run({"first": partial(build, source)})
     return len(turns.calls)
 
@@ -349,7 +349,7 @@ def test_a_builder_is_stopped_at_each_of_its_calls_while_another_builds(second: 
     for first in actors:
         for point in range(1, turns_of(Memory(), source)):
             memory = Memory()
-            check(memory, MixSchedule(memory, preempted([point], first)).run(actors), source)
+            check(memory, Turns(memory, preempted([point], first)).run(actors), source)
 
 
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
@@ -358,7 +358,7 @@ def test_a_builder_is_killed_at_each_of_its_calls_and_another_goes_on(second: Ro
     actors = {"first": partial(build, source), "second": partial(build, second)}
     for point in range(turns_of(Memory(), source)):
         memory = Memory()
-        turns = MixSchedule(memory, preempted([point + 1], "first"), {"first": point})
+        turns = Turns(memory, preempted([point + 1], "first"), {"first": point})
         check(memory, turns.run(actors), source)
 
 
@@ -370,7 +370,7 @@ def test_builders_and_a_removal_in_any_order() -> None:
     for seed in range(30):
         chance = random.Random(seed)
         memory = Memory(before.objects)
-        outcomes = MixSchedule(memory, chance.choice).run({**builds, "remover": remove_old})
+        outcomes = Turns(memory, chance.choice).run({**builds, "remover": remove_old})
         check(memory, outcomes, source)
 
 
@@ -380,7 +380,7 @@ def test_two_that_try_again_what_failed_and_mend_nothing_leave_nothing() -> None
     again = partial(build, source, retry_failed=True)
     for seed in range(20):
         memory = Memory(before.objects)
-        outcomes = MixSchedule(memory, random.Random(seed).choice).run(
+        outcomes = Turns(memory, random.Random(seed).choice).run(
             {"first": again, "second": again}
         )
         assert all(isinstance(outcome, str | BuildError) for outcome in outcomes.values())
@@ -393,7 +393,7 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
 ) -> None:
     """The version was made elsewhere by another release of a codec, with another hole."""
     elsewhere, source = Memory(), rows(8)
-    MixSchedule(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
+    Turns(elsewhere, lambda able: able[0]).run({"second": partial(build, rows(8, "5"))})
     there = MemoryFolder(elsewhere)
     [commit] = read_commits(there)
     version = open_own(there.folder(commit.version))
@@ -405,11 +405,11 @@ def test_a_pull_is_stopped_at_each_of_its_calls_while_a_build_makes_the_version(
     def pull() -> str:
         return transfer.pull("elsewhere", "store").version
 
-    alone_ = MixSchedule(Memory(), lambda able: able[0])
+    alone_ = Turns(Memory(), lambda able: able[0])
     alone_.run({"second": pull})
     for point in range(1, len(alone_.calls)):
         memory = Memory()
-        turns = MixSchedule(memory, preempted([point], "second"))
+        turns = Turns(memory, preempted([point], "second"))
         outcomes = turns.run({"first": partial(build, source), "second": pull})
         for outcome in outcomes.values():
             assert isinstance(outcome, str | PrecacheError), repr(outcome)
@@ -482,9 +482,9 @@ def every_order(
     check: Callable[[Memory, Mapping[str, object]], None],
     switches: float = math.inf,
 ) -> None:
-    def run(choose: Callable[[MixSchedule, Sequence[str]], str]) -> None:
+    def run(choose: Callable[[Turns, Sequence[str]], str]) -> None:
         memory = Memory()
-        turns = MixSchedule(memory, lambda able: choose(turns, able))
+        turns = Turns(memory, lambda able: choose(turns, able))
         with contextlib.suppress(Visited):
             outcomes = turns.run(actors)
             check(memory, outcomes)

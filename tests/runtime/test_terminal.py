@@ -287,9 +287,9 @@ def test_the_log_of_a_job_is_shown_and_not_obeyed(capfd: pytest.CaptureFixture[s
     assert_harmless(out + err)
     assert_harmless(str(caught.value))
     assert r"line\u2028hole: forged.jpg: no image\rhole" in err
-    from precache.cli.output import print_job
+    from precache.cli.output import print_status
 
-    print_job(job.status())
+    print_status(job.status())
     out, err = capfd.readouterr()
     assert_harmless(out + err)
     assert r"store\x1b]0;pwned\x07" in out
