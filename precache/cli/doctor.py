@@ -25,7 +25,7 @@ def add_doctor(commands: Any) -> None:
     """Add the command to the subparsers of ``precache``."""
     command = commands.add_parser(
         "doctor",
-        help="before caching: what it costs, what it brings, where to cut",
+        help="before building: predict the cost and the gain of caching a source",
         description=inspect.cleandoc(_doctor.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,44 +34,48 @@ def add_doctor(commands: Any) -> None:
     add_recipe_options(command)
     run = command.add_argument_group("measuring")
     run.add_argument(
-        "--samples", type=int, default=200, metavar="N", help="drawn at random; default 200"
+        "--samples",
+        type=int,
+        default=200,
+        metavar="N",
+        help="samples to measure, drawn at random; default 200",
     )
     run.add_argument(
         "--seconds",
         type=float,
         default=45.0,
         metavar="N",
-        help="that it may take; where samples are slow it measures fewer; default 45",
+        help="time limit; slow samples mean that fewer are measured; default 45",
     )
     run.add_argument(
         "--rate",
         type=float,
         default=1000.0,
         metavar="R",
-        help="samples a second that the training device takes; default 1000",
+        help="samples/s that the training device takes; default 1000",
     )
     run.add_argument(
         "--cores",
         type=int,
         metavar="N",
-        help="of the build, and of training; default those that this process may use",
+        help="cores of the build and of training; default those available to this process",
     )
     add_follow_links(run)
     add_storage_option(run)
     run.add_argument(
         "--html", metavar="FILE", help='write a page; needs pip install "precache[report]"'
     )
-    run.add_argument("--png", metavar="FILE", help="write a picture; needs the same")
+    run.add_argument("--png", metavar="FILE", help="write charts as a PNG; needs the same")
     run.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Time a sample of SOURCE, stage by stage, and tell what caching it would bring.
+    """Measure random samples of SOURCE stage by stage, and predict the gain of caching it.
 
-    Cores to feed a device without a cache and with one, the time and size of a build, training
-    from each codec, and where to cut between work that is done once and in every epoch. Nothing
-    is kept: trials are in a temporary folder, on the disk that TMPDIR names. The page cache is
-    asked to drop some local files of the source, so that the disk is what is measured.
+    It prints the cores that feed a device with and without a cache, the time and size of a build,
+    the reading speed with each codec, and which ops to run once and which in every epoch. Nothing
+    is kept: trial stores are in a temporary folder on the disk that TMPDIR names. Some local files
+    of the source are dropped from the page cache, so that reading them measures the disk.
     """
     for path in filter(None, (options.html, options.png)):
         from precache.html.charts import check_page
@@ -101,7 +105,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """The same with null for numbers that JSON cannot hold."""
+    """Replace numbers that JSON cannot hold by null."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -103,7 +103,7 @@ def _parser() -> _Parser:
         "verify", help="check every checksum of a store", description=_verify.__doc__
     )
     bench = commands.add_parser(
-        "bench", help="what reading a store costs here", description=_bench.__doc__
+        "bench", help="measure what reading a store costs here", description=_bench.__doc__
     )
     for command, run in ((info, _info), (verify, _verify), (bench, _bench)):
         command.add_argument("store", metavar="STORE", help="a store, or STORE@3f2a for a version")
@@ -117,13 +117,21 @@ def _parser() -> _Parser:
     add_simulate(commands)
     _add_view(commands)
     bench.add_argument("--batch-size", type=int, default=256, metavar="N", help="default 256")
-    bench.add_argument("--epochs", type=int, default=3, metavar="N", help="after the first; 3")
+    bench.add_argument(
+        "--epochs", type=int, default=3, metavar="N", help="epochs after the first; default 3"
+    )
     bench.add_argument("--threads", type=int, metavar="N", help="decoding threads")
     bench.add_argument(
-        "--cache-dir", metavar="DIR", help="local folder where shards of a remote store go"
+        "--cache-dir", metavar="DIR", help="local folder for shards of a remote store"
     )
-    bench.add_argument("--cache-limit", metavar="SIZE", help="of that folder, such as 200GB")
-    bench.add_argument("--cache-shared", action="store_true", help="with the members of its group")
+    bench.add_argument(
+        "--cache-limit", metavar="SIZE", help="size limit of that folder, such as 200GB"
+    )
+    bench.add_argument(
+        "--cache-shared",
+        action="store_true",
+        help="share that folder with the members of its group",
+    )
     return parser
 
 
@@ -144,7 +152,7 @@ def _add_transfer(commands: Any) -> None:
 def _add_view(commands: Any) -> None:
     view = commands.add_parser(
         "view",
-        help="look at samples in a browser",
+        help="show samples in a browser",
         description=inspect.cleandoc(_view.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -153,20 +161,30 @@ def _add_view(commands: Any) -> None:
     what.add_argument(
         "--source",
         metavar="SOURCE",
-        help="what the store was built from: raw files, and what each op makes of them, stand "
-        "beside the stored rows",
+        help="source of the store; shows the raw files and the result of each op beside the "
+        "stored rows",
     )
     add_run_functions(what)
-    what.add_argument("--rows", type=int, default=24, metavar="N", help="of a page; default 24")
-    what.add_argument("--find", default="", metavar="TEXT", help="keys that begin with TEXT")
     what.add_argument(
-        "--class", dest="label", default="", metavar="NAME", help="rows of one class, or its number"
+        "--rows", type=int, default=24, metavar="N", help="samples per page; default 24"
+    )
+    what.add_argument("--find", default="", metavar="TEXT", help="keys that start with TEXT")
+    what.add_argument(
+        "--class",
+        dest="label",
+        default="",
+        metavar="NAME",
+        help="rows of one class, by name or number",
     )
     add_storage_option(what)
     where = view.add_argument_group("where")
-    where.add_argument("--out", metavar="FILE", help="write one page that needs no server, and end")
-    where.add_argument("--port", type=int, default=0, metavar="N", help="default any that is free")
-    where.add_argument("--open", action="store_true", help="open it in a browser")
+    where.add_argument(
+        "--out", metavar="FILE", help="write one page to FILE instead of serving pages"
+    )
+    where.add_argument(
+        "--port", type=int, default=0, metavar="N", help="port to listen on; default any free one"
+    )
+    where.add_argument("--open", action="store_true", help="open the page in a browser")
     view.set_defaults(run=_view)
 
 
@@ -222,10 +240,9 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Read every byte, check every checksum, and hold what the version tells of its rows against
-    the row table; damage is named by object and key.
+    """Read every byte, check every checksum, and compare the version's metadata with its row table.
 
-    Exit status 1 where there is any.
+    Damage is listed by object and key; the exit status is 1 if there is any.
     """
     from precache.maintenance.verify import verify_version
     from precache.store.open import open_unchecked
@@ -256,7 +273,7 @@ def _transfer(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Epochs over a store on the CPU, shuffled, beside the machine's own copy limit."""
+    """Read shuffled epochs of a store on the CPU, and compare with the machine's copy limit."""
     from precache.diagnosis.bench import bench
 
     with bench_progress(shown=not options.json) as tick:
@@ -276,14 +293,14 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _view(options: argparse.Namespace) -> int:
-    """Show in a browser what a store holds: samples, classes, statistics, holes, the build.
+    """Show the contents of a store in a browser: samples, classes, statistics, holes, the build.
 
-    Serves pages at an address of this machine that it prints, until Ctrl-C. Rows are found by key
-    and class; the page of a row compares it with what the ops make of its raw file, where --source
-    names the source. For a store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000.
+    It prints an address on this machine and serves pages there until Ctrl-C. Search rows by key and
+    class. With --source, the page of a row compares it with what the ops make of its raw file now.
+    For a store on another machine, give --port 8000 and run ssh -L 8000:127.0.0.1:8000 HOST.
     """
     try:
-        from precache.viewer.contents import open_pages
+        from precache.viewer.pages import open_pages
         from precache.viewer.search import Query
         from precache.viewer.server import serve, write_page
     except ModuleNotFoundError as error:
