@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from precache.building.api import build, request_of, require_known
 from precache.errors import PrecacheError
-from precache.maintenance.gc import seconds_of
+from precache.maintenance.gc import parse_age
 from precache.runtime.integers import whole
 from precache.storage.open import StorageOptions
 from precache.store.open import open_version
@@ -158,4 +158,4 @@ def _seconds(times: int | None, every: float | str | None) -> float | None:
     """Between the beginnings of two child versions."""
     if times is not None:
         whole("times", times, 1)
-    return None if every is None else seconds_of(every)
+    return None if every is None else parse_age(every)

@@ -178,31 +178,31 @@ def byte_progress(doing: str, version: Version, shown: bool) -> Iterator[Callabl
 
 @contextlib.contextmanager
 def bench_progress(shown: bool) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that tells what is being measured."""
+    """Show on standard error what is being measured."""
     with Terminal(stderr=True, quiet=not shown).status("Measuring") as status:
         yield lambda what: status.update(Text(printable(f"Measuring: {what}")))
 
 
 def print_verified(found: Verified) -> None:
-    """Damage by shard and key, or that there is none."""
+    """Print damage by object and key, or that there is none."""
     for damage in found.damage:
         keys = f"; keys {_shortened(damage.keys)}" if damage.keys else ""
         say(f"damaged: {damage.shard}: {damage.reason}{keys}")
-    for each in found.unchecked:
-        say(f"not checked: {each}")
+    for reason in found.unchecked:
+        say(f"not checked: {reason}")
     checked = f"{found.objects} shards, {found.rows:,} rows, {size(found.nbytes)} read"
     if found.ok:
-        say(f"version {found.version[:8]} is whole: {checked}")
+        say(f"version {found.version[:8]} is not damaged: {checked}")
         return
-    say(f"version {found.version[:8]} is damaged in {len(found.damage)} objects ({checked})")
-    say("delete the damaged files and run the same precache build command again: it makes these")
+    say(f"version {found.version[:8]} has {len(found.damage)} damaged objects ({checked})")
+    say("to repair it, delete the damaged files and run the same precache build command again")
     if any(damage.shard == ROOT for damage in found.damage):
-        say(f"without its {ROOT} all of the version is made again")
+        say(f"without its {ROOT} the whole version is built again")
 
 
 def print_transferred(done: Transferred) -> None:
-    """What was copied where."""
-    there = f"; {done.skipped} were there" if done.skipped else ""
+    """Print what was copied."""
+    there = f"; {done.skipped} existed already" if done.skipped else ""
     say(
         f"version {done.version[:8]} is at {done.path}: {done.objects} objects, "
         f"{size(done.nbytes)} copied{there}"
@@ -210,7 +210,7 @@ def print_transferred(done: Transferred) -> None:
 
 
 def print_bench(result: BenchResult) -> None:
-    """Cost of reading beside the copy limit."""
+    """Print the cost of reading beside the copy limit."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for header, justify in (("", "left"), ("samples/s", "right"), ("CPU-ms per 1,000", "right")):
         table.add_column(header, justify=justify)  # type: ignore[arg-type]  # a literal's type
@@ -222,10 +222,11 @@ def print_bench(result: BenchResult) -> None:
     for name, cost in rows.items():
         table.add_row(name, f"{cost.samples_per_s:,.0f}", f"{cost.cpu_ms_per_1000:.1f}")
     say(
-        f"{result.samples:,} samples of {size(result.row_nbytes)}, codec {result.codec}, "
+        f"{result.samples:,} samples of {size(result.row_nbytes)} decoded, codec {result.codec}, "
         f"batches of {result.batch_size}"
     )
     Terminal().print(table, soft_wrap=True)
-    say(f"warm reading costs {result.cpu_ratio:.2f} times the CPU of copying plain rows")
+    ratio = f"{result.cpu_ratio:.2f}"
+    say(f"a warm epoch takes {ratio} times the CPU time of copying as many plain bytes")
     if not result.compiled:
         say(MISSING)

@@ -138,12 +138,12 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _print(found: Simulation) -> None:
-    say(simulation_text.title(found), style="bold")
-    rows = simulation_text.summary(found)
+    say(simulation_text.scenario_title(found), style="bold")
+    rows = simulation_text.figures(found)
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         say(f"{name.ljust(width)}{value}")
-    for name, value in simulation_text.pattern(found):
+    for name, value in simulation_text.wait_pattern(found):
         for line in ("", name, f"  {value}"):
             say(line)
     say("")

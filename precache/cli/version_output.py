@@ -1,4 +1,4 @@
-"""Versions, their differences and their removal as text, for people."""
+"""Versions, their differences and their removal as text."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from precache.maintenance.diff import Change, Difference, Some
-from precache.maintenance.gc import Collected, ago
-from precache.maintenance.versions import Inventory, Unfinished, Used
+from precache.maintenance.gc import GcResult, ago
+from precache.maintenance.versions import StoreListing, Unfinished, UseResult
 from precache.runtime.terminal import say
 from precache.units import size
 
 _HEAD = ("", "version", "committed", "rows", "holes", "size", "shared", "recipe")
 _NUMBERS = range(3, 7)
-"""Columns that are flush right."""
+"""Columns that are right-aligned."""
 
 _KINDS = {
     "added": "added",
     "removed": "removed",
-    "changed": "with other bytes",
-    "touched": "with the same bytes at another time",
-    "relabelled": "of another class",
-    "failed": "that are holes since",
-    "mended": "that are holes no more",
-    "moved": "in another row",
+    "changed": "with changed bytes",
+    "touched": "with the same bytes and a new time",
+    "relabelled": "with another class",
+    "failed": "that became holes",
+    "mended": "that are no longer holes",
+    "moved": "in other rows",
 }
 
 
@@ -33,26 +33,26 @@ def _say(lines: Iterable[str]) -> None:
         say(line.rstrip())
 
 
-def print_inventory(found: Inventory) -> None:
-    """A line for each version, the current one marked, and one for each that is unfinished."""
+def print_listing(listing: StoreListing) -> None:
+    """Print a table of versions, and a line for each unfinished build or copy."""
     now = time.time()
     rows = [
         (
-            "*" if each.current else "",
-            each.version[:12],
-            ago(now - each.committed),
-            "" if each.rows is None else f"{each.rows:,}",
-            "" if each.holes is None else f"{each.holes:,}",
-            size(each.nbytes),
-            size(each.shared_nbytes) if each.shared_nbytes else "",
-            each.recipe or each.problem,
+            "*" if version.current else "",
+            version.version[:12],
+            ago(now - version.committed),
+            "" if version.rows is None else f"{version.rows:,}",
+            "" if version.holes is None else f"{version.holes:,}",
+            size(version.nbytes),
+            size(version.shared_nbytes) if version.shared_nbytes else "",
+            version.recipe or version.problem,
         )
-        for each in found.versions
+        for version in listing.versions
     ]
-    _say([f"{found.store}: {size(found.nbytes)}; * is current"])
+    _say([f"{listing.store}: {size(listing.nbytes)}; * marks the current version"])
     if rows:
         _say(_columns([_HEAD, *rows]))
-    _say(map(_unfinished, found.unfinished))
+    _say(map(_unfinished, listing.unfinished))
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
@@ -65,43 +65,44 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
         )
 
 
-def _unfinished(each: Unfinished) -> str:
-    done = "a copy, or left over"
-    if each.build is not None:
-        shards = "?" if each.build.shards is None else f"{each.build.shards:,}"
-        done = f"{each.build.done:,} of {shards} shards"
+def _unfinished(version: Unfinished) -> str:
+    kind, done = "copy or removal", ""
+    if version.build is not None:
+        shards = "?" if version.build.shards is None else f"{version.build.shards:,}"
+        kind, done = "build", f"{version.build.done:,} of {shards} shards, "
     return (
-        f"unfinished: {each.version[:12]}: {done}, {size(each.nbytes)}; last sign of life "
-        f"{ago(each.idle_seconds)}"
+        f"unfinished {kind} of {version.version[:12]}: {done}{size(version.nbytes)}; last change "
+        f"{ago(version.idle_seconds)}"
     )
 
 
-def print_used(used: Used) -> None:
-    """Which version is current."""
-    if used.previous == used.version:
-        _say([f"version {used.version[:12]} is current already"])
+def print_used(result: UseResult) -> None:
+    """Print which version is current."""
+    if result.previous == result.version:
+        _say([f"version {result.version[:12]} is already current"])
     else:
-        before = "" if used.previous is None else f"; before it was {used.previous[:12]}"
-        _say([f"version {used.version[:12]} is current{before}"])
+        previous = "" if result.previous is None else f"; it replaces {result.previous[:12]}"
+        _say([f"version {result.version[:12]} is now current{previous}"])
 
 
-def print_collected(done: Collected) -> None:
-    """What went or would go, what stays, and the bytes that this frees."""
-    verb = "would remove" if done.dry_run else "removed"
-    for gone in done.removed:
-        bytes_ = size(gone.nbytes)
-        if gone.freed_nbytes != gone.nbytes:
-            bytes_ += f", {size(gone.nbytes - gone.freed_nbytes)} of it held by others too"
-        _say([f"{verb} {gone.version[:12]}: {gone.why}; {bytes_}"])
-    _say(f"kept {each.version[:12]}: {each.why}" for each in done.kept)
-    _say(f"{verb} what a build or a copy left in {version[:12]}" for version in done.swept)
-    would = "would free" if done.dry_run else "freed"
-    _say([f"{would} {size(done.freed_nbytes)}" if done.removed else "nothing to remove"])
+def print_gc(done: GcResult) -> None:
+    """Print which versions are removed, which stay, and the bytes freed."""
+    removed, kept, freed = "removed", "kept", "freed"
+    if done.dry_run:
+        removed, kept, freed = "would remove", "would keep", "would free"
+    for removal in done.removed:
+        nbytes = size(removal.nbytes)
+        if removal.freed_nbytes != removal.nbytes:
+            nbytes += f", of which {size(removal.nbytes - removal.freed_nbytes)} stay in use"
+        _say([f"{removed} {removal.version[:12]}: {removal.why}; {nbytes}"])
+    _say(f"{kept} {version.version[:12]}: {version.why}" for version in done.kept)
+    _say(f"{removed} temporary files of {version[:12]}" for version in done.swept)
+    _say([f"{freed} {size(done.freed_nbytes)}" if done.removed else "nothing to remove"])
 
 
 def print_difference(found: Difference) -> None:
-    """Each kind of difference below its heading; nothing of what is the same."""
-    _say([f"from {found.before[:12]} to {found.after[:12]}"])
+    """Print each kind of difference below its heading."""
+    _say([f"changes from {found.before[:12]} to {found.after[:12]}"])
     samples = [
         line
         for kind, words in _KINDS.items()
@@ -112,13 +113,13 @@ def print_difference(found: Difference) -> None:
         for words, names in (
             ("added", found.classes_added),
             ("removed", found.classes_removed),
-            ("with other numbers", found.classes_renumbered),
+            ("renumbered", found.classes_renumbered),
         )
         if names
     ]
     parts = {
         "recipe": list(map(_change, found.recipe)),
-        "stored": list(map(_change, found.layout)),
+        "layout": list(map(_change, found.layout)),
         "samples": samples,
         "classes": classes,
         "libraries": list(map(_change, found.libraries)),
@@ -127,15 +128,15 @@ def print_difference(found: Difference) -> None:
         if lines:
             _say([heading, *(f"  {line}" for line in lines)])
     if not any(parts.values()):
-        _say(["nothing differs"])
+        _say(["no differences"])
 
 
-def _change(each: Change) -> str:
-    if each.before is None:
-        return f"{each.what}: {_value(each.after)}, which was not there"
-    if each.after is None:
-        return f"{each.what}: {_value(each.before)} is gone"
-    return f"{each.what}: {_value(each.before)} → {_value(each.after)}"
+def _change(change: Change) -> str:
+    if change.before is None:
+        return f"{change.what}: added {_value(change.after)}"
+    if change.after is None:
+        return f"{change.what}: removed {_value(change.before)}"
+    return f"{change.what}: {_value(change.before)} → {_value(change.after)}"
 
 
 def _value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""``precache ls | diff | use | gc``: the versions of a store."""
+"""The commands ``precache ls | diff | use | gc``: the versions of a store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from precache.cli.build_options import add_storage_option
 from precache.cli.output import show
 from precache.cli.version_output import (
-    print_collected,
     print_difference,
-    print_inventory,
+    print_gc,
+    print_listing,
     print_used,
 )
 from precache.maintenance.diff import diff
@@ -20,12 +20,10 @@ from precache.maintenance.versions import use, versions
 
 
 def add_version_commands(commands: Any) -> None:
-    """The parsers of this module's commands."""
-    ls = commands.add_parser("ls", help="the versions of a store", description=_ls.__doc__)
+    """Add the commands to the subparsers of ``precache``."""
+    ls = commands.add_parser("ls", help="list the versions of a store", description=_ls.__doc__)
     ls.add_argument("store", metavar="STORE")
-    differ = commands.add_parser(
-        "diff", help="what differs between two versions", description=_diff.__doc__
-    )
+    differ = commands.add_parser("diff", help="compare two versions", description=_diff.__doc__)
     for name in ("before", "after"):
         differ.add_argument(
             name, metavar=name.upper(), help="STORE@3f2a, or a store for its current version"
@@ -39,18 +37,18 @@ def add_version_commands(commands: Any) -> None:
         type=int,
         default=2,
         metavar="N",
-        help="versions that stay whatever their age, the current one among them; default 2",
+        help="number of newest versions to keep, including the current one; default 2",
     )
     clean.add_argument(
         "--older-than",
         default="7d",
         metavar="AGE",
-        help="since another took their place, such as 12h or 4w; default 7d",
+        help="time since another version replaced them, such as 12h or 4w; default 7d",
     )
     clean.add_argument(
         "--dry-run",
         action="store_true",
-        help="tell what would go by this machine's clock, write and remove nothing",
+        help="only print what would be removed, by this machine's clock",
     )
     for command, run in ((ls, _ls), (differ, _diff), (make, _use), (clean, _gc)):
         command.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -59,24 +57,26 @@ def add_version_commands(commands: Any) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    """Versions with their age, rows, bytes and recipe, and builds that are under way or were
-    left. Bytes that versions share by hard links are counted once in the sum.
+    """List versions with age, rows, size and recipe, and unfinished builds and copies. The total
+    counts bytes that versions share by hard links once.
     """
-    found = versions(options.store, dict(options.storage_options))
-    show(options.json, dataclasses.asdict(found), lambda: print_inventory(found))
+    listing = versions(options.store, dict(options.storage_options))
+    show(options.json, dataclasses.asdict(listing), lambda: print_listing(listing))
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """Recipe op by op, samples by key, classes, libraries; the versions may be of two stores."""
+    """Compare recipes op by op, samples by key, classes and libraries. The versions may be in
+    different stores.
+    """
     found = diff(options.before, options.after, dict(options.storage_options))
     show(options.json, dataclasses.asdict(found), lambda: print_difference(found))
     return 0
 
 
 def _use(options: argparse.Namespace) -> int:
-    """Make a version current that was committed before, if all of it is there. What has a version
-    open keeps it.
+    """Make a committed version current, if it is complete. Processes that have a version open
+    keep it.
     """
     used = use(options.version, dict(options.storage_options))
     show(options.json, dataclasses.asdict(used), lambda: print_used(used))
@@ -84,10 +84,10 @@ def _use(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    """Remove versions that are neither current nor among the newest, and that another replaced
-    long ago; and what builds and copies left that have shown no sign of life for as long. The
-    store's own times count, and only what says that it is a version goes. Readers leave no mark:
-    let --older-than be longer than a training takes.
+    """Remove versions that are not current, not among the newest, and were replaced longer ago than
+    --older-than; and unfinished builds and copies that have not changed for as long. Ages are
+    measured with the store's own times, and only folders that identify themselves as versions are
+    removed. gc does not see readers: let --older-than be longer than a training takes.
     """
     done = gc(
         options.store,
@@ -97,5 +97,5 @@ def _gc(options: argparse.Namespace) -> int:
         dict(options.storage_options),
     )
     data = {**dataclasses.asdict(done), "freed_nbytes": done.freed_nbytes}
-    show(options.json, data, lambda: print_collected(done))
+    show(options.json, data, lambda: print_gc(done))
     return 0

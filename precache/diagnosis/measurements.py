@@ -215,6 +215,6 @@ class Measurements:
 
     @property
     def fits(self) -> bool:
-        """Whether the files fit into memory, so that later epochs read the page cache."""
+        """The files fit into memory, so that later epochs read the page cache."""
         files, memory = self.setup.files, self.setup.memory
         return files is None or memory is None or files.nbytes < 0.8 * memory

@@ -17,8 +17,8 @@ WORTH = 1.1
 CROWDED_STALL = 0.3
 """Stall below which a crowded machine, not waiting, counts as the bottleneck."""
 
-WAITING_WORKERS = 16
-"""Workers of a loader that waits which are fine on any machine."""
+MANY_WORKERS = 16
+"""Number of workers that no machine is too small for, if they only wait."""
 
 OWN_READS = 1 << 20
 """Bytes that measuring the usage may itself have read."""
@@ -149,7 +149,7 @@ def _flags(measured: Measurements, times: LoopTimes) -> Iterator[str]:
             f"num_workers={setup.workers} on {setup.cores} cores: the workers compete "
             f"for them; give at most {setup.cores}"
         )
-    elif (setup.workers or 0) > 2 * max(setup.cores, WAITING_WORKERS):
+    elif (setup.workers or 0) > 2 * max(setup.cores, MANY_WORKERS):
         yield f"num_workers={setup.workers} on {setup.cores} cores costs memory; try fewer"
     if setup.pin_memory and not setup.cuda:
         yield "pin_memory=True, but the step uses no CUDA device: page-locking only costs time"

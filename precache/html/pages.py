@@ -13,6 +13,9 @@ from markupsafe import Markup
 from precache.errors import StorageError
 from precache.units import size
 
+TABLE_ROWS = 200
+"""Most rows of a table; a page only counts the rest."""
+
 _HERE = Path(__file__).parent
 
 

@@ -43,9 +43,9 @@ def render_simulation(simulation: Simulation) -> str:
         "simulation.html",
         styles="player.css",
         script="player.js",
-        title=text.title(simulation),
+        title=text.scenario_title(simulation),
         verdict=text.verdict(simulation),
-        tiles=text.summary(simulation),
+        tiles=text.figures(simulation),
         stalls=[
             (name, f"{predicted:.1%}", f"{simulated:.1%}", bar(simulated))
             for name, predicted, simulated in _stalls_with_more(simulation)
@@ -83,7 +83,7 @@ def draw_simulation(simulation: Simulation, path: str | Path) -> None:
         *([_spans_chart(spans)] if spans else []),
         bars("stall", "Stall with more loaders", names, panels, ["blue"] * len(names)),
     ]
-    draw_png(text.title(simulation), charts, path)
+    draw_png(text.scenario_title(simulation), charts, path)
 
 
 def _stalls_with_more(simulation: Simulation) -> Iterator[tuple[str, float, float]]:

@@ -38,7 +38,7 @@ def average_depth(simulation: Simulation, parts: int) -> npt.NDArray[np.float64]
     return means
 
 
-def title(simulation: Simulation) -> str:
+def scenario_title(simulation: Simulation) -> str:
     """Describe the scenario in one line."""
     scenario = simulation.scenario
     return (
@@ -59,7 +59,7 @@ def _describe(times: Durations, event: str) -> str:
     return text
 
 
-def summary(simulation: Simulation) -> Rows:
+def figures(simulation: Simulation) -> Rows:
     """Return the figures as names and values."""
     more = simulation.with_one_more()
     return [
@@ -108,7 +108,7 @@ def _limit(simulation: Simulation) -> str:
     )
 
 
-def pattern(simulation: Simulation) -> Rows:
+def wait_pattern(simulation: Simulation) -> Rows:
     """Draw the waits by batch and by position in a round, and the length of the queue."""
     waits, means = simulation.stalls_ms[1 : WIDTH + 1], simulation.stall_by_place_ms
     rows = [

@@ -6,7 +6,7 @@ import functools
 from urllib.parse import urlencode
 
 from precache.errors import PrecacheError, UsageError
-from precache.html.pages import bar, link, render
+from precache.html.pages import TABLE_ROWS, bar, link, render
 from precache.html.png import as_picture, encode_png
 from precache.storage.open import StorageOptions
 from precache.viewer.cards import Cards
@@ -18,9 +18,6 @@ STYLES = "view.css"
 
 MAX_SAMPLES = 1000
 """Samples per page."""
-
-TABLE_ROWS = 200
-"""Classes and holes that a table lists."""
 
 Link = tuple[str, str, str]
 """Text, target, and ``rel`` attribute (``next``, ``prev`` or empty)."""

@@ -20,7 +20,7 @@ from precache.messages import shown
 from precache.store.receipts import Receipt, ShardObject
 from precache_workers.driver import build as building
 from precache_workers.driver.report import BINS, check_reports, summary
-from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, duration, page
+from precache_workers.driver.report_page import MAX_SHARD_BARS, TIMELINE_NODES, format_elapsed, page
 from tests.support.browser import AXE, CHROMIUM, chromium
 from tests.support.building import cli, write, write_jpegs
 
@@ -350,7 +350,7 @@ def test_a_page_of_very_many_nodes_says_what_it_leaves_out() -> None:
     ],
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_elapsed(seconds) == text
 
 
 # --- in a browser -------------------------------------------------------------------------------

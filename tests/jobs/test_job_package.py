@@ -19,7 +19,7 @@ from precache.cli.build_options import (
 )
 from precache.cli.refresh import add_refresh
 from precache.errors import UsageError
-from precache.maintenance.gc import seconds_of
+from precache.maintenance.gc import parse_age
 from precache_workers.jobs import job_package
 from precache_workers.jobs.job_package import JobPackage, pack, pack_refresh
 from tests.support.building import write
@@ -86,7 +86,7 @@ def test_every_option_of_a_refresh_travels() -> None:
     add_refresh(parser.add_subparsers())
     options = parser.parse_args(sent.arguments)
     assert (options.store, options.source, options.address) == ("/out", "/in", "auto")
-    assert (options.times, seconds_of(options.every), options.run_functions) == (3, 60, True)
+    assert (options.times, parse_age(options.every), options.run_functions) == (3, 60, True)
     keywords = running_keywords(options)
     assert {name: keywords[name] for name in given} == given
     alone = pack_refresh(None, "/out", None, {}).arguments

@@ -20,8 +20,8 @@ from precache.errors import (
     StorageError,
     UsageError,
 )
-from precache.maintenance.gc import put_away
-from precache.maintenance.scan import version_of
+from precache.maintenance.gc import remove_version
+from precache.maintenance.scan import recorded_version
 from precache.messages import shown
 from precache.storage.base import left_out_text
 from precache.storage.open import open_folder
@@ -288,7 +288,7 @@ class _Build:
         goal = work.goal
         document = goal.folder.get(ROOT)
         if document is not None:
-            if version_of(document) == goal.version:
+            if recorded_version(document) == goal.version:
                 return None
             goal.folder.remove(ROOT)  # it is damaged
         goal.begin(refreshes=self.listed.refreshes, recompute=self.request.recompute)
@@ -343,7 +343,7 @@ class _Build:
         with deciding(self.store, goal.version):
             lease.end()  # of two that mended nothing, the second removes the version
             if goal.folder.size(ROOT) is None and not lease.others():
-                put_away(self.store, goal.version)
+                remove_version(self.store, goal.version)
         append_commit(
             self.store, before.version, source_to_keep(self.request.source), self.listed.code
         )

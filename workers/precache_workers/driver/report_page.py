@@ -13,7 +13,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import FigureBase
 
 from precache.html.charts import Chart, Palette, plain
-from precache.html.pages import bar, render
+from precache.html.pages import TABLE_ROWS, bar, render
 from precache.units import size
 from precache_workers.driver.report import done_until, span_edges
 
@@ -21,8 +21,6 @@ MAX_SHARD_BARS = 400
 """Most shards that have a bar each; of more, the number in progress is drawn over time."""
 TIMELINE_NODES = 40
 """Nodes in the timeline."""
-TABLE_ROWS = 200
-"""Nodes and failures that a table lists."""
 STAGE_COLOURS = {"fetch": "blue", "ops": "orange", "encode": "green", "put": "purple"}
 
 
@@ -38,7 +36,12 @@ def page(figures: Mapping[str, Any]) -> str:
         charts=_charts(figures),
         timeline_legend=_timeline_legend(figures),
         throughput=[
-            (duration(seconds), f"{speed:,.0f}", f"{fetched / 1e6:,.1f}", f"{stored / 1e6:,.1f}")
+            (
+                format_elapsed(seconds),
+                f"{speed:,.0f}",
+                f"{fetched / 1e6:,.1f}",
+                f"{stored / 1e6:,.1f}",
+            )
             for seconds, speed, fetched, stored in _thin(curve)
         ],
         stages=list(_stages(figures["stages"])),
@@ -53,7 +56,7 @@ def page(figures: Mapping[str, Any]) -> str:
     )
 
 
-def duration(seconds: float) -> str:
+def format_elapsed(seconds: float) -> str:
     """Format seconds for people: 8.31 s, 4 min 10 s, 3 h 5 min."""
     if seconds < 59.95:
         return f"{seconds:.3g} s"
@@ -69,8 +72,8 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("images processed", f"{figures['images']:,}"),
         ("failed", f"{figures['images_failed']:,}"),
-        ("time", duration(figures["seconds"])),
-        ("CPU time of tasks", duration(figures["cpu_seconds"])),
+        ("time", format_elapsed(figures["seconds"])),
+        ("CPU time of tasks", format_elapsed(figures["cpu_seconds"])),
         ("images per CPU-s", f"{figures['images_per_cpu_second']:,.0f}"),
         ("fetched", size(nbytes["fetched"])),
         ("stored", size(nbytes["stored"])),
@@ -88,7 +91,12 @@ def _thin(curve: Mapping[str, Sequence[float]], points: int = 12) -> list[tuple[
 def _stages(stages: Mapping[str, float]) -> list[tuple[str, str, str, Markup]]:
     total = max(sum(stages.values()), 1e-9)
     return [
-        (stage, duration(spent), f"{spent / total:.0%}", bar(spent / total, STAGE_COLOURS[stage]))
+        (
+            stage,
+            format_elapsed(spent),
+            f"{spent / total:.0%}",
+            bar(spent / total, STAGE_COLOURS[stage]),
+        )
         for stage, spent in stages.items()
     ]
 
@@ -103,7 +111,7 @@ def _node(node: Mapping[str, Any]) -> tuple[str, ...]:
         f"{node['failed']:,}",
         size(node["fetched"]),
         size(node["stored"]),
-        duration(node["cpu_seconds"]),
+        format_elapsed(node["cpu_seconds"]),
         f"{node['wall_seconds'] / span:.1f}",
     )
 
@@ -169,7 +177,9 @@ def _curves(
         axes.grid(axis="y")
         axes.spines["left"].set_visible(False)
 
-    return Chart(name, title, f"{title} over {duration(_end(figures))}: {shown}", (200, 200), draw)
+    return Chart(
+        name, title, f"{title} over {format_elapsed(_end(figures))}: {shown}", (200, 200), draw
+    )
 
 
 def _has_shard_bars(figures: Mapping[str, Any]) -> bool:
@@ -210,7 +220,7 @@ def _timeline(figures: Mapping[str, Any]) -> Chart:
 
     height = 60 + row_height * len(by_node)
     alt = (
-        f"Shards by node over {duration(_end(figures))}: {len(figures['timeline'])} on "
+        f"Shards by node over {format_elapsed(_end(figures))}: {len(figures['timeline'])} on "
         f"{len(nodes)} nodes"
     )
     note = "Times are those of each node's own clock."

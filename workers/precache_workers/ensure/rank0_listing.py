@@ -93,7 +93,7 @@ def told_by_rank_0(request: Request) -> Rank0Channel | None:
     if "torch.distributed" not in sys.modules:
         return None
     from precache.loading.ranks import find_rank
-    from precache.metering.rank_kv import job_store, own_prefix
+    from precache.metering.rank_kv import job_store, key_prefix
 
     rank, world_size = find_rank()
     store = job_store(world_size)
@@ -101,7 +101,7 @@ def told_by_rank_0(request: Request) -> Rank0Channel | None:
         return None
     what = _what(request)
     _asked[what] += 1
-    return Rank0Channel(store, f"{own_prefix(what)}/{_asked[what]}", rank == 0)
+    return Rank0Channel(store, f"{key_prefix(what)}/{_asked[what]}", rank == 0)
 
 
 def _what(request: Request) -> str:
