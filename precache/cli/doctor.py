@@ -18,7 +18,7 @@ from precache.cli.build_options import (
     read_recipe,
 )
 from precache.cli.output import bench_progress, show
-from precache_workers.doctor.text import print_prognosis
+from precache_workers.doctor.text import print_doctor_report
 
 
 def add_doctor(commands: Any) -> None:
@@ -96,7 +96,7 @@ def _doctor(options: argparse.Namespace) -> int:
             tick=tick,
         )
     data = dataclasses.asdict(found)
-    show(options.json, _plain(data), lambda: print_prognosis(found))
+    show(options.json, _plain(data), lambda: print_doctor_report(found))
     if options.html is not None:
         found.html(options.html)
     if options.png is not None:

@@ -40,7 +40,7 @@ LIGHT: Palette = dict(re.findall(r"--(\w+): (#\w+)", part("page.css").partition(
 PLACEHOLDERS: Palette = {name: f"#{number:06x}" for number, name in enumerate(LIGHT, 1)}
 """Colours that are replaced by the style sheet's variables, which know light and dark."""
 
-Draw = Callable[["FigureBase", Palette, bool], None]
+DrawChart = Callable[["FigureBase", Palette, bool], None]
 """Draws on a figure; the last argument is True for a wide one."""
 
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -64,7 +64,7 @@ class Chart:
     title: str
     alt: str
     heights: tuple[float, float]
-    draw: Draw
+    draw: DrawChart
     note: str = ""
 
     @property
@@ -178,7 +178,7 @@ def check_page(path: str | Path) -> None:
 
 
 def draw_png(title: str, charts: Sequence[Chart], path: str | Path) -> None:
-    """Draw charts below each other into a PNG that is 1,600 pixels wide.
+    """DrawChart charts below each other into a PNG that is 1,600 pixels wide.
 
     Raises
     ------

@@ -260,7 +260,7 @@ def plan_gc(
         if name == current:
             kept.append(Kept(name, "current"))
         elif idle < UNTOUCHED_SECONDS:
-            kept.append(Kept(folder.version, f"in use by a process {ago(idle)}"))
+            kept.append(Kept(folder.version, f"in use by a process, last changed {ago(idle)}"))
         elif name in newest:
             kept.append(Kept(name, f"among the newest {keep}"))
         elif unused < min_age:

@@ -17,8 +17,6 @@ NEGLIGIBLE = 0.005
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ZERO = "·"
 
-Rows = list[tuple[str, str]]
-
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], top: float | None = None) -> str:
     """Draw one character per value, as high as its share of the top; a dot for 0."""
@@ -59,7 +57,7 @@ def _describe(times: Durations, event: str) -> str:
     return text
 
 
-def figures(simulation: Simulation) -> Rows:
+def figures(simulation: Simulation) -> list[tuple[str, str]]:
     """Return the figures as names and values."""
     more = simulation.with_one_more()
     return [
@@ -108,7 +106,7 @@ def _limit(simulation: Simulation) -> str:
     )
 
 
-def wait_pattern(simulation: Simulation) -> Rows:
+def wait_pattern(simulation: Simulation) -> list[tuple[str, str]]:
     """Draw the waits by batch and by position in a round, and the length of the queue."""
     waits, means = simulation.stalls_ms[1 : WIDTH + 1], simulation.stall_by_place_ms
     rows = [

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 import precache
+from precache.units import number
 from precache_workers.doctor.report import DoctorReport
-from precache_workers.doctor.text import cores, duration, number, print_prognosis
+from precache_workers.doctor.text import count_cores, duration, print_doctor_report
 from precache_workers.profiling.measured import CodecTimes, Host
 from tests.doctor.test_report import ask, cut, measured, times
 from tests.support.building import cli, environment, write, write_jpegs
@@ -27,7 +28,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(found: DoctorReport) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=80, highlight=False, markup=False, soft_wrap=True)
-    print_prognosis(found, console)
+    print_doctor_report(found, console)
     return stream.getvalue()
 
 
@@ -147,7 +148,7 @@ def test_numbers_are_short() -> None:
     assert [duration(s) for s in (0.0123, 4.2, 600, 9000, 500_000)] == [
         "0.012 s", "4.2 s", "10 min", "2.5 h", "5.8 days",
     ]  # fmt: skip
-    assert [cores(n) for n in (1, 0.156, 12.4, 1000)] == [
+    assert [count_cores(n) for n in (1, 0.156, 12.4, 1000)] == [
         "1 core", "0.16 cores", "12 cores", "1,000 cores",
     ]  # fmt: skip
     assert [number(n) for n in (1234.5, 12.34, 0.00123, 0)] == ["1,234", "12.3", "0.001", "0"]

@@ -105,4 +105,4 @@ def test_help_says_what_differs_at_the_balance_point(run: Run) -> None:
     assert status == 0
     assert "precache simulate --load-ms 2000 --loaders 7 --step-ms 100" in out
     assert "98      293      296" in out
-    assert "balance point" in out
+    assert "At 700 ms, loading and the step are balanced" in out

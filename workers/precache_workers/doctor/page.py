@@ -109,8 +109,8 @@ def _simulate(report: DoctorReport, load_ms: npt.NDArray[np.float64]) -> Simulat
 
 def _replay_note(report: DoctorReport, before: Simulation, after: Simulation | None) -> str:
     note = (
-        f"A simulation without a cache: one process on each of {text.cores(report.cores)} loads "
-        f"batches of {BATCH_SAMPLES} samples, with the times of the measured samples, fetches "
+        f"A simulation without a cache: one process on each of {text.count_cores(report.cores)} "
+        f"loads batches of {BATCH_SAMPLES}, with the times of the measured samples, fetches "
         f"included. The device waits {before.stall_share:.0%} of its time"
     )
     return f"{note}; with a cache, {after.stall_share:.0%}." if after else f"{note}."
@@ -149,8 +149,8 @@ def _feeding(report: DoctorReport) -> Chart:
         panels,
         ["orange"] + ["green"] * len(report.codecs),
         f"Stall is the device's share of time waiting, 1 - samples/s / {report.rate:,.0f}. "
-        f"Predicted: from CPU time, on {text.cores(report.cores)}. Measured: a Loader that reads a "
-        f"small store, on {text.cores(report.host.cores)} here.",
+        f"Predicted: from CPU time, on {text.count_cores(report.cores)}. Measured: a Loader that "
+        f"reads a small store, on {text.count_cores(report.host.cores)} here.",
     )
 
 
@@ -170,22 +170,22 @@ def _stages(report: DoctorReport) -> Chart:
 
 def _cuts(report: DoctorReport) -> Chart:
     cuts = report.cuts
-    once, each_epoch = [cut.offline_cpu_ms for cut in cuts], [cut.online_cpu_ms for cut in cuts]
+    once, online = [cut.offline_cpu_ms for cut in cuts], [cut.online_cpu_ms for cut in cuts]
     speeds = [cut.samples_per_s for cut in cuts]
     panels = [
         Panel(
             "storage", [cut.bytes_total for cut in cuts], [size(cut.bytes_total) for cut in cuts]
         ),
         Panel("CPU-ms once", once, list(map(number, once))),
-        Panel("CPU-ms each epoch", each_epoch, list(map(number, each_epoch))),
+        Panel("CPU-ms every epoch", online, list(map(number, online))),
         Panel("samples/s", speeds, _integers(speeds), (report.rate, "device")),
     ]
     rows = [text.cut_name(cut) for cut in cuts]
     colours = ["green" if cut.after == report.cut else "blue" for cut in cuts]
     note = (
-        "Work before the cut is done once, the rest in every epoch. The recommended cut is green."
+        "Ops up to this result run once, the others in every epoch. The recommended one is green."
     )
-    return bars("cuts", "Where to cut", rows, panels, colours, note)
+    return bars("cuts", "Result to store", rows, panels, colours, note)
 
 
 def _codecs(report: DoctorReport) -> Chart:
@@ -202,8 +202,8 @@ def _codecs(report: DoctorReport) -> Chart:
         Panel("samples/s, measured", measured, _integers(measured), top=max(predicted)),
     ]
     note = (
-        f"Predicted: from CPU time, on {text.cores(cores)}. Measured: a Loader that reads from "
-        "memory here, beside whatever else ran on this machine."
+        f"Predicted: from CPU time, on {text.count_cores(cores)}. Measured: a Loader that reads "
+        "from memory here, beside whatever else ran on this machine."
     )
     rows = [codec.codec for codec in report.codecs]
     return bars("codecs", "Each codec", rows, panels, ["blue"] * len(rows), note)

@@ -26,7 +26,7 @@ SLOW_RATIO = 3.0
 """Multiple of the median time from which a sample is listed as slow."""
 
 
-def print_prognosis(report: DoctorReport, console: Console | None = None) -> None:
+def print_doctor_report(report: DoctorReport, console: Console | None = None) -> None:
     """Print the whole report."""
     out = console or Terminal(soft_wrap=True)
     out.print(title(report), style="bold")
@@ -56,10 +56,10 @@ def answers(report: DoctorReport) -> Iterator[tuple[str, str]]:
     before = report.cuts[0]
     waiting = before.samples_per_s * before.online_cpu_ms < WAITING * 1e3 * report.cores
     limit = ", waiting for the source" if waiting else ""
-    now = f"{cores(report.cores)} would load {number(before.samples_per_s)}/s{limit}"
-    yield "without a cache", f"{target} need {cores(report.cores_without_cache)}; {now}"
+    now = f"{count_cores(report.cores)} would load {number(before.samples_per_s)}/s{limit}"
+    yield "without a cache", f"{target} need {count_cores(report.cores_without_cache)}; {now}"
     savings = _savings(before.cores_at_rate, own)
-    yield "with a cache", f"{target} need {cores(own.cores_at_rate)}, {savings}"
+    yield "with a cache", f"{target} need {count_cores(own.cores_at_rate)}, {savings}"
     yield "time to build", _build(report)
     raw = size(own.bytes_total * own.ratio)
     yield "store size", f"{size(own.bytes_total)} with codec {own.codec}; {raw} uncompressed"
@@ -75,7 +75,7 @@ def _build(report: DoctorReport) -> str:
     known = 0 < build.error < math.inf
     spread = f" (± {build.error:.0%}, from the spread of the samples)" if known else ""
     fetch = ", limited by reading the source" if build.limited_by == "fetch" else ""
-    wall = f"{duration(build.seconds)} on {cores(report.cores)}"
+    wall = f"{duration(build.seconds)} on {count_cores(report.cores)}"
     return f"{wall}{fetch}; CPU time {duration(build.cpu_seconds)}{spread}"
 
 
@@ -102,7 +102,7 @@ def _no_cut(report: DoctorReport) -> str:
     if fastest.cores_at_rate < report.cuts[0].cores_at_rate and last.storable and not last.frozen:
         return (
             f"nothing with codec {report.codecs[0].codec}; with {fastest.codec} a store would need "
-            f"{cores(fastest.cores_at_rate)}"
+            f"{count_cores(fastest.cores_at_rate)}"
         )
     return "nothing: no store would be cheaper to read than the files"
 
@@ -118,7 +118,7 @@ def tables(report: DoctorReport, slow_ratio: float = SLOW_RATIO) -> Iterator[tup
     """Yield headings and tables; samples that took `slow_ratio` times the median are listed."""
     yield "Time by stage, CPU-ms per sample (fetch: ms spent waiting)", _stages(report)
     yield (
-        f"Reading a store from memory, measured on {cores(report.host.cores)} here",
+        f"Reading a store from memory, measured on {count_cores(report.host.cores)} here",
         _codecs(report),
     )
     yield (
@@ -168,7 +168,7 @@ def _codecs(report: DoctorReport) -> Table:
 def _cuts(report: DoctorReport) -> Table:
     table = _table(
         "stored after", "bytes", "CPU-ms\nonce", "every\nepoch", f"cores at\n{report.rate:,.0f}/s",
-        f"samples/s,\n{cores(report.cores)}", "",
+        f"samples/s,\n{count_cores(report.cores)}", "",
     )  # fmt: skip
     table.columns[-1].justify = "left"
     for cut in report.cuts:
@@ -232,13 +232,13 @@ def remarks(report: DoctorReport) -> Iterator[str]:
     host = report.host
     if host.load > BUSY_LOAD * host.cores:
         yield (
-            f"Other processes use this machine (load {host.load:.1f} on {cores(host.cores)}): "
+            f"Other processes use this machine, load {host.load:.1f} on {count_cores(host.cores)}: "
             "CPU times are reliable, waiting times and the samples/s of codecs are not."
         )
     if not report.complete:
         yield "Listing ran out of time, so the totals are too low; give more --seconds."
     memory = f"{size(host.memory)} memory, {size(host.memory_free)} free"
-    yield f"This machine: {cores(host.cores)}, {memory}."
+    yield f"This machine: {count_cores(host.cores)}, {memory}."
 
 
 def _table(*headers: str) -> Table:
@@ -249,7 +249,7 @@ def _table(*headers: str) -> Table:
     return table
 
 
-def cores(count: float) -> str:
+def count_cores(count: float) -> str:
     """Format a number of cores with its noun."""
     text = f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:.2g}"
     return f"{text} core" if text == "1" else f"{text} cores"
